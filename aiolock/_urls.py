@@ -30,7 +30,7 @@ _AROUND: Final = " \t\r\n\"'`<>"
 _BARE: Final = re.compile(r"([a-z0-9.-]+|\[[0-9a-f:]+\])(?::([0-9]+))?(?:/[0-9]{0,2})?")
 _PORTS: Final = {"6379": "redis", "6380": "redis", "5432": "postgresql", "3306": "mysql"}
 """Schemes by the usual ports of their servers."""
-_SECRETS: Final = (
+SECRETS: Final = (
     *("password", "ssl_password", "sentinel_password", "sslpassword", "oauth_client_secret"),
     *("scram_client_key", "scram_server_key", "listen_url"),
 )
@@ -142,7 +142,7 @@ class Url:
 
     @property
     def _has_secrets(self) -> bool:
-        return any(name in _SECRETS for name in self.options)
+        return any(name in SECRETS for name in self.options)
 
 
 def _listed(known: Collection[str]) -> str:
@@ -300,8 +300,8 @@ def _options(query: str, example: str) -> dict[str, str]:
         if not (name and equals):
             raise wrong("each option of this URL is name=value, and & is between them", example)
         if name in found:
-            shown = f" {name!r}" if not any(one in _SECRETS for one in found) else ""
-            shown = shown or (f" {name!r}" if name in _SECRETS else "")
+            shown = f" {name!r}" if not any(one in SECRETS for one in found) else ""
+            shown = shown or (f" {name!r}" if name in SECRETS else "")
             raise wrong(f"an option{shown} is in this URL twice: leave one of them out", example)
         found[name] = _decoded(value, example)
     return found
@@ -316,7 +316,7 @@ _USUAL: Final = (
     " Name or service not known No such file or directory Error Multiple exceptions certificate"
 )
 """Words that drivers and servers use: they are not hidden even if they are in a password."""
-_ECHO: Final = re.compile(r"(with args beginning with:).*", re.DOTALL)
+_ECHO: Final = re.compile(r"(with args beginning with:)(?! \*\*\*).*", re.DOTALL)
 """How Redis shows a command that it does not know: it may be the one that has the password."""
 
 
@@ -356,6 +356,7 @@ class Shown:
         for each in _chain(error):
             if not self._clean(each):
                 clean = ConnectionError(f"{type(error).__name__}, whose text is not shown")
+                clean.__suppress_context__ = True  # it is raised where the other one is handled
                 return clean.with_traceback(error.__traceback__)
         return error
 
@@ -368,8 +369,10 @@ class Shown:
             error.strerror = self.text(error.strerror)
         for number, note in enumerate(getattr(error, "__notes__", ())):
             error.__notes__[number] = self.text(note)
-        for name, value in vars(error).items():  # psycopg keeps all that it connects with
-            if self.text(repr(value)) != repr(value):
+        for name, value in vars(error).items():
+            # psycopg keeps all that it connects with: also a password from elsewhere than the URL.
+            kept = repr(value)
+            if self.text(kept) != kept or (not isinstance(value, str) and "password=" in kept):
                 vars(error)[name] = None
         shown = f"{error} {error!r}"
         return self.text(shown) == shown

@@ -5533,7 +5533,7 @@ SAFEGUARDS = (
     Safeguard(
         "what a server repeats of a password is hidden",
         "stores/redis/_wire.py",
-        "            raise _shown(pool.connection_kwargs).error(error)",
+        "            raise shown_of(pool).error(error)",
         "            raise",
         "test_urls.py::test_password_that_a_server_repeats_in_no_text[False--]",
     ),

@@ -125,7 +125,7 @@ def all_texts(error: BaseException) -> str:
     seen: list[BaseException | None] = [error]
     for each in seen:
         if each is not None:
-            texts += f"{each} {each!r} {each.args!r} {getattr(each, '__notes__', '')!r}"
+            texts += f"{each} {each!r} {each.args!r} {vars(each)!r}"
             seen += [one for one in (each.__cause__, each.__context__) if one not in seen]
     return texts
 
@@ -217,6 +217,30 @@ def test_init_db_takes_the_url_of_the_environment(
     assert RIGHT not in printed
 
 
+@pytest.mark.one_loop
+def test_init_quorum_of_servers_that_repeat_the_password_shows_none(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """As those do that do not know HELLO or AUTH. Of several errors it prints the first alone."""
+    with RedisServer("--rename-command", "HELLO", "", "--rename-command", "AUTH", "") as server:
+        urls = [f"redis://app:{LEFT}@{host}:{server.port}" for host in ("127.0.0.1", "localhost")]
+        assert main(["init-quorum", *urls, f"redis://127.0.0.1:{free_port()}", "--yes"]) == 69
+    (line,) = capfd.readouterr().err.splitlines()
+    assert "rename-command" in line
+    assert leaked(line) == []
+
+
+@pytest.mark.one_loop
+async def test_password_of_the_environment_is_kept_by_no_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """An error of psycopg keeps all that was connected with."""
+    monkeypatch.setenv("PGPASSWORD", f"{LEFT}{RIGHT}")
+    shown = await opened(f"postgresql://app@127.0.0.1:{free_port()}/shop")
+    assert "StoreError" in shown
+    assert leaked(shown) == []
+
+
 @asynccontextmanager
 async def echoing(prefix: bytes, *, escape: bool = False) -> AsyncGenerator[int]:
     """A server that repeats what it is sent, as an error or as it is."""
@@ -259,6 +283,7 @@ async def test_password_with_a_command_renamed_in_no_text(name: str, log: io.Str
             url = f"redis://app:{quote(password, safe='')}@127.0.0.1:{server.port}"
             shown = await opened(url)
             assert "StoreError" in shown
+            assert "is not shown" not in shown
             assert leaked(shown) == []
             caller = redis.asyncio.Redis(
                 port=server.port, username="app", password=password, protocol=3
@@ -342,9 +367,25 @@ class TestShown:
             def __str__(self) -> str:
                 return LEFT
 
-        clean = Shown([LEFT]).error(StubbornError())
-        assert str(clean) == "StubbornError, whose text is not shown"
-        assert leaked(all_texts(clean)) == []
+        def connect() -> None:
+            try:
+                refuse()
+            except StubbornError as error:
+                raise Shown([LEFT]).error(error)  # noqa: B904  # as drivers' errors are raised
+
+        def refuse() -> None:
+            raise StubbornError
+
+        with pytest.raises(ConnectionError) as caught:
+            connect()
+        assert str(caught.value) == "StubbornError, whose text is not shown"
+        assert leaked("".join(traceback.format_exception(caught.value))) == []
+
+    def test_text_without_the_arguments_of_a_command_stays(self) -> None:
+        """What is cut from it once need not be cut again: so its exception is not replaced."""
+        error = redis.exceptions.ResponseError("no 'AUTH', with args beginning with: 'app' 'x'")
+        assert Shown([]).error(error) is error
+        assert str(error) == "no 'AUTH', with args beginning with: ***"
 
 
 OF_REDIS: Final = ("redis", "rediss", "valkey", "valkeys")

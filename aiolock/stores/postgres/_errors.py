@@ -8,7 +8,7 @@ from typing import Any, Final
 import psycopg
 from psycopg.conninfo import conninfo_to_dict
 
-from aiolock._urls import Shown
+from aiolock._urls import SECRETS, Shown
 from aiolock.errors import StoreError
 from aiolock.stores.postgres._schema import quoted, rights
 
@@ -76,7 +76,7 @@ class Failed(Exception):
 def shown_of(conninfo: str) -> Shown:
     """What may be shown of the texts of libpq and the server, to one who connects like this."""
     given: dict[str, Any] = conninfo_to_dict(conninfo)
-    secrets = (given.get(name) for name in ("password", "sslpassword", "oauth_client_secret"))
+    secrets = (given.get(name) for name in SECRETS)
     return Shown(secrets, (given.get(name, "") for name in ("user", "host", "dbname", "service")))
 
 

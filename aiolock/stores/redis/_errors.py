@@ -17,6 +17,7 @@ import redis.exceptions
 from redis.asyncio.connection import ConnectionPool, SSLConnection
 from redis.asyncio.sentinel import MasterNotFoundError
 
+from aiolock._urls import Shown
 from aiolock.errors import StoreError
 
 ACL_RULE: Final = (
@@ -122,6 +123,18 @@ def address_of(pool: ConnectionPool) -> str:
     if "host" not in options and "path" not in options:
         return f"the address of a {pool.connection_class.__name__}"
     return options.get("path") or f"{options['host']}:{options.get('port', 6379)}"
+
+
+def shown_of(pool: ConnectionPool) -> Shown:
+    """What may be shown of the texts of redis-py and the server, to one who connects like this."""
+    options: dict[str, Any] = pool.connection_kwargs
+    known = options.get("credential_provider")  # it may have a fixed password
+    password = options.get("password") or getattr(known, "password", None)
+    user = options.get("username") or getattr(known, "username", None)
+    # A user alone is a password as often as not, written without its colon.
+    secrets = [password or user, options.get("ssl_password")]
+    public = [options.get(name) or "" for name in ("host", "path", "client_name")]
+    return Shown(secrets, [*public, user or "" if password else ""])
 
 
 def store_error(error: Exception, place: Place, *, refused: bool = False) -> StoreError:

@@ -7,9 +7,9 @@ for the longest lease. On the first day somebody knows, and can say so.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Coroutine, Iterable, Sequence
 from contextlib import asynccontextmanager
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import redis.asyncio
 import redis.exceptions
@@ -17,12 +17,15 @@ from redis.asyncio.connection import ConnectionPool
 
 from aiolock.errors import QuorumMismatch, StoreError
 from aiolock.stores._member import Charter
-from aiolock.stores.redis._errors import Place, code_of, store_error
+from aiolock.stores.redis._errors import Place, code_of, shown_of, store_error
 from aiolock.stores.redis._urls import pool_at
 from aiolock.stores.redis._voting import BEGIN, VoteNames
 
 _PAGE: Final = 1000
 """Keys that the server looks at for each page."""
+_ANSWER: Final = 5.0
+"""Seconds for an answer, unless the URL says it: not every redis-py has a limit of its own."""
+Value = TypeVar("Value")
 
 
 class NewServer:
@@ -31,6 +34,7 @@ class NewServer:
     def __init__(self, url: str, prefix: str, address: str) -> None:
         self.address = address
         self._pool: ConnectionPool = pool_at(url)
+        self._pool.connection_kwargs.setdefault("socket_timeout", _ANSWER)
         self._names = VoteNames(prefix)
         self._prefix = prefix
 
@@ -78,7 +82,8 @@ class NewServer:
         except StoreError:
             raise
         except (redis.exceptions.RedisError, OSError) as error:
-            raise store_error(error, Place.of(self._pool, self._prefix)) from error
+            clean = shown_of(self._pool).error(error)
+            raise store_error(clean, Place.of(self._pool, self._prefix)) from clean
         finally:
             await server.aclose(close_connection_pool=True)
 
@@ -92,14 +97,21 @@ class NewQuorum:
 
     async def why_not(self) -> dict[str, str]:
         """For each server that cannot be new, by its address, why; `StoreError` without it."""
-        why = await asyncio.gather(*(server.why_not() for server in self.servers))
+        why = await _all(server.why_not() for server in self.servers)
         return {
             server.address: each for server, each in zip(self.servers, why, strict=True) if each
         }
 
     async def begin(self) -> int:
         """Have all of them vote from now on; how many did not do so already."""
-        return sum(await asyncio.gather(*(server.begin(self.charter) for server in self.servers)))
+        return sum(await _all(server.begin(self.charter) for server in self.servers))
+
+
+async def _all(calls: Iterable[Coroutine[Any, Any, Value]]) -> list[Value]:
+    """What these return; if one fails its error, once all have ended."""
+    tasks = [asyncio.ensure_future(call) for call in calls]
+    await asyncio.gather(*tasks, return_exceptions=True)
+    return [task.result() for task in tasks]
 
 
 def new_quorum(urls: Sequence[str], prefix: str, store: Any) -> NewQuorum:

@@ -31,8 +31,7 @@ from redis.asyncio.connection import (
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
-from aiolock._urls import Shown
-from aiolock.stores.redis._errors import Refusal, as_answered
+from aiolock.stores.redis._errors import Refusal, as_answered, shown_of
 
 log = logging.getLogger("aiolock")
 
@@ -113,23 +112,12 @@ async def dial(
     except BaseException as error:
         await connection.disconnect(nowait=True)
         if isinstance(error, Exception):
-            raise _shown(pool.connection_kwargs).error(error)  # noqa: B904  # it is this error
+            raise shown_of(pool).error(error)  # noqa: B904  # it is this error
         raise
     transport = _transport(connection)
     if hasattr(transport, "set_protocol"):  # uvloop's transports have no common base class
         return _TransportWire(connection, transport, received, broken)
     return _PublicWire(connection, received, broken)
-
-
-def _shown(options: Mapping[str, Any]) -> Shown:
-    """What may be shown of the texts of redis-py and the server."""
-    known = options.get("credential_provider")  # it may have a fixed password
-    password = options.get("password") or getattr(known, "password", None)
-    user = options.get("username") or getattr(known, "username", None)
-    # A user alone is a password as often as not, written without its colon.
-    secrets = [password or user, options.get("ssl_password")]
-    public = [options.get(name) or "" for name in ("host", "path", "client_name")]
-    return Shown(secrets, [*public, user or "" if password else ""])
 
 
 def _driver(options: Mapping[str, Any]) -> Mapping[str, Any]:
