@@ -71,6 +71,21 @@ async def test_servers_that_were_just_started_vote_at_once(
         assert {server.error for server in client.servers()} == {""}
 
 
+async def test_urls_of_the_environment_are_those_of_the_servers(
+    of: list[RedisServer],
+    prefix: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """So that no list of processes shows their passwords; without the variable there are none."""
+    monkeypatch.delenv("AIOLOCK_URL", raising=False)
+    assert await run("-", "--prefix", prefix, "--yes") == 2
+    assert "3, 5 or 7" in capsys.readouterr().err
+    monkeypatch.setenv("AIOLOCK_URL", " ".join(urls(of)))
+    assert await run("-", "--prefix", prefix, "--yes") == 0
+    assert capsys.readouterr().out == "all 3 servers vote\n"
+
+
 async def test_servers_that_vote_are_left_alone(
     of: list[RedisServer], prefix: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -27,7 +27,13 @@ def add_command(commands: Commands) -> None:
         epilog="exit code: 0 if all of them vote now, 1 if one of them is in use, 69 if one of them"
         " does not answer",
     )
-    parser.add_argument("urls", nargs="+", metavar="URL", help="all servers of the quorum")
+    parser.add_argument(
+        "urls",
+        nargs="+",
+        metavar="URL",
+        help="all servers of the quorum; - for those in AIOLOCK_URL, with blanks between them,"
+        " which no other user of the machine sees",
+    )
     parser.add_argument(
         "--prefix",
         default=os.environ.get("AIOLOCK_PREFIX", "aiolock"),
@@ -74,6 +80,8 @@ async def _begin(arguments: argparse.Namespace) -> int:
 def _new_quorum(arguments: argparse.Namespace) -> Any:
     """The servers, as a `NewQuorum` of the Redis store; `ValueError` for options that are wrong."""
     urls, prefix = arguments.urls, arguments.prefix
+    if urls == ["-"]:
+        urls = os.environ.get("AIOLOCK_URL", "").split()
     longest, durable = arguments.longest_ttl, arguments.durable
     if {url.partition("://")[0] for url in urls} - set(_SCHEMES):
         # What it begins with is not shown: without a scheme, it may be a password.
