@@ -187,6 +187,8 @@ class Observer:
     def link(self, state: Link, error: Exception | None) -> None:
         """The connections to the store broke, with an error; or work again; or were closed.
 
+        The error is a `StoreError`; its ``__cause__`` is the driver's error, if there is one.
+
         "Closed" is told only if they were broken when the client was closed. The first opening is
         not told.
         """

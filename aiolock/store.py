@@ -420,7 +420,11 @@ class Inbox(Protocol):
         """Pushes may have been missed: every waiter must ask again."""
 
     def link(self, error: Exception | None) -> None:
-        """The link to the store broke with an error, or (None) works again. Only for observers."""
+        """The link to the store broke with an error, or (None) works again.
+
+        For observers, and for the error of an acquisition without an answer. If the error is a
+        `StoreError`, its ``misconfigured`` counts, and the driver's error is its ``__cause__``.
+        """
 
     def beat(self) -> None:
         """The store is about to check its connections.

@@ -225,14 +225,17 @@ async def test_no_answer_within_the_timeout() -> None:
     async with aiolock.connect(faulty) as client:
         faulty.hold("acquire")
         broken = ConnectionResetError("reset by 10.0.0.7:6379")
-        for link in (None, broken, None):
+        of_the_store = StoreError("reset by 10.0.0.7:6379")
+        of_the_store.__cause__, of_the_store.misconfigured = broken, True
+        for link in (None, broken, of_the_store, None):
             client._engine.waiters.link(link)
             with pytest.raises(StoreError) as caught:
                 await client.lock("a").acquire(timeout=0.3)
             text = str(caught.value)
             assert text.startswith(f"{faulty!r} did not answer within the timeout of 0.3 s")
             assert (str(broken) in text) == (link is not None)
-            assert caught.value.__cause__ is link
+            assert caught.value.__cause__ is (link and broken)
+            assert caught.value.misconfigured == (link is of_the_store)
             assert (caught.value.kind, caught.value.name) == ("lock", "a")
         faulty.resume()
 

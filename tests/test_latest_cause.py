@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from typing import NamedTuple
 
 import pytest
@@ -38,7 +38,7 @@ def on_redis(server: RedisServer, url: str) -> Rotating:
 
 
 @pytest.fixture(params=["redis", "cluster", "sentinel", "postgres", "mariadb"])
-def rotating(request: pytest.FixtureRequest) -> Iterator[Rotating]:
+async def rotating(request: pytest.FixtureRequest) -> AsyncIterator[Rotating]:
     """Each store that has passwords."""
     with contextlib.ExitStack() as stack:
         match request.param:
@@ -50,6 +50,7 @@ def rotating(request: pytest.FixtureRequest) -> Iterator[Rotating]:
                 yield on_redis(server, f"redis+cluster://app:one@127.0.0.1:{server.port}")
             case "sentinel":
                 watched = Watched(stack)
+                await watched.ready()
                 url = watched.url.replace("://", "://app:one@")
                 yield on_redis(watched.master, url)
             case "postgres":
@@ -96,4 +97,7 @@ async def test_password_changed_and_link_cut_names_the_password(
                         await client.lock("b").acquire(**options)
                     if re.search(rotating.says, str(caught.value)):
                         assert caught.value.misconfigured  # so that a task fails by it
+                        cause = caught.value.__cause__
+                        assert cause is not None
+                        assert not isinstance(cause, aiolock.StoreError)  # it is the driver's
                         break

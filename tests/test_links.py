@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, cast
 
+from aiolock.errors import StoreError
 from aiolock.store import Inbox
 from aiolock.stores._links import Links
 
@@ -26,6 +27,11 @@ def links(*, observed: bool = True) -> tuple[Links, list[Exception | None]]:
     return links, heard.links
 
 
+def causes(heard: list[Exception | None]) -> list[BaseException | None]:
+    """What the driver has raised."""
+    return [error and error.__cause__ for error in heard]
+
+
 def test_down_with_the_first_and_up_with_the_last() -> None:
     """One that breaks breaks the link, and it is whole again once all are."""
     link, heard = links()
@@ -35,9 +41,9 @@ def test_down_with_the_first_and_up_with_the_last() -> None:
     link.up("commands")
     link.down("commands", OSError("again"))
     link.up("subscription")
-    assert heard == [broken]
+    assert causes(heard) == [broken]
     link.up("commands")
-    assert heard == [broken, None]
+    assert causes(heard) == [broken, None]
 
 
 def test_why_it_cannot_be_made_again() -> None:
@@ -50,7 +56,25 @@ def test_why_it_cannot_be_made_again() -> None:
     link.failing("subscription", refused)  # it is up
     link.down("commands", forbidden)  # it was made, and did not serve
     link.up("commands")
-    assert heard == [cut, refused, forbidden, None]
+    assert causes(heard) == [cut, refused, forbidden, None]
+
+
+def test_reason_is_a_store_error() -> None:
+    """With what the driver says, and whether it stays so; one that comes as such stays as it is."""
+    heard = Heard()
+    link = Links(cast(Inbox, heard), lambda reason: isinstance(reason, PermissionError))
+    link.observed = True
+    mine = StoreError("of another server")
+    for reason in (OSError("cut"), PermissionError("forbidden"), TimeoutError(), mine):
+        link.down("commands", reason)
+    told = [(type(each), str(each), getattr(each, "misconfigured", None)) for each in heard.links]
+    assert told == [
+        (StoreError, "cut", False),
+        (StoreError, "forbidden", True),
+        (StoreError, "TimeoutError", False),
+        (StoreError, "of another server", False),
+    ]
+    assert link.reason is heard.links[-1] is mine
 
 
 def test_before_it_is_open_and_after() -> None:
@@ -65,4 +89,4 @@ def test_what_a_driver_raises_that_is_no_exception() -> None:
     """It is told as one."""
     link, heard = links()
     link.down("commands", cast(Any, KeyboardInterrupt("x")))
-    assert [type(error) for error in heard] == [OSError]
+    assert [type(error) for error in heard] == [StoreError]

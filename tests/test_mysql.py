@@ -517,11 +517,18 @@ async def test_a_thread_that_is_held_up(
     store = store_of(client)
     monkeypatch.setattr(_session, "_GIVES_UP", 0.5)  # not before: opening may take as long
     monkeypatch.setattr(Link, "run_until", held_up)
+    assert store._session is not None
+    broken = pymysql.OperationalError(1045, "Access denied")
     try:
         async with asyncio.timeout(3):
-            with pytest.raises(aiolock.StoreError, match="does not answer") as told:
+            with pytest.raises(aiolock.StoreError, match=r"does not answer$") as told:
                 await store.read("x")
             assert not told.value.refused
+            store._session._links.down("listening", broken)
+            with pytest.raises(aiolock.StoreError, match=r"answer \(.*Access denied") as told:
+                await store.read("x")
+            assert told.value.misconfigured
+            assert told.value.__cause__ is broken
             await client.aclose()
     finally:
         go_on.set()

@@ -11,6 +11,7 @@ from datetime import timedelta
 from typing import Any, Literal, Self
 
 import pytest
+import redis.exceptions
 
 import aiolock
 from aiolock import (
@@ -521,7 +522,10 @@ async def test_link_that_is_cut(proxy: Proxy, told: Told, prefix: str) -> None:
     links = [(each["request"], each["error"]) for each in told.of("link")]
     assert len(links) >= 4
     assert [state for state, _ in links] == ["down", "up"] * (len(links) // 2)
-    assert all(isinstance(error, Exception) for _, error in links[::2])
+    for _, error in links[::2]:
+        assert isinstance(error, StoreError)
+        assert isinstance(error.__cause__, redis.exceptions.ConnectionError | OSError)
+        assert str(error) == (str(error.__cause__) or type(error.__cause__).__name__)
     assert all(error is None for _, error in links[1::2])
 
 

@@ -88,7 +88,9 @@ def unanswered(
         f" holds {policy.called}"
     )
     error.__cause__ = broken
-    error.misconfigured = getattr(broken, "misconfigured", False)
+    if isinstance(broken, StoreError):
+        error.__cause__ = broken.__cause__ or broken
+        error.misconfigured = broken.misconfigured
     return policy.about(error)
 
 

@@ -16,6 +16,7 @@ from aiolock._engine.hold import LossReason
 from aiolock._engine.watchdog import Watchdog
 from aiolock._prompt import Prompt
 from aiolock._turns import Backlog
+from aiolock.errors import StoreError
 from aiolock.store import CLAIM, Answer, Form, Granted, Queued, Waiter, one_line
 
 _FIRST_PAUSE: Final = 0.1
@@ -163,7 +164,7 @@ class Waiters:
             attempt.failing_since = now
         failing = now - attempt.failing_since
         if failing >= max(_PATIENCE, attempt.policy.lease / 1000):
-            if getattr(failure, "misconfigured", False):
+            if isinstance(failure, StoreError) and failure.misconfigured:
                 attempt.stop(failure)
                 return
             if now - self._warned >= _WARNED_EVERY:

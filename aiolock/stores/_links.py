@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final
 
+from aiolock.errors import StoreError
 from aiolock.store import Inbox
-
-MISCONFIGURED: Final = "misconfigured"
 
 
 class Links:
@@ -16,14 +14,13 @@ class Links:
     def __init__(
         self, inbox: Inbox, is_misconfigured: Callable[[BaseException], bool] | None = None
     ) -> None:
-        """``is_misconfigured`` tells whether the link stays down until somebody changes something.
-
-        The reason then says so, by an attribute of that name: see `StoreError.misconfigured`.
+        """``is_misconfigured`` tells whether the link stays down until somebody changes something:
+        see `StoreError.misconfigured`. Not needed if each reason is a `StoreError` already.
         """
         self._inbox = inbox
         self._is_misconfigured = is_misconfigured
         self._down = set[str]()
-        self.reason: BaseException | None = None
+        self.reason: StoreError | None = None
         """The latest reason why the link is down, while it is."""
         self.observed = False
         """Whether the store is open: until then, `Store.open` reports what goes wrong."""
@@ -40,10 +37,14 @@ class Links:
             self._tell(reason)
 
     def _tell(self, reason: BaseException) -> None:
-        self.reason = reason
-        if self._is_misconfigured is not None and self._is_misconfigured(reason):
-            setattr(reason, MISCONFIGURED, True)
-        self._inbox.link(reason if isinstance(reason, Exception) else OSError(str(reason)))
+        if isinstance(reason, StoreError):
+            self.reason = reason
+        else:
+            self.reason = StoreError(str(reason) or type(reason).__name__)
+            self.reason.__cause__ = reason
+            if self._is_misconfigured is not None:
+                self.reason.misconfigured = self._is_misconfigured(reason)
+        self._inbox.link(self.reason)
 
     def up(self, which: str) -> None:
         """This connection is there, and usable."""

@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any, Final
 
 from aiolock.errors import StoreError
-from aiolock.store import Inbox, Queued
+from aiolock.store import Inbox, Queued, one_line
 from aiolock.stores._links import Links
 from aiolock.stores._operations import Operation, Steps, Told
 from aiolock.stores._outcomes import CarriedOut
@@ -158,7 +158,11 @@ class Session:
 
     def _gave_up(self) -> StoreError:
         why, text = self._links.reason, f"MySQL at {self._settings.where} does not answer"
-        return StoreError(text if why is None else f"{text} (the link to it is broken: {why})")
+        if why is None:
+            return StoreError(text)
+        error = StoreError(f"{text} (the link to it is broken: {one_line(why)})")
+        error.__cause__, error.misconfigured = why.__cause__ or why, why.misconfigured
+        return error
 
     def _come_back(self, which: str) -> None:
         """There is another connection. The others may have taken us for dead."""

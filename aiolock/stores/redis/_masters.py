@@ -18,13 +18,7 @@ from aiolock.stores._links import Links
 from aiolock.stores._opening import Opening
 from aiolock.stores.redis._command import Command
 from aiolock.stores.redis._echoes import Echoes
-from aiolock.stores.redis._errors import (
-    MismatchError,
-    Refusal,
-    code_of,
-    is_half_done,
-    is_misconfigured,
-)
+from aiolock.stores.redis._errors import MismatchError, Refusal, code_of, is_half_done
 from aiolock.stores.redis._names import Names
 from aiolock.stores.redis._node import Node
 from aiolock.stores.redis._replies import Range
@@ -67,7 +61,7 @@ class Masters(Uncopyable, Routing):
         self._closing = False
         self._client = client
         self._inbox = inbox
-        self._links = Links(inbox, is_misconfigured)
+        self._links = Links(inbox)
         self._loop = asyncio.get_running_loop()
         self._echoes = Echoes(self._loop.time)
         self._tags = Tags()
