@@ -553,6 +553,15 @@ SAFEGUARDS = (
         seconds=20,
     ),
     Safeguard(
+        "a body that has ended is not cancelled",
+        "_engine/scope.py",
+        "        hold.bodies = without(hold.bodies, self._own)\n"
+        "        lease._watchdog.check(hold)\n",
+        "        lease._watchdog.check(hold)\n"
+        "        hold.bodies = without(hold.bodies, self._own)\n",
+        "test_lease.py::test_loss_that_the_exit_notices",
+    ),
+    Safeguard(
         "each body is cancelled or told as its own lock says",
         "_engine/scope.py",
         "body.task is self.task and body._cancels:",

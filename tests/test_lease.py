@@ -902,6 +902,25 @@ async def test_cancelled_body_that_blocks_past_its_deadline() -> None:
 
 
 @virtual
+async def test_loss_that_the_exit_notices() -> None:
+    """The body has ended, so it is not cancelled, and observers are told of none."""
+    seen = list[tuple[str, int]]()
+
+    class Losses(aiolock.Observer):
+        def lost(self, *_: object, body: str, **__: object) -> None:
+            task = asyncio.current_task()
+            assert task is not None
+            seen.append((body, task.cancelling()))
+
+    async with aiolock.connect(MemoryServer(), observer=Losses()) as client:
+        with pytest.raises(LeaseLost):
+            async with client.lock("a", ttl=2):
+                block(5)
+        unhurt()
+    assert seen == [("none", 0)]
+
+
+@virtual
 async def test_loss_in_a_body_whose_outer_one_was_left_before() -> None:
     """Bodies may be left in another order than they were entered: the one that is left is ended."""
     async with scene() as on:
