@@ -5561,6 +5561,20 @@ SAFEGUARDS = (
         "test_errors.py::test_acquisition_that_does_not_wait_ends_in_time_without_an_answer[given0-1.0-try_acquire]",
     ),
     Safeguard(
+        "what little time is left for the last of several blames no store",
+        "_engine/acquirer.py",
+        "left < min(used, self._answer_timeout)\n",
+        "False\n",
+        "test_multi.py::test_time_that_ends_before_the_store_answers_for_the_last[acquire-5-4.9-False-AcquireTimeout]",
+    ),
+    Safeguard(
+        "… and much of it does",
+        "_engine/acquirer.py",
+        "left < min(used, self._answer_timeout)\n",
+        "left < used\n",
+        "test_multi.py::test_time_that_ends_before_the_store_answers_for_the_last[acquire-5-3-False-StoreError]",
+    ),
+    Safeguard(
         "why a link stays broken is told",
         "stores/_links.py",
         "        if self.observed and which in self._down:\n            self._tell(reason)\n",

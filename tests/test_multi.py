@@ -8,7 +8,8 @@ import random
 import pytest
 
 import aiolock
-from aiolock import AcquireTimeout, LeaseLost, NotHeld, StoreError, WouldDeadlock
+from aiolock import AcquireTimeout, LeaseLost, LockError, NotHeld, StoreError, WouldDeadlock
+from aiolock.observer import LockRequest
 from aiolock.stores.memory import MemoryServer, MemoryStore
 from aiolock.testing import FaultyStore
 from tests.worlds import World, empty, queued, settled, virtual
@@ -115,7 +116,81 @@ async def test_one_timeout_for_all() -> None:
         start = loop.time()
         assert await ours.multilock("a", "b").try_acquire(timeout=5) is None
         assert 5 <= loop.time() - start < 5.01
+        a = await theirs.lock("a").acquire()
+        loop.call_later(3, lambda: asyncio.ensure_future(a.release()))
+        text = r"'b' could not be had in the last 2\.000 s of 5 s: .* has held it since"
+        with pytest.raises(AcquireTimeout, match=text) as late:
+            await ours.multilock("a", "b").acquire(timeout=5)
+        assert 5 <= late.value.waited < 5.01
         await b.release()
+        assert not server.names()
+
+
+@virtual
+@pytest.mark.parametrize(
+    ("timeout", "free_after", "broken", "error"),
+    [
+        (5, 4.9, False, AcquireTimeout),
+        (5, 5 - 1e-4, False, AcquireTimeout),
+        (5, 5 - 1e-4, True, StoreError),
+        (5, 3, False, StoreError),  # the store had longer than `answer_timeout`
+        (0.5, 0.1, False, StoreError),  # it had most of the time
+    ],
+)
+@pytest.mark.parametrize("how", ["acquire", "async with", "try_acquire"])
+async def test_time_that_ends_before_the_store_answers_for_the_last(
+    how: str, timeout: float, free_after: float, broken: bool, error: type[LockError]
+) -> None:
+    """If little of it was left, the store is not to blame: the time for all has passed."""
+    loop, told = asyncio.get_running_loop(), list[str]()
+
+    class Log(aiolock.Observer):
+        def gave_up(self, request: LockRequest, *, why: str, **_: object) -> None:
+            told.append(f"{request.name} {why}")
+
+    server = MemoryServer()
+    faulty = FaultyStore(MemoryStore(server))
+    async with (
+        aiolock.connect(faulty, observer=Log()) as ours,
+        aiolock.connect(server) as theirs,
+    ):
+        first = await theirs.lock("a").acquire()
+        both = ours.multilock("a", "b", timeout=timeout)
+
+        async def take() -> None:
+            if how == "acquire":
+                await both.acquire()
+            elif how == "async with":
+                async with both:
+                    raise AssertionError
+            else:
+                assert await both.try_acquire(timeout=timeout) is None
+                raise AcquireTimeout
+
+        def free() -> None:
+            faulty.hold("acquire")
+            if broken:
+                ours._engine.waiters.link(StoreError("gone"))
+            releasing.append(asyncio.create_task(first.release()))
+
+        releasing = list[asyncio.Task[bool]]()
+        loop.call_later(free_after, free)
+        start = loop.time()
+        with pytest.raises(error) as raised:
+            await take()
+        assert timeout <= loop.time() - start < timeout + 0.01
+        if isinstance(raised.value, AcquireTimeout):
+            assert told == ["b timeout"]
+            if how != "try_acquire":
+                assert raised.value.waited >= timeout
+                assert raised.value.name == "b"
+                assert str(raised.value).startswith("the lock 'b' could not be had in the last 0.")
+                assert str(raised.value).endswith(" s of 5 s")
+        else:
+            assert told == ["b store"]
+        faulty.resume()
+        await releasing[0]
+        await settled()
         assert not server.names()
 
 

@@ -120,12 +120,14 @@ class Acquirer:
         timeout: float | None,
         raises: bool,
         label: str = "",
+        since: float | None = None,
     ) -> Hold | None:
         """Take the lock, or wait for it.
 
         If it does not become free in ``timeout`` seconds (0: is not free now), the result is None;
         with ``raises``, an `AcquireTimeout` that names the holder. The caller has called
-        `Engine.check`.
+        `Engine.check`. If it has taken other locks before, ``since`` is when it began with the
+        first: the timeout is for all.
         """
         wait = timeout != 0
         held = self._held(policy, owner)
@@ -134,14 +136,16 @@ class Acquirer:
         attempt = self._begin(policy, owner[0], timeout, label)
         timer = None
         limit = timeout if wait else self._answer_timeout
+        used = attempt.began - since if since is not None and timeout else 0.0
+        left = max(0.0, limit - used) if used and limit is not None else limit
         why: GaveUp = "busy"
         try:
-            if limit is not None:
-                timer = self._loop.call_later(limit, self._time_is_up, attempt, _TURNS)
+            if left is not None:
+                timer = self._loop.call_later(left, self._time_is_up, attempt, _TURNS)
             if await self._granted(attempt, wait=wait):
                 return self._keep(attempt, owner)
         except _TimedOut:
-            why = "timeout" if wait and attempt.clocks is not None else "store"
+            why = "timeout" if wait and self._answers(attempt, used, left) else "store"
             self._give_up(attempt)
         except BaseException as error:  # noqa: BLE001  # it is raised below
             why = _why(error)
@@ -157,7 +161,7 @@ class Acquirer:
             raise refusals.unanswered(policy, name, limit, self._runs, self._waiters.broken)
         if not raises:
             return None
-        raise await self._not_acquired(attempt, timeout if wait else None)
+        raise await self._not_acquired(attempt, timeout, left, since)
 
     # One acquisition, in the order of its phases
 
@@ -181,6 +185,14 @@ class Acquirer:
             self._loop.call_soon(self._time_is_up, attempt, turns - 1)
         elif not attempt.ended:
             attempt.stop(_TimedOut())
+
+    def _answers(self, attempt: Attempt, used: float, left: float | None) -> bool:
+        """Whether the store has answered, or may be well though it has not.
+
+        That is so if little time was left after ``used`` seconds for the locks before.
+        """
+        little = left is not None and left < min(used, self._answer_timeout)
+        return attempt.clocks is not None or (little and self._waiters.broken is None)
 
     async def _granted(self, attempt: Attempt, *, wait: bool) -> bool:
         """Ask, wait for the push, and return grants that are too late; False if it is not free."""
@@ -309,26 +321,29 @@ class Acquirer:
 
     # What an error says
 
-    async def _not_acquired(self, attempt: Attempt, timeout: float | None) -> AcquireTimeout:
-        """The error with the time that it waited (None: it was only tried) and the holders.
+    async def _not_acquired(
+        self, attempt: Attempt, timeout: float | None, left: float | None, since: float | None
+    ) -> AcquireTimeout:
+        """The error with the time that it waited, if it was not only tried, and the holders.
 
         The store is asked for the holders together with the release, so that costs no further round
         trip. Reading the holder's label costs one, so it is left out if the store is far away.
         """
         policy, holders, more = attempt.policy, tuple[Party, ...](), 0
-        if timeout is None:
+        if not timeout or left is None:
             declined = attempt.declined
             holder = declined.holder if isinstance(declined, Busy) and not policy.passes else None
             return refusals.not_free(policy, (holder,) if holder else ())
-        if not policy.passes:
+        if not policy.passes and attempt.clocks is not None:
             with contextlib.suppress(TimeoutError, StoreError):
                 async with asyncio.timeout(_WHO_HOLDS):
                     status = await self._runs.status(policy.key, waiters=False)
                     holders, more = status.holders, status.more_holders
                     async with asyncio.timeout(_WHAT_CALLED):
                         holders = (await labelled(self._runs, [status]))[0].holders
-        waited = self._time() - attempt.began
-        return refusals.not_in_time(policy, timeout, waited, holders, more, self._servers())
+        error = refusals.not_in_time(policy, timeout, left, holders, more, self._servers())
+        error.waited = self._time() - (attempt.began if since is None else since)
+        return error
 
     def _held(self, policy: Policy, owner: Owner) -> Hold | None:
         """The owner's hold of this lock, if it may have it once more."""

@@ -23,33 +23,35 @@ _TAKEN: Final = ("is not free", "did not become free")
 def not_free(policy: Policy, holders: tuple[Party, ...]) -> AcquireTimeout:
     """It was only tried, and another client has it."""
     now, _ = _NOT_YET.get(policy.kind, _TAKEN)
-    return _timeout(policy, f"{now}{_held_by(holders)}", 0.0, holders)
+    return _timeout(policy, f"{now}{_held_by(holders)}", holders)
 
 
 def not_in_time(  # noqa: PLR0917  # what is known of it
     policy: Policy,
     timeout: float,
-    waited: float,
+    left: float,
     holders: tuple[Party, ...],
     more: int,
     servers: Sequence[ServerStatus],
 ) -> AcquireTimeout:
     """The timeout passed, and others had it all the time: these holders, and ``more``.
 
-    Or the ``servers`` of a quorum do not vote yet.
+    Or the ``servers`` of a quorum do not vote yet. Only ``left`` seconds were left for this lock,
+    where others were taken before.
     """
     _, for_long = _NOT_YET.get(policy.kind, _TAKEN)
-    text = f"{for_long} in {timeout:g} s{_held_by(holders, more) or _not_voting(servers)}"
-    error = _timeout(policy, text, waited, holders)
+    text = f"{for_long} in {timeout:g} s"
+    if round(left, 3) < timeout:
+        text = f"could not be had in the last {left:.3f} s of {timeout:g} s"
+    text += _held_by(holders, more) or _not_voting(servers)
+    error = _timeout(policy, text, holders)
     error.more_holders = more
     return error
 
 
-def _timeout(
-    policy: Policy, text: str, waited: float, holders: tuple[Party, ...]
-) -> AcquireTimeout:
+def _timeout(policy: Policy, text: str, holders: tuple[Party, ...]) -> AcquireTimeout:
     error = AcquireTimeout(f"{policy.called} {text}")
-    error.waited, error.holders = waited, holders
+    error.holders = holders
     return policy.about(error)
 
 

@@ -56,6 +56,7 @@ class Acquisition(Uncopyable, Coroutine[Any, Any, Got_co], AsyncOnly):
         "_lock",
         "_owner",
         "_scope",
+        "_since",
         "_timeout",
         "_where",
     )
@@ -67,12 +68,14 @@ class Acquisition(Uncopyable, Coroutine[Any, Any, Got_co], AsyncOnly):
         timeout: float | None,
         where: str = "",
         label: str = "",
+        since: float | None = None,
     ) -> None:
         self._coroutine: Coroutine[Any, Any, Lease | None] | None = None
         self._lock = lock
         self._timeout = timeout
         self._where = where
         self._label = label
+        self._since = since
         self._owner = lock._owner()
         self._scope: Scope | None = None
 
@@ -83,12 +86,17 @@ class Acquisition(Uncopyable, Coroutine[Any, Any, Got_co], AsyncOnly):
         if self._coroutine is not None:
             raise RuntimeError("this acquisition was begun already: call acquire() again")
         self._coroutine = self._lock._acquire(
-            begins, self._owner, self._timeout, raises=True, label=self._label
+            begins,
+            self._owner,
+            self._timeout,
+            raises=True,
+            label=self._label,
+            since=self._since,
         )
         return self._coroutine
 
     def _wait(self) -> Coroutine[Any, Any, Lease | None]:
-        return self._begin(partial(_watch, self._where))
+        return self._begin(partial(watch, self._where))
 
     def _enters(self, lease: Lease) -> None:
         cancels = lease._hold.policy.on_lost == "cancel"
@@ -150,7 +158,7 @@ async def _never() -> None:
     """Stands for an acquisition that was closed before it began."""
 
 
-def _watch(where: str, lease: Lease) -> None:
+def watch(where: str, lease: Lease) -> None:
     """Warn if a lease that no body relies on is dropped; ``where`` is the line of its `acquire`."""
     hold = lease._hold
     hold.where = hold.where or where
@@ -251,7 +259,7 @@ class Lock(Enterable[Lease], AsyncOnly):
     ) -> Coroutine[Any, Any, Lease | None]:
         seconds, label = checked_wait(timeout), checked_label("label", label)
         self._engine.check()
-        begins = partial(_watch, where)
+        begins = partial(watch, where)
         attempt = self._acquire(begins, self._owner(), seconds, raises=False, label=label)
         attempt.__qualname__ = "Lock.try_acquire"  # type: ignore[attr-defined]  # of any coroutine
         return attempt
@@ -269,12 +277,13 @@ class Lock(Enterable[Lease], AsyncOnly):
         *,
         raises: bool,
         label: str,
+        since: float | None = None,
     ) -> Lease | None:
         """A lease, of which ``begins`` is told; if it cannot be had, None, or an error."""
         engine, policy = self._engine, self._policy
         engine.check()
         hold = await engine.acquirer.acquire(
-            policy, owner, timeout=timeout, raises=raises, label=label
+            policy, owner, timeout=timeout, raises=raises, label=label, since=since
         )
         if hold is None:
             return None

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from functools import partial
 from types import MappingProxyType
 from typing import Any, Never
 
@@ -13,9 +14,9 @@ from aiolock._copying import Uncopyable
 from aiolock._engine.entered import Enterable, Entered, Entry
 from aiolock._engine.hold import LeaseState
 from aiolock._engine.lease import Lease, LostEvent, give_back
-from aiolock._engine.policy import checked_timeout, checked_wait, unexpected
+from aiolock._engine.policy import checked_label, checked_timeout, checked_wait, unexpected
 from aiolock._locks.async_only import AsyncOnly
-from aiolock._locks.lock import ACQUIRE_OPTIONS, Lock
+from aiolock._locks.lock import ACQUIRE_OPTIONS, Acquisition, Lock, watch
 from aiolock._locks.signatures import without_unknown
 from aiolock.options import DEFAULT, Default, Seconds
 
@@ -126,8 +127,9 @@ class MultiLock(Enterable[MultiLease], AsyncOnly):
         """
         for wrong in unknown:
             raise unexpected("acquire", wrong, ACQUIRE_OPTIONS)
-        left = _countdown(self._timeout if isinstance(timeout, Default) else timeout)
-        lease = await self._take(lambda lock: lock._acquisition(left(), label=label))
+        own = isinstance(timeout, Default)
+        seconds = self._timeout if own else checked_timeout(timeout)
+        lease = await self._take(seconds, label, raises=True)
         assert lease is not None
         return lease
 
@@ -141,17 +143,27 @@ class MultiLock(Enterable[MultiLease], AsyncOnly):
         """
         for wrong in unknown:
             raise unexpected("try_acquire", wrong, ACQUIRE_OPTIONS)
-        left = _Countdown(checked_wait(timeout))
-        return await self._take(lambda lock: lock._attempt(left(), label=label))
+        return await self._take(checked_wait(timeout), label, raises=False)
 
     async def _take(
-        self, ask: Callable[[Lock], Coroutine[Any, Any, Lease | None]]
+        self, timeout: float | None, label: str | None, *, raises: bool
     ) -> MultiLease | None:
-        """The leases that ``ask`` gives for all locks; None if it gives none for one of them."""
+        """The leases of all locks; if one of them cannot be had, None, or an error."""
+        label = checked_label("label", label)
+        self._engine.check()
+        began = self._engine.watchdog.time()
+        begins = partial(watch, "")
         leases: list[Lease] = []
         try:
             for lock in self._locks:
-                lease = await ask(lock)
+                lease = await lock._acquire(
+                    begins,
+                    lock._owner(),
+                    timeout,
+                    raises=raises,
+                    label=label,
+                    since=began if leases else None,
+                )
                 if lease is None:
                     break
                 leases.append(lease)
@@ -172,12 +184,14 @@ class MultiLock(Enterable[MultiLease], AsyncOnly):
         return self._engine.entered
 
     async def _enter(self, entry: Entry) -> MultiLease:
-        left = _countdown(self._timeout)
+        self._engine.check()
+        began = self._engine.watchdog.time()
+        leases: list[Lease] = []
         async with AsyncExitStack() as stack:
-            leases = [
-                await stack.enter_async_context(lock.acquire(timeout=left()))
-                for lock in self._locks
-            ]
+            for lock in self._locks:
+                since = began if leases else None
+                asked: Acquisition[Lease] = Acquisition(lock, timeout=self._timeout, since=since)
+                leases.append(await stack.enter_async_context(asked))
             lease = MultiLease(leases)
             entered = stack.pop_all()
         try:
@@ -199,19 +213,3 @@ class _Bodies:
         """Leave them all."""
         kind, traceback = (None, None) if error is None else (type(error), error.__traceback__)
         await self._stack.__aexit__(kind, error, traceback)
-
-
-class _Countdown:
-    """The rest of a timeout, in seconds."""
-
-    def __init__(self, seconds: float) -> None:
-        self._until = asyncio.get_running_loop().time() + seconds
-
-    def __call__(self) -> float:
-        return max(0.0, self._until - asyncio.get_running_loop().time())
-
-
-def _countdown(timeout: Seconds | None) -> Callable[[], float | None]:
-    """The rest of a timeout; of none there is none."""
-    seconds = checked_timeout(timeout)
-    return (lambda: None) if seconds is None else _Countdown(seconds)
