@@ -46,7 +46,7 @@ from aiolock._locks.once import Once
 from aiolock._locks.periodic import Periodic
 from aiolock._locks.rwlock import RWLock
 from aiolock._locks.semaphore import Semaphore
-from aiolock._locks.signatures import named, spelled_out
+from aiolock._locks.signatures import NoOptions, spelled_out, unexpected, without_unknown
 from aiolock._target import store_for
 from aiolock._turns import let_go, turns
 from aiolock.errors import ClientClosed
@@ -76,7 +76,7 @@ _TTL: Final = 30.0
 _AT_REST: Final = (State.NEW, State.CLOSED)
 
 
-@named
+@without_unknown
 def connect(
     target: str
     | Redis
@@ -96,6 +96,7 @@ def connect(
     longest_ttl: Seconds | None = None,
     durable: bool = False,
     answer_timeout: Seconds = 1.0,
+    **unknown: Unpack[NoOptions],
 ) -> LockClient:
     """Describe a client of the lock store at ``target``; no I/O until ``async with`` opens it.
 
@@ -145,6 +146,8 @@ def connect(
     Raises `ValueError` or `TypeError` for invalid arguments. `StoreError` is raised only when the
     client opens.
     """
+    for wrong in unknown:
+        raise unexpected(connect, wrong)
     if not isinstance(prefix, str):
         raise TypeError(f"prefix must be a str, not {type(prefix).__name__}")
     if not re.fullmatch(r"[!-z|~]{1,100}", prefix):
@@ -421,7 +424,7 @@ class LockClient(Uncopyable, AsyncOnly):
         self._check_kind(kind)
         return Lock(self._engine, Policy(name, self._ttl, kind=kind))
 
-    @named
+    @without_unknown
     def lock(
         self,
         name: str,
@@ -438,6 +441,7 @@ class LockClient(Uncopyable, AsyncOnly):
         confirm: bool = True,
         priority: int = 0,
         family: str | None = None,
+        **unknown: Unpack[NoOptions],
     ) -> Lock:
         """A description of the lock ``name``; no I/O, and nothing to close.
 
@@ -465,6 +469,8 @@ class LockClient(Uncopyable, AsyncOnly):
         :param family: what such locks have in common, for metrics (see `LockRequest.family`); the
             name up to its first colon, if None.
         """
+        for wrong in unknown:
+            raise unexpected(LockClient.lock, wrong)
         policy = Policy(
             name,
             self._ttl if ttl is None else plain(ttl),

@@ -168,7 +168,7 @@ PRIVATE = {
         "aiolock._engine.hold": 1,
         "aiolock._engine.lease": 1,
         "aiolock._engine.library": 1,
-        "aiolock._engine.policy": 3,
+        "aiolock._engine.policy": 2,
         "aiolock._engine.scope": 1,
         "aiolock._locks.lock": 1,
         "aiolock._locks.naming": 2,

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from datetime import timedelta
 from functools import partial
 from typing import Any, cast
+from unittest import mock
 
 import fakeredis
 import pytest
@@ -444,6 +445,28 @@ async def test_option_of_acquire_of_another_library_names_ours(client: aiolock.L
             _ = call(expire=5)
     with pytest.raises(TypeError, match="did you mean timeout="):
         await client.multilock("a").acquire(**wrong)
+
+
+@pytest.mark.one_loop
+async def test_hint_names_only_what_can_be_given_by_name(client: aiolock.LockClient) -> None:
+    """The names of a multilock, and the object itself, have no name to be given by."""
+    multilock: Any = client.multilock
+    for wrong in ("names", "name", "selfs"):
+        with pytest.raises(TypeError, match=rf"multilock\(\) got .*'{wrong}'$"):
+            multilock("a", **{wrong: "b"})
+    acquire: Any = client.semaphore("a", 2).acquire
+    with pytest.raises(TypeError, match=r"acquire\(\) got .*'permit': did you mean permits=\?"):
+        acquire(permit=2)
+
+
+@pytest.mark.one_loop
+async def test_hint_of_a_method_in_whose_place_a_mock_stands(client: aiolock.LockClient) -> None:
+    """The error looks at the method itself."""
+    with (
+        mock.patch.object(client, "lock", wraps=client.lock) as lock,
+        pytest.raises(TypeError, match=r"lock\(\) got .*: did you mean ttl="),
+    ):
+        lock("a", expire=5)
 
 
 @pytest.mark.one_loop

@@ -17,7 +17,7 @@ from aiolock.stores.memory import MemoryServer, MemoryStore
 from aiolock.testing import FaultyStore, StoreContract
 
 
-async def connecting(driver: redis.asyncio.Redis, fake: FakeAsyncRedis) -> None:
+async def connecting(driver: redis.asyncio.Redis, fake: FakeAsyncRedis, unchecked: Any) -> None:
     """Everything that `connect` takes."""
     async with aiolock.connect("redis://localhost", prefix="app", ttl=10, replicas="all") as client:
         assert_type(client, aiolock.LockClient)
@@ -29,6 +29,8 @@ async def connecting(driver: redis.asyncio.Redis, fake: FakeAsyncRedis) -> None:
     assert_type(client.id, str)
     aiolock.connect(42)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]  # no such store
     aiolock.connect("redis://", "app")  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]  # by name
+    aiolock.connect("redis://", expire=unchecked)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]  # ttl
+    aiolock.sync.connect("redis://", expire=30)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]  # ttl
 
 
 async def scripting() -> None:
@@ -41,7 +43,7 @@ async def scripting() -> None:
     aiolock.lock("a", "redis://")  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]  # by name only
 
 
-async def describing(client: aiolock.LockClient) -> None:
+async def describing(client: aiolock.LockClient, unchecked: Any) -> None:
     """A lock and its options."""
     lock = client.lock(
         "a",
@@ -62,6 +64,7 @@ async def describing(client: aiolock.LockClient) -> None:
     assert_type(await lock.break_(), bool)
     lock.name = "b"  # type: ignore[misc]  # pyright: ignore[reportAttributeAccessIssue]  # read-only
     client.lock("a", on_lost="kill")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]  # no such
+    client.lock("a", expire=unchecked)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]  # ttl
     client.lock("a", 30)  # type: ignore[call-arg, arg-type, unused-ignore]  # pyright: ignore[reportCallIssue]  # by name only
 
 
@@ -109,7 +112,7 @@ async def acquiring(lock: aiolock.Lock) -> None:
     _ = assert_type(lock.acquire(timeout=1), aiolock.Acquisition[aiolock.Lease])
     assert_type(await lock.acquire(), aiolock.Lease)
     assert_type(await lock.acquire(timeout=timedelta(seconds=1)), aiolock.Lease)
-    await lock.acquire(blocking=False)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]  # see try_acquire
+    await lock.acquire(blocking=False)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]  # see try_acquire
     assert_type(await asyncio.wait_for(lock.acquire(timeout=None), 5), aiolock.Lease)
     task = asyncio.create_task(lock.acquire())
     _ = assert_type(task, asyncio.Task[aiolock.Lease])

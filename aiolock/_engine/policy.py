@@ -5,11 +5,10 @@ from __future__ import annotations
 import logging
 import math
 import re
-from collections.abc import Collection, Generator
+from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
-from difflib import get_close_matches
 from typing import Final, TypeVar, overload
 
 from aiolock.errors import LockError
@@ -50,25 +49,6 @@ _QUESTIONABLE: Final = 3600.0
 _QUESTIONS: Final = 10
 _questioned: Final = set[float]()
 """Those that were questioned: each once in this process, and so many at most."""
-_ELSEWHERE: Final = {
-    **dict.fromkeys(
-        ("blocking_timeout", "acquire_timeout", "wait_timeout", "max_wait", "wait_time"), "timeout"
-    ),
-    **dict.fromkeys(
-        (
-            *("expire", "expires", "expiry", "expiration", "ex", "px", "expire_time"),
-            *("lease", "lease_time", "lock_timeout", "lock_ttl", "auto_release_time"),
-        ),
-        "ttl",
-    ),
-    **dict.fromkeys(("auto_renewal", "auto_renew", "auto_extend"), "renew"),
-}
-"""What other lock libraries call these options."""
-_NOT_WAITING: Final = ("blocking", "block")
-_MEANS: Final = {
-    "timeout": "the seconds to wait for it",
-    "ttl": "the seconds for which the server keeps it if nobody renews it",
-}
 
 
 def seconds(what: str, value: object, *, least: float, most: float = math.inf) -> float:
@@ -117,22 +97,6 @@ def checked_ttl(value: object) -> float:
             ttl / 3600,
         )
     return ttl
-
-
-def unexpected(function: str, name: str, known: Collection[str]) -> TypeError:
-    """The error for an argument that a function has not, with the one that may be meant."""
-    near = get_close_matches(name, known, 1, 0.75)
-    meant = _ELSEWHERE.get(name) or (near[0] if near else "")
-    text = f"{function}() got an unexpected keyword argument {name!r}"
-    if name in _NOT_WAITING and "timeout" in known:
-        text += ": did you mean try_acquire() or timeout=0, which do not wait?"
-    elif meant in known:
-        text += (
-            f": did you mean {meant}=, {_MEANS[meant]}?"
-            if meant in _MEANS
-            else (f": did you mean {meant}=?")
-        )
-    return TypeError(text)
 
 
 def checked_name(name: object) -> str:

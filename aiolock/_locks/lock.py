@@ -9,7 +9,7 @@ from collections.abc import Callable, Coroutine, Generator
 from dataclasses import dataclass
 from functools import partial
 from types import FrameType, TracebackType
-from typing import Any, Final, Never, TypeVar, cast
+from typing import Any, TypeVar, Unpack, cast
 
 from aiolock._copying import Uncopyable
 from aiolock._engine.deadlock import remember
@@ -23,19 +23,15 @@ from aiolock._engine.policy import (
     checked_number,
     checked_timeout,
     checked_wait,
-    unexpected,
 )
 from aiolock._engine.scope import Scope
 from aiolock._locks.async_only import AsyncOnly
-from aiolock._locks.signatures import without_unknown
+from aiolock._locks.signatures import NoOptions, unexpected, without_unknown
 from aiolock.errors import NotHeld, StoreError
 from aiolock.options import DEFAULT, Default, Seconds
 from aiolock.store import BREAK_UNKNOWN, Status
 
 Got_co = TypeVar("Got_co", bound=Lease, covariant=True)
-
-
-ACQUIRE_OPTIONS: Final = ("timeout", "label")
 
 
 class Acquisition(Uncopyable, Coroutine[Any, Any, Got_co], AsyncOnly):
@@ -204,7 +200,7 @@ class Lock(Enterable[Lease], AsyncOnly):
         *,
         timeout: Seconds | Default | None = DEFAULT,
         label: str | None = None,
-        **unknown: Never,
+        **unknown: Unpack[NoOptions],
     ) -> Acquisition[Lease]:
         """Take the lock, or wait for it in its queue; `AcquireTimeout` when the time has passed.
 
@@ -217,13 +213,13 @@ class Lock(Enterable[Lease], AsyncOnly):
             once you have waited or held for a second; the name of the task, if None.
         """
         for wrong in unknown:
-            raise unexpected("acquire", wrong, ACQUIRE_OPTIONS)
+            raise unexpected(Lock.acquire, wrong)
         where = caller(sys._getframe(1)) if sys.flags.dev_mode else ""
         return self._acquisition(timeout, where=where, label=label)
 
     @without_unknown
     def try_acquire(
-        self, *, timeout: Seconds = 0, label: str | None = None, **unknown: Never
+        self, *, timeout: Seconds = 0, label: str | None = None, **unknown: Unpack[NoOptions]
     ) -> Coroutine[Any, Any, Lease | None]:
         """Take the lock if it is free now, or within ``timeout`` seconds; else the result is None.
 
@@ -237,7 +233,7 @@ class Lock(Enterable[Lease], AsyncOnly):
         :param label: as for `acquire`.
         """
         for wrong in unknown:
-            raise unexpected("try_acquire", wrong, ACQUIRE_OPTIONS)
+            raise unexpected(Lock.try_acquire, wrong)
         where = caller(sys._getframe(1)) if sys.flags.dev_mode else ""
         return self._attempt(timeout, where=where, label=label)
 

@@ -8,16 +8,16 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
-from typing import Any, Never
+from typing import Any, Unpack
 
 from aiolock._copying import Uncopyable
 from aiolock._engine.entered import Enterable, Entered, Entry
 from aiolock._engine.hold import LeaseState
 from aiolock._engine.lease import Lease, LostEvent, give_back
-from aiolock._engine.policy import checked_label, checked_timeout, checked_wait, unexpected
+from aiolock._engine.policy import checked_label, checked_timeout, checked_wait
 from aiolock._locks.async_only import AsyncOnly
-from aiolock._locks.lock import ACQUIRE_OPTIONS, Acquisition, Lock, watch
-from aiolock._locks.signatures import without_unknown
+from aiolock._locks.lock import Acquisition, Lock, watch
+from aiolock._locks.signatures import NoOptions, unexpected, without_unknown
 from aiolock.options import DEFAULT, Default, Seconds
 
 
@@ -118,7 +118,7 @@ class MultiLock(Enterable[MultiLease], AsyncOnly):
         *,
         timeout: Seconds | Default | None = DEFAULT,
         label: str | None = None,
-        **unknown: Never,
+        **unknown: Unpack[NoOptions],
     ) -> MultiLease:
         """Take all locks, within ``timeout`` seconds (the multilock's own, if it is not given).
 
@@ -126,7 +126,7 @@ class MultiLock(Enterable[MultiLease], AsyncOnly):
         while another lock was waited for. After an error none is held.
         """
         for wrong in unknown:
-            raise unexpected("acquire", wrong, ACQUIRE_OPTIONS)
+            raise unexpected(MultiLock.acquire, wrong)
         own = isinstance(timeout, Default)
         seconds = self._timeout if own else checked_timeout(timeout)
         lease = await self._take(seconds, label, raises=True)
@@ -135,14 +135,14 @@ class MultiLock(Enterable[MultiLease], AsyncOnly):
 
     @without_unknown
     async def try_acquire(
-        self, *, timeout: Seconds = 0, label: str | None = None, **unknown: Never
+        self, *, timeout: Seconds = 0, label: str | None = None, **unknown: Unpack[NoOptions]
     ) -> MultiLease | None:
         """Take all locks if they are free now, or within ``timeout`` seconds; else it gives None.
 
         As `Lock.try_acquire`; errors are those of `acquire`. After None, too, none is held.
         """
         for wrong in unknown:
-            raise unexpected("try_acquire", wrong, ACQUIRE_OPTIONS)
+            raise unexpected(MultiLock.try_acquire, wrong)
         return await self._take(checked_wait(timeout), label, raises=False)
 
     async def _take(

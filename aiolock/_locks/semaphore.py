@@ -5,14 +5,14 @@ from __future__ import annotations
 import sys
 from collections.abc import Coroutine
 from dataclasses import dataclass, replace
-from typing import Any, Final, Never
+from typing import Any, Final, Unpack
 
 from aiolock._engine.entered import Enterable, Entered, Entry
 from aiolock._engine.lease import Lease
-from aiolock._engine.policy import checked_number, unexpected
+from aiolock._engine.policy import checked_number
 from aiolock._locks.async_only import AsyncOnly
-from aiolock._locks.lock import ACQUIRE_OPTIONS, Acquisition, Lock, caller
-from aiolock._locks.signatures import without_unknown
+from aiolock._locks.lock import Acquisition, Lock, caller
+from aiolock._locks.signatures import NoOptions, unexpected, without_unknown
 from aiolock.options import DEFAULT, Default, Seconds
 from aiolock.store import Status
 
@@ -62,7 +62,7 @@ class Semaphore(Enterable[Lease], AsyncOnly):
         *,
         timeout: Seconds | Default | None = DEFAULT,
         label: str | None = None,
-        **unknown: Never,
+        **unknown: Unpack[NoOptions],
     ) -> Acquisition[Lease]:
         """Take ``permits`` at once, all or none; otherwise as `Lock.acquire`.
 
@@ -70,7 +70,7 @@ class Semaphore(Enterable[Lease], AsyncOnly):
         this asks for, it waits until there are enough again, and the waiters behind it wait too.
         """
         for wrong in unknown:
-            raise unexpected("acquire", wrong, ACQUIRE_OPTIONS)
+            raise unexpected(Semaphore.acquire, wrong)
         where = caller(sys._getframe(1)) if sys.flags.dev_mode else ""
         return self._of(permits)._acquisition(timeout, where=where, label=label)
 
@@ -81,14 +81,14 @@ class Semaphore(Enterable[Lease], AsyncOnly):
         *,
         timeout: Seconds = 0,
         label: str | None = None,
-        **unknown: Never,
+        **unknown: Unpack[NoOptions],
     ) -> Coroutine[Any, Any, Lease | None]:
         """Take ``permits`` at once, all or none; otherwise as `Lock.try_acquire`.
 
         Errors are those of `acquire`.
         """
         for wrong in unknown:
-            raise unexpected("try_acquire", wrong, ACQUIRE_OPTIONS)
+            raise unexpected(Semaphore.try_acquire, wrong)
         where = caller(sys._getframe(1)) if sys.flags.dev_mode else ""
         return self._of(permits)._attempt(timeout, where=where, label=label)
 

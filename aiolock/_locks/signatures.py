@@ -1,7 +1,9 @@
 """The signatures of methods that take options, as ``help()`` and an editor show them.
 
 The options that one kind of lock shares with others are defined once, in `aiolock.options`. A
-method takes them as ``**options``; `spelled_out` shows them by name at run time, too.
+method takes them as ``**options``; `spelled_out` shows them by name at run time, too. A method that
+names all of its own has ``**unknown``, so that for an argument it does not have, the error can say
+which one is meant, and no wrapper is called.
 """
 
 from __future__ import annotations
@@ -9,13 +11,37 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable
-from typing import Any, ParamSpec, TypeVar
+from difflib import get_close_matches
+from typing import Any, Final, ParamSpec, TypedDict, TypeVar
 
-from aiolock._engine.policy import unexpected
 from aiolock.options import LeaseOptions
 
 P = ParamSpec("P")
 R = TypeVar("R")
+
+_ELSEWHERE: Final = {
+    **dict.fromkeys(
+        ("blocking_timeout", "acquire_timeout", "wait_timeout", "max_wait", "wait_time"), "timeout"
+    ),
+    **dict.fromkeys(
+        (
+            *("expire", "expires", "expiry", "expiration", "ex", "px", "expire_time"),
+            *("lease", "lease_time", "lock_timeout", "lock_ttl", "auto_release_time"),
+        ),
+        "ttl",
+    ),
+    **dict.fromkeys(("auto_renewal", "auto_renew", "auto_extend"), "renew"),
+}
+"""What other lock libraries call these options."""
+_NOT_WAITING: Final = ("blocking", "block")
+_MEANS: Final = {
+    "timeout": "the seconds to wait for it",
+    "ttl": "the seconds for which the server keeps it if nobody renews it",
+}
+
+
+class NoOptions(TypedDict):
+    """The type of ``**unknown``: to type checkers, that accepts nothing."""
 
 
 def without_unknown(method: Callable[P, R]) -> Callable[P, R]:
@@ -26,41 +52,51 @@ def without_unknown(method: Callable[P, R]) -> Callable[P, R]:
     return method
 
 
-def named(method: Callable[P, R]) -> Callable[P, R]:
-    """Have an argument that the method does not know named, with the one that may be meant."""
-    known = inspect.signature(method).parameters
+def _known(function: Callable[..., Any]) -> list[str]:
+    """The arguments of a function that can be given by name."""
+    parameters = inspect.signature(function).parameters.values()
+    named = [p.name for p in parameters if p.kind in {p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY}]
+    return named[1:] if named[:1] == ["self"] else named
 
-    @functools.wraps(method)
-    def call(*args: P.args, **kwargs: P.kwargs) -> R:
-        for name in kwargs:
-            if name not in known:
-                raise unexpected(method.__name__, name, known)
-        return method(*args, **kwargs)
 
-    return call
+def unexpected(function: Callable[..., Any], name: str) -> TypeError:
+    """The error for an argument that a function has not, with the one that may be meant."""
+    known = _known(function)
+    near = get_close_matches(name, known, 1, 0.75)
+    meant = _ELSEWHERE.get(name) or (near[0] if near else "")
+    text = f"{function.__name__}() got an unexpected keyword argument {name!r}"
+    if name in _NOT_WAITING and "timeout" in known:
+        text += ": did you mean try_acquire() or timeout=0, which do not wait?"
+    elif meant in known:
+        text += (
+            f": did you mean {meant}=, {_MEANS[meant]}?"
+            if meant in _MEANS
+            else f": did you mean {meant}=?"
+        )
+    return TypeError(text)
 
 
 def spelled_out(
     lock: Callable[..., Any], options: type[LeaseOptions]
 ) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Show the ``**options`` of a method as the parameters of ``lock``, and accept no others."""
-    known = options.__annotations__.keys()
-    named = [p for p in inspect.signature(lock).parameters.values() if p.name in known]
+    shared = options.__annotations__.keys()
+    named = [p for p in inspect.signature(lock).parameters.values() if p.name in shared]
 
     def decorate(method: Callable[P, R]) -> Callable[P, R]:
         signature = inspect.signature(method)
         own = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
-        names = {p.name for p in (*own, *named)}
 
         @functools.wraps(method)
         def call(*args: P.args, **kwargs: P.kwargs) -> R:
             for name in kwargs:
-                if name not in names:
-                    raise unexpected(method.__name__, name, names)
+                if name not in known:
+                    raise unexpected(call, name)
             return method(*args, **kwargs)
 
         shown = signature.replace(parameters=[*own, *named])
         call.__signature__ = shown  # type: ignore[attr-defined]  # what `inspect` looks for
+        known = frozenset(_known(call))
         return call
 
     return decorate

@@ -14,7 +14,7 @@ import aiolock
 from aiolock._copying import Uncopyable
 from aiolock._engine.policy import LONGEST_LABEL, checked_name
 from aiolock._locks.naming import fields, naming, whole
-from aiolock._locks.signatures import named, spelled_out
+from aiolock._locks.signatures import NoOptions, spelled_out, unexpected, without_unknown
 from aiolock.errors import ClientClosed
 from aiolock.observer import Deadlock, Observer
 from aiolock.options import (
@@ -44,7 +44,7 @@ R = TypeVar("R")
 T = TypeVar("T")
 
 
-@named
+@without_unknown
 def connect(
     target: str
     | Redis
@@ -64,6 +64,7 @@ def connect(
     longest_ttl: Seconds | None = None,
     durable: bool = False,
     answer_timeout: Seconds = 1.0,
+    **unknown: Unpack[NoOptions],
 ) -> LockClient:
     """A client of the lock store at ``target``, for threads; no I/O until it is first used.
 
@@ -71,6 +72,8 @@ def connect(
     thread of aiolock's event loop. With ``memory://``, the locks are those of this process's
     synchronous clients. `RuntimeError` under gevent or eventlet, which have no real threads.
     """
+    for wrong in unknown:
+        raise unexpected(connect, wrong)
     check_no_greenlets()
     return LockClient(
         aiolock.connect(

@@ -7,14 +7,12 @@ import sys
 from abc import abstractmethod
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
-from typing import Generic, Never, TypeVar
+from typing import Any, Generic, TypeVar, Unpack
 
 import aiolock
 from aiolock._copying import CopiedAsItself
-from aiolock._engine.policy import unexpected
-from aiolock._locks.lock import ACQUIRE_OPTIONS
 from aiolock._locks.lock import caller as line
-from aiolock._locks.signatures import without_unknown
+from aiolock._locks.signatures import NoOptions, unexpected, without_unknown
 from aiolock.errors import ClientClosed
 from aiolock.options import DEFAULT, Default, Seconds
 from aiolock.store import Status
@@ -76,7 +74,7 @@ class _Acquirable(_Taking[Given, Taken], Generic[Given, Taken]):
         *,
         timeout: Seconds | Default | None = DEFAULT,
         label: str | None = None,
-        **unknown: Never,
+        **unknown: Unpack[NoOptions],
     ) -> Taken:
         """Take it, or wait for it in its queue, and return its lease.
 
@@ -87,21 +85,21 @@ class _Acquirable(_Taking[Given, Taken], Generic[Given, Taken]):
         None.
         """
         for wrong in unknown:
-            raise unexpected("acquire", wrong, ACQUIRE_OPTIONS)
+            raise unexpected(_Acquirable[Any, Any].acquire, wrong)
         taken = self._take(lambda where: self._acquisition(timeout, where=where, label=label))
         assert taken is not None
         return taken
 
     @without_unknown
     def try_acquire(
-        self, *, timeout: Seconds = 0, label: str | None = None, **unknown: Never
+        self, *, timeout: Seconds = 0, label: str | None = None, **unknown: Unpack[NoOptions]
     ) -> Taken | None:
         """Take it if it is free now, or within ``timeout`` seconds; else the result is None.
 
         As `aiolock.Lock.try_acquire`. Interrupted (Ctrl-C), it leaves nothing, as `acquire`.
         """
         for wrong in unknown:
-            raise unexpected("try_acquire", wrong, ACQUIRE_OPTIONS)
+            raise unexpected(_Acquirable[Any, Any].try_acquire, wrong)
         return self._take(lambda where: self._attempt(timeout, where=where, label=label))
 
     @abstractmethod
@@ -282,11 +280,11 @@ class Semaphore(_Taking[aiolock.Lease, Lease]):
         *,
         timeout: Seconds | Default | None = DEFAULT,
         label: str | None = None,
-        **unknown: Never,
+        **unknown: Unpack[NoOptions],
     ) -> Lease:
         """Take ``permits`` at once, all or none; otherwise as `Lock.acquire`."""
         for wrong in unknown:
-            raise unexpected("acquire", wrong, ACQUIRE_OPTIONS)
+            raise unexpected(Semaphore.acquire, wrong)
         lock = self._semaphore._of(permits)
         taken = self._take(lambda where: lock._acquisition(timeout, where=where, label=label))
         assert taken is not None
@@ -299,11 +297,11 @@ class Semaphore(_Taking[aiolock.Lease, Lease]):
         *,
         timeout: Seconds = 0,
         label: str | None = None,
-        **unknown: Never,
+        **unknown: Unpack[NoOptions],
     ) -> Lease | None:
         """Take ``permits`` at once, all or none; otherwise as `Lock.try_acquire`."""
         for wrong in unknown:
-            raise unexpected("try_acquire", wrong, ACQUIRE_OPTIONS)
+            raise unexpected(Semaphore.try_acquire, wrong)
         lock = self._semaphore._of(permits)
         return self._take(lambda where: lock._attempt(timeout, where=where, label=label))
 
