@@ -526,15 +526,15 @@ SAFEGUARDS = (
     Safeguard(
         "… also if others were looked up between the two",
         "_engine/entered.py",
-        "            found = _entry_of(last, leave.key)\n",
-        "            found = None\n",
+        "in reversed(_lookups.entries):\n",
+        "in _lookups.entries[-1:]:\n",
         "test_entered.py::test_finalizer_between_the_lookups[looks for both-semaphore]",
     ),
     Safeguard(
         "… or if the exit was looked up first",
         "_engine/entered.py",
-        "                other.entry, entry.exit = entry, last\n",
-        "                pass\n",
+        "            entry.exit = before\n",
+        "            pass\n",
         "test_entered.py::test_looked_up_in_any_order[semaphore]",
     ),
     Safeguard(

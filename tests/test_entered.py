@@ -627,6 +627,19 @@ async def test_finalizer_between_the_lookups(make: Make, does: str) -> None:
             assert state(lease) == "released"
 
 
+@virtual
+async def test_lookups_that_are_kept_have_a_limit() -> None:
+    """What is remembered of each thread does not grow, and a body still has its own exit."""
+    async with opened() as (client, _):
+        lock, kept = client.lock("a"), list[Any]()
+        for _ in range(3):
+            kept += [lock.__aenter__ for _ in range(100)]
+            async with lock as lease:
+                assert not client._engine.entered
+            assert state(lease) == "released"
+        assert len(entered._lookups.entries) <= entered._DEEPEST
+
+
 def test_threads_between_the_lookups() -> None:
     """What another thread looks up meanwhile is another's."""
     with aiolock.sync.connect(MemoryServer()) as client:

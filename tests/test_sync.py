@@ -10,6 +10,7 @@ import signal
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextvars import ContextVar
@@ -719,7 +720,7 @@ def test_left_by_the_garbage_collector_at_any_moment(
         with client.lock(name) as lease:
             yield lease.fence
 
-    add, take, lookup = client.entered.add, client.entered.take, lookups._Lookup
+    add, take, lookup = client.entered.add, client.entered.take, weakref.ref
     generators = list[Iterator[int]]()
 
     def collects(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -739,7 +740,7 @@ def test_left_by_the_garbage_collector_at_any_moment(
         with monkeypatch.context() as patch:
             patch.setattr(client.entered, "add", collects(add))
             patch.setattr(client.entered, "take", collects(take))
-            patch.setattr(lookups, "_Lookup", collects(lookup))
+            patch.setattr(lookups, "ref", collects(lookup))
             yield
 
     def work() -> None:

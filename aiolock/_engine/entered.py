@@ -28,26 +28,29 @@ from aiolock.errors import NotHeld
 log = logging.getLogger("aiolock")
 
 Value_co = TypeVar("Value_co", covariant=True)
+Entering_co = TypeVar("Entering_co", covariant=True)
 
 _DEEPEST: Final = 8
-"""Lookups that a thread remembers while others, which a finalizer makes, come between the two."""
+"""Entries that a thread remembers while a finalizer looks up others, before their exits."""
 
 
-class Entrance(Protocol):
-    """A description that can be entered."""
+class AnyEnterable(Generic[Entering_co]):
+    """A description that can be entered, with ``with`` or with ``async with``."""
+
+    __slots__ = ()
 
     @property
+    @abstractmethod
     def _entered(self) -> Entered:
         """The bodies that were entered by hand at its client."""
-        ...
 
-    def _enter(self, entry: Entry) -> Any:
+    @abstractmethod
+    def _enter(self, entry: Entry) -> Entering_co:
         """Enter it, and tell the entry the body."""
-        ...
 
     def _by_hand(self) -> Inside:
         """The body that an exit by hand is to end; `NotHeld` if there is none."""
-        ...
+        return self._entered.take(self)
 
 
 class Inside(Protocol):
@@ -63,57 +66,22 @@ class Inside(Protocol):
         ...
 
 
-class _Lookup(ref[Any]):
-    """A weak reference to an `Entry` or an `Exit` of which the other half may follow."""
+class _Lookups(threading.local):
+    """The lookups of a thread whose other half may follow.
 
-    before: _Lookup | None = None
-    """The lookup before, which counts again once this one has got its other half."""
-    entry: _Lookup | None = None
-    """Of an exit: the lookup of the entry that it was taken for."""
-    fresh = True
-    """Nothing was looked up and used since."""
-    depth = 0
+    A finalizer that runs between the two lookups of a statement may enter something itself, so the
+    entries before are kept.
+    """
 
+    exit: ref[Exit] | None = None
+    """The last lookup, if that was of an exit and no entry was called since."""
 
-class _Last(threading.local):
-    lookup: _Lookup | None = None
-
-
-_last = _Last()
-"""The last lookup of each thread. A finalizer that runs between the two lookups of a statement may
-enter something itself, so the lookups before are kept."""
+    def __init__(self) -> None:
+        self.entries: list[ref[Entry]] = []
+        """Those that were not called when another was looked up; the last one last."""
 
 
-def _pending(note: _Lookup | None) -> _Lookup | None:
-    """The last lookup whose object is there and was not used yet."""
-    while note is not None:
-        half = note()
-        if half is not None and not half.used:
-            return note
-        if note.entry is not None:  # that exit was called or dropped: its entry may have another
-            half = note.entry()
-            if half is not None and not half.used:
-                return note.entry
-        note = note.before
-    return None
-
-
-def _entry_of(note: _Lookup | None, key: object) -> tuple[_Lookup, Entry] | None:
-    """The last lookup of an entry of this key that was not used yet."""
-    while (note := _pending(note)) is not None:
-        half = note()
-        if isinstance(half, Entry) and half.key is key:
-            return note, half
-        note = note.before
-    return None
-
-
-def _after(before: _Lookup | None, half: Entry | Exit) -> _Lookup:
-    """The lookup of this, after others that have no other half yet."""
-    note = _Lookup(half)
-    if before is not None and before.depth < _DEEPEST:
-        note.before, note.depth = before, before.depth + 1
-    return note
+_lookups = _Lookups()
 
 
 class Entry:
@@ -121,10 +89,8 @@ class Entry:
 
     # Defaults on the class: two of these are made for each body.
     used = False
-    exit: _Lookup | None = None
+    exit: ref[Exit] | None = None
     """The exit that was looked up with it."""
-    note: _Lookup
-    """The lookup of this, or of both."""
     key: Any
     """The description, or its class."""
     of: Any
@@ -141,17 +107,13 @@ class Entry:
                 entrance._entered.add(entrance, body)
         elif paired is not None:
             paired.used = True
-        self.used = True
-        if _last.lookup is self.note:
-            before = _last.lookup = self.note.before
-            if before is not None:
-                before.fresh = False
+        self.used, _lookups.exit = True, None
         entrance = self.of
         if entrance is None:
             (entrance,) = of
         return entrance._enter(self)
 
-    def enters(self, entrance: Entrance, body: Inside) -> None:
+    def enters(self, entrance: AnyEnterable[Any], body: Inside) -> None:
         """The body is entered: its exit owns it from now on."""
         paired = None if self.exit is None else self.exit()
         if paired is None:
@@ -168,10 +130,10 @@ class Exit:
     """The object that a lookup of ``__aexit__`` gives: call it to leave what its entry entered."""
 
     used = False
-    body: tuple[Entrance, Inside] | None = None
+    body: tuple[AnyEnterable[Any], Inside] | None = None
     """The body that it ends. If this is collected while it has one, nobody can leave that."""
     entry: Entry | None = None
-    """The entry that was looked up with it."""
+    """The entry that was looked up before it."""
     key: Any
     of: Any
 
@@ -203,19 +165,18 @@ class _Entering:
     def __get__(self, of: Any, kind: type) -> Entry:
         entry = self._kind()
         entry.of, entry.key = of, kind if of is None else of
-        last = _last.lookup
-        if last is None:
-            entry.note = _Lookup(entry)
-        else:
-            other = last()
-            if last.fresh and type(other) is Exit and not other.used and other.key is entry.key:
-                # Some compilers, and Python from 3.14 on, look the exit up first.
-                if other.entry is not None:
-                    other.entry.exit = None
-                other.entry, entry.exit = entry, last
-                last = last.before
-            entry.note = _after(_pending(last), entry)
-        _last.lookup = entry.note
+        entries, before = _lookups.entries, _lookups.exit
+        leave = None if before is None else before()
+        if leave is not None and not leave.used and leave.key is entry.key:
+            # Some compilers, and Python from 3.14 on, look the exit up first.
+            if leave.entry is not None:
+                leave.entry.exit = None
+            entry.exit = before
+        while entries and ((last := entries[-1]()) is None or last.used):
+            del entries[-1]
+        del entries[: 1 - _DEEPEST]
+        entries += (ref(entry),)
+        _lookups.exit = None
         return entry
 
 
@@ -228,23 +189,20 @@ class _Leaving:
     def __get__(self, of: Any, kind: type) -> Callable[..., Any]:
         leave = Exit()
         leave.of, leave.key = of, kind if of is None else of
-        last = _last.lookup
-        other = None if last is None else last()
-        if not isinstance(other, Entry) or other.used or other.key is not leave.key:
-            found = _entry_of(last, leave.key)
-            last, other = (last, None) if found is None else found
-        if isinstance(other, Entry):
-            assert last is not None
-            note = _Lookup(leave)
-            # It takes the place of its entry, in case it belongs to one that is still to come.
-            note.entry = last
-            if last.before is not None:
-                note.before, note.depth = last.before, last.depth
-            _last.lookup = other.exit = other.note = note
-            leave.entry = other
-        elif of is None or not of._entered.has(of):
-            _last.lookup = _after(_pending(last), leave)
-        # Otherwise it is to end what was entered by hand before, not what is entered next.
+        for each in reversed(_lookups.entries):
+            entry = each()
+            if entry is None or entry.used or entry.key is not leave.key:
+                continue
+            other = None if entry.exit is None else entry.exit()
+            # One that was called, or looked up before the entry, may not be its exit.
+            if other is None or other.used or other.entry is not entry:
+                leave.entry = entry
+                _lookups.exit = entry.exit = ref(leave)
+                break
+        else:
+            if of is None or not of._entered.has(of):
+                _lookups.exit = ref(leave)
+            # Otherwise it is to end what was entered by hand before, not what is entered next.
         return leave.leave if self._is_async else leave
 
 
@@ -262,7 +220,7 @@ for _marked in (AsyncEntry, entering_async, leaving_async):
         setattr(_marked, "_is_coroutine", _mark._is_coroutine)  # noqa: B010  # declared nowhere
 
 
-class Enterable(CopiedAsItself, Generic[Value_co]):
+class Enterable(CopiedAsItself, AnyEnterable[Coroutine[Any, Any, Value_co]], Generic[Value_co]):
     """A description that any number of tasks enter with ``async with``."""
 
     __slots__ = ()
@@ -281,18 +239,6 @@ class Enterable(CopiedAsItself, Generic[Value_co]):
     else:
         __aenter__ = entering_async
         __aexit__ = leaving_async
-
-    @property
-    @abstractmethod
-    def _entered(self) -> Entered:
-        """The bodies that were entered by hand at its client."""
-
-    @abstractmethod
-    def _enter(self, entry: Entry) -> Coroutine[Any, Any, Value_co]:
-        """Enter it, and tell the entry the body."""
-
-    def _by_hand(self) -> Inside:
-        return self._entered.take(self)
 
 
 class Entered:

@@ -14,7 +14,7 @@ from typing import Any, TypeVar, Unpack, cast
 from aiolock._copying import Uncopyable
 from aiolock._engine.deadlock import remember
 from aiolock._engine.engine import Engine
-from aiolock._engine.entered import Enterable, Entered, Entrance, Entry, Inside
+from aiolock._engine.entered import AnyEnterable, Enterable, Entered, Entry, Inside
 from aiolock._engine.hold import Handle, Owner
 from aiolock._engine.lease import Lease, not_entered
 from aiolock._engine.policy import (
@@ -394,7 +394,7 @@ class Lock(Enterable[Lease], AsyncOnly):
     def _entered(self) -> Entered:
         return self._engine.entered
 
-    async def _enter(self, entry: Entry, of: Entrance | None = None) -> Lease:
+    async def _enter(self, entry: Entry, of: AnyEnterable[Any] | None = None) -> Lease:
         """Acquire the lock for an ``async with`` of ``of``, if that is not the lock itself."""
         engine, policy = self._engine, self._policy
         engine.check()

@@ -17,7 +17,7 @@ from weakref import ref
 
 import aiolock
 from aiolock._copying import CopiedAsItself, Uncopyable
-from aiolock._engine.entered import Entered, Entry, Inside, entering, leaving
+from aiolock._engine.entered import AnyEnterable, Entered, Entry, Inside, entering, leaving
 from aiolock._engine.scope import Scope
 from aiolock._locks.once import Doing
 from aiolock.errors import ClientClosed
@@ -198,7 +198,7 @@ class Bodies(Entered):
             return super().take(of)
 
 
-class Enterable(Generic[Given_co]):
+class Enterable(AnyEnterable[Given_co], Generic[Given_co]):
     """Something that any number of threads enter with ``with``."""
 
     __slots__ = ()
@@ -217,18 +217,6 @@ class Enterable(Generic[Given_co]):
     else:
         __enter__ = entering
         __exit__ = leaving
-
-    @property
-    @abstractmethod
-    def _entered(self) -> Bodies:
-        """The bodies that were entered by hand."""
-
-    @abstractmethod
-    def _enter(self, entry: Entry) -> Given_co:
-        """Enter it, and tell the entry the body."""
-
-    def _by_hand(self) -> Inside:
-        return self._entered.take(self)
 
 
 class Opened(Protocol):
