@@ -368,6 +368,37 @@ def test_multilock(client: aiolock.sync.LockClient, threads: ThreadPoolExecutor)
     assert client.names() == []
 
 
+@pytest.mark.parametrize("how", ["acquire", "with", "try_acquire"])
+def test_multilock_whose_time_ends_before_the_store_answers_for_the_last(
+    threads: ThreadPoolExecutor, how: str
+) -> None:
+    """It had little time to answer, so it is not to blame: `AcquireTimeout`, or None."""
+    server = MemoryServer()
+    faulty = FaultyStore(MemoryStore(server))
+    with aiolock.sync.connect(faulty) as client, aiolock.sync.connect(server) as other:
+        first, both = other.lock("a").acquire(), client.multilock("a", "b", timeout=0.6)
+
+        def take() -> None:
+            if how == "acquire":
+                both.acquire()
+            elif how == "with":
+                with both:
+                    raise AssertionError
+            else:
+                assert both.try_acquire(timeout=0.6) is None
+                raise AcquireTimeout
+
+        taking = threads.submit(take)
+        passes(lambda: other.status("a").waiters)
+        time.sleep(0.35)  # most of the time has passed then
+        client.portal().read(lambda: faulty.hold("acquire"))
+        first.release()
+        with pytest.raises(AcquireTimeout):
+            result(taking)
+        client.portal().read(faulty.resume)
+        passes(lambda: not other.names())
+
+
 def test_once(client: aiolock.sync.LockClient, threads: ThreadPoolExecutor) -> None:
     """Done once, remembered when the body has ended in peace, and only then."""
     once = client.once("a", remember=60)
