@@ -9,8 +9,8 @@ import pty
 import signal
 import sys
 import termios
-from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, Callable, Generator, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -61,9 +61,9 @@ class Cli:
         finally:
             if process.returncode is None:
                 process.kill()
-            await process.wait()
-            # Not until its output ends: what it has left behind may have that open.
+            # Before that is waited for: what it has left behind may have its output open.
             process._transport.close()  # type: ignore[attr-defined]
+            await process.wait()
 
     async def run_with(self, before: Callable[[], None], *args: str) -> tuple[int, str, str]:
         """The same, where that is done in its process first."""
@@ -74,6 +74,42 @@ class Cli:
         """Its exit code, and what it printed."""
         async with self.started(*args) as process:
             return await end_of(process)
+
+
+@contextmanager
+def command_line(url: str, prefix: str) -> Generator[Cli]:
+    """The command line, and in the end none of what it has started: see `end_all`."""
+    cli = Cli(url, prefix)
+    try:
+        yield cli
+    finally:
+        if sys.platform == "linux":
+            end_all(f"AIOLOCK_PREFIX={prefix}")
+
+
+def end_all(variable: str) -> None:
+    """End each process that was started with that in its environment, wherever it has gone.
+
+    A test that fails leaves programs that nothing but SIGKILL ends, in sessions of their own.
+    """
+    ended = {os.getpid()}
+    while left := [pid for pid in started_with(variable) if pid not in ended]:
+        for pid in left:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        ended.update(left)  # what they have started meanwhile is found the next time
+
+
+def started_with(variable: str) -> list[int]:
+    """The processes that were started with that in their environment."""
+    found: list[int] = []
+    for folder in Path("/proc").iterdir():
+        with suppress(OSError):  # it has ended, or belongs to another user
+            if folder.name.isdigit() and (
+                variable.encode() in (folder / "environ").read_bytes().split(b"\0")
+            ):
+                found.append(int(folder.name))
+    return found
 
 
 async def end_of(process: asyncio.subprocess.Process) -> tuple[int, str, str]:

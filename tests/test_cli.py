@@ -13,7 +13,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -28,6 +28,7 @@ from tests.commands import (
     WITHIN,
     Cli,
     at_a_terminal,
+    command_line,
     end_of,
     gone,
     line_of,
@@ -41,9 +42,10 @@ from tests.worlds import asking
 
 
 @pytest.fixture
-def cli(redis_server: RedisServer, prefix: str) -> Cli:
+def cli(redis_server: RedisServer, prefix: str) -> Iterator[Cli]:
     """The command line, against the shared server."""
-    return Cli(redis_server.url, prefix)
+    with command_line(redis_server.url, prefix) as cli:
+        yield cli
 
 
 @pytest.fixture
@@ -675,13 +677,11 @@ async def test_run_reaps_what_others_leave(cli: Cli) -> None:
 @pytest.mark.skipif(sys.platform != "linux", reason="orphans are adopted on Linux")
 async def test_run_reaps_what_was_left_early(cli: Cli) -> None:
     """Also who ended before the command was started."""
-
-    def leave() -> None:
-        if not os.fork():
-            os._exit(0)
-
+    # By a shell: not on every event loop may what begins a process fork.
+    leave = ("sh", "-c", 'true & exec "$@"', "sh")
     script = COUNT_ZOMBIES.replace("$PPID", "$(ps -o ppid= -p $PPID)")
-    assert await cli.run_with(leave, "run", "job", *sh(script)) == (0, "0\n", "")
+    async with cli.started("run", "job", *sh(script), by=leave) as it:
+        assert await end_of(it) == (0, "0\n", "")
 
 
 async def test_what_cannot_be_run(cli: Cli) -> None:

@@ -6,9 +6,15 @@ import asyncio
 import os
 import pty
 import signal
-import subprocess
 import sys
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Callable,
+    Generator,
+    Iterator,
+    Sequence,
+)
 from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from pathlib import Path
@@ -21,6 +27,7 @@ from tests.commands import (
     WITHIN,
     Cli,
     at_a_terminal,
+    command_line,
     end_of,
     gone,
     line_of,
@@ -48,9 +55,10 @@ wait"""
 
 
 @pytest.fixture
-def cli(redis_server: RedisServer, prefix: str) -> Cli:
+def cli(redis_server: RedisServer, prefix: str) -> Iterator[Cli]:
     """The command line, against the shared server."""
-    return Cli(redis_server.url, prefix)
+    with command_line(redis_server.url, prefix) as cli:
+        yield cli
 
 
 @pytest.fixture
@@ -375,6 +383,23 @@ async def test_lost_lock_sends_sigterm_once(cli: Cli, client: aiolock.LockClient
         assert (await end_of(it))[:2] == (76, "x\n")
 
 
+# --- The tests themselves
+
+
+async def test_command_line_of_a_test_that_fails_leaves_no_process(
+    redis_server: RedisServer, prefix: str
+) -> None:
+    """Not even one that has a session of its own, and ignores all that it can."""
+    with command_line(redis_server.url, prefix) as cli:
+        async with cli.started("run", "job", *sh("echo $PPID;" + TREE)) as it:
+            supervisor_of_it, *pids = await numbers(it, 3)
+            it.kill()
+            os.kill(supervisor_of_it, signal.SIGKILL)
+        assert all(map(runs, pids))
+    for pid in pids:
+        await gone(pid)
+
+
 # --- What the command gets
 
 
@@ -397,10 +422,8 @@ sys.exit(asyncio.run(run()))
 async def test_signal_that_comes_early_is_passed_on(cli: Cli, number: signal.Signals) -> None:
     """As soon as the command runs, also at a terminal."""
     args = ("-P", "-W", "error", "-c", PROGRAM, str(int(number)))
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, *args, start_new_session=True, stdin=subprocess.DEVNULL
-    )
-    assert await asyncio.wait_for(process.wait(), WITHIN) == 128 + number
+    async with cli.started(program=args, before=os.setsid) as it:
+        assert (await end_of(it))[0] == 128 + number
     async with at_a_terminal(cli, program=args) as (it, _):
         assert (await end_of(it))[0] == 128 + number
 
