@@ -16,7 +16,7 @@ from typing import Any
 
 import aiolock
 
-WITHIN = 30.0
+WITHIN = 60.0
 """Seconds for a program to start, or to end, on a busy machine."""
 
 
@@ -42,9 +42,7 @@ class Cli:
         """
 
         def prepare() -> None:
-            for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):
-                # Whoever runs the tests in the background may have them ignored.
-                signal.signal(number, signal.SIG_DFL)
+            get_all_signals()
             before()
 
         options.setdefault("stdin", asyncio.subprocess.DEVNULL)
@@ -62,7 +60,7 @@ class Cli:
             if process.returncode is None:
                 process.kill()
             # Before that is waited for: what it has left behind may have its output open.
-            process._transport.close()  # type: ignore[attr-defined]
+            process._transport.close()  # type: ignore[attr-defined]  # asyncio tells no other way
             await process.wait()
 
     async def run_with(self, before: Callable[[], None], *args: str) -> tuple[int, str, str]:
@@ -74,6 +72,17 @@ class Cli:
         """Its exit code, and what it printed."""
         async with self.started(*args) as process:
             return await end_of(process)
+
+
+def get_all_signals() -> None:
+    """Of this process, ignore and block none.
+
+    Whoever runs the tests may do so, and their programs would inherit it: a shell that runs them
+    in the background, nohup, a service.
+    """
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
+        signal.signal(number, signal.SIG_DFL)
 
 
 @contextmanager

@@ -7,8 +7,6 @@ import os
 import re
 import signal
 import sys
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from typing import Any
 
 import httpx
@@ -19,11 +17,9 @@ from aiolock.cli.main import main
 from aiolock.page import Page, web
 from aiolock.stores.memory import MemoryServer, MemoryStore
 from aiolock.testing import FaultyStore
+from tests.commands import Cli, line_of
 from tests.servers import RedisServer
 from tests.viewers import WITHIN
-
-_START = 60.0
-"""Seconds for a program to start, on a busy machine."""
 
 
 class Life:
@@ -82,30 +78,10 @@ async def test_lifespan_without_a_store() -> None:
         assert await life("shutdown") == "lifespan.shutdown.complete"
 
 
-@asynccontextmanager
-async def command(*args: str) -> AsyncIterator[asyncio.subprocess.Process]:
-    """``aiolock web`` is under way."""
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-P", "-W", "error", "-m", "aiolock", "web", *args),
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL) and None,
-    )
-    try:
-        yield process
-    finally:
-        if process.returncode is None:
-            process.kill()
-        await process.wait()
-        process._transport.close()  # type: ignore[attr-defined]
-
-
 async def address_of(process: asyncio.subprocess.Process) -> str:
     """What it says is to be opened."""
-    assert process.stdout is not None
-    line = (await asyncio.wait_for(process.stdout.readline(), _START)).decode()
-    found = re.fullmatch(r"(http://\S+/#key=[\w-]{32}) \(Ctrl-C ends it\)\n", line)
+    line = await line_of(process)
+    found = re.fullmatch(r"(http://\S+/#key=[\w-]{32}) \(Ctrl-C ends it\)", line)
     assert found is not None, line
     return found[1]
 
@@ -113,11 +89,10 @@ async def address_of(process: asyncio.subprocess.Process) -> str:
 @pytest.mark.parametrize("options", [(), ("--may-break",), ("--host", "0.0.0.0")])
 async def test_web(redis_server: RedisServer, prefix: str, options: tuple[str, ...]) -> None:
     """Whoever has the address sees the page, and nobody else; Ctrl-C ends it at once."""
-    store = ("--url", redis_server.url, "--prefix", prefix, "--port", "0")
     async with (
         aiolock.connect(redis_server.url, prefix=prefix) as client,
         client.lock("a", on_lost="signal") as lease,
-        command(*store, *options) as process,
+        Cli(redis_server.url, prefix).started("web", "--port", "0", *options) as process,
     ):
         url = await address_of(process)
         port = httpx.URL(url).port
