@@ -383,6 +383,43 @@ async def test_lost_lock_sends_sigterm_once(cli: Cli, client: aiolock.LockClient
         assert (await end_of(it))[:2] == (76, "x\n")
 
 
+OVERDUE = """
+import asyncio, os, sys, time
+from aiolock.cli.child import Child
+
+async def run():
+    end = time.monotonic() + 600
+    command = ("sh", "-c", sys.argv[2])
+    child = Child(command, os.environ, grace=60, remaining=lambda: end - time.monotonic())
+    running = asyncio.create_task(child.run())
+    while not os.path.exists(sys.argv[3]):
+        await asyncio.sleep(0.01)
+    end = time.monotonic() + 1
+    await asyncio.sleep(0.5)  # the supervisor is told meanwhile
+    if sys.argv[1] == "stuck":
+        time.sleep(2)
+    while not child.overdue:
+        await asyncio.sleep(0.01)
+    if sys.argv[1] == "lost":
+        running.cancel()
+    await asyncio.wait([running])
+
+asyncio.run(run())
+"""
+"""Runs a command under a lease that nobody renews once there is a file."""
+
+
+@pytest.mark.parametrize("guard", ["stuck", "late", "lost"])
+async def test_overdue_lease_sends_sigterm_once(cli: Cli, tmp_path: Path, guard: str) -> None:
+    """Though the guard itself is not stopped; and also if it notices the loss after that."""
+    file = str(tmp_path / "begun")
+    script = f"trap 'n=x$n' TERM; touch {file}; while [ -z $n ]; do sleep 0.05; done"
+    script += "; sleep 0.5; echo $n"
+    args = ("-P", "-W", "error", "-c", OVERDUE, guard, script, file)
+    async with cli.started(program=args) as it:
+        assert (await end_of(it))[:2] == (0, "x\n")
+
+
 # --- The tests themselves
 
 

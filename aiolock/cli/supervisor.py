@@ -329,6 +329,8 @@ class Supervisor:
 
     def _end(self, kill_at: float) -> None:
         """End everything: now by SIGTERM, then by SIGKILL."""
+        if self._whole_tree:
+            return  # a second SIGTERM would tell many programs to end at once
         self._whole_tree = True
         self._kill_at = kill_at if self._kill_at is None else min(kill_at, self._kill_at)
         self._send(signal.SIGTERM)
