@@ -215,9 +215,6 @@ class Supervisor:
             os.waitpid(self._command, 0)
             self._say(FAILED, int(errno))
             return False
-        null = os.open(os.devnull, os.O_RDWR)
-        for number in (0, 1):
-            os.dup2(null, number)  # whoever reads what the command writes waits for its end alone
         self._say(STARTED, self._command)
         return True
 
