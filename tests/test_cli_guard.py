@@ -6,6 +6,7 @@ import asyncio
 import os
 import pty
 import signal
+import socket
 import sys
 from collections.abc import (
     AsyncGenerator,
@@ -319,6 +320,34 @@ async def test_terminated_guard_ends_a_command_that_is_stopped(cli: Cli) -> None
         assert (await end_of(it))[0] == 7
 
 
+async def test_terminated_guard_waits_for_a_command_that_goes_on(
+    cli: Cli, client: aiolock.LockClient
+) -> None:
+    """For longer than the time from SIGTERM to SIGKILL; the lock is held meanwhile."""
+    script = "trap 'n=x; echo got it' TERM; echo in; while [ -z $n ]; do sleep 0.05; done; sleep 1"
+    async with cli.started("run", "--grace", "0.1", "job", *sh(f"{script}; echo out")) as it:
+        assert await line_of(it) == "in"
+        it.terminate()
+        assert await line_of(it) == "got it"
+        assert await client.lock("job").locked()
+        assert (await end_of(it))[:2] == (0, "out\n")
+
+
+async def test_command_ended_by_a_signal_of_another_keeps_the_lock_until_its_group_has_ended(
+    cli: Cli, client: aiolock.LockClient
+) -> None:
+    """As when a terminal is closed, and the guard is told later than the command."""
+    script = f'sh -c "{STUBBORN.replace("$", chr(92) + "$")}" & read _; kill -TERM $$'
+    async with cli.started(
+        "run", "--grace", "0.5", "job", *sh(script), stdin=asyncio.subprocess.PIPE
+    ) as it:
+        pids = await numbers(it, 1)
+        assert it.stdin is not None
+        it.stdin.write(b"now\n")
+        await entered_alone(client, pids)
+        assert (await end_of(it))[0] == 128 + signal.SIGTERM
+
+
 async def test_ended_command_leaves_its_daemon_alone_and_no_supervisor(cli: Cli) -> None:
     """What a command has left in the background is no part of it."""
     script = "(sleep 60 >/dev/null 2>&1 & echo $!); echo $PPID"
@@ -342,6 +371,40 @@ async def test_killed_supervisor_its_command_ends(cli: Cli, client: aiolock.Lock
         code, _, errors = await end_of(it)
         assert code == 128 + signal.SIGKILL
         assert "the supervisor of the command was killed" in errors
+
+
+async def test_killed_supervisor_its_command_ends_though_the_guard_is_stopped(cli: Cli) -> None:
+    """The command itself, by the kernel: nobody is left who could end the others."""
+    script = "trap '' TERM; echo $PPID; echo $$; exec sleep 600"
+    async with cli.started("run", "job", *sh(script)) as it:
+        parent, pid = await numbers(it, 2)
+        with continued(it.pid):
+            await until(stopped([pid]), within=WITHIN)
+            os.kill(parent, signal.SIGKILL)
+            await gone(pid)
+
+
+async def test_supervisor_is_told_to_end_by_the_guard_alone(cli: Cli) -> None:
+    """It gets all signals of a service or a container that is stopped, and leaves them alone."""
+    script = "trap 'exit 7' TERM; echo $PPID; while :; do sleep 0.05; done"
+    async with cli.started("run", "job", *sh(script)) as it:
+        (parent,) = await numbers(it, 1)
+        for number in supervisor.SHIELDED:
+            os.kill(parent, number)
+        it.terminate()
+        assert (await end_of(it))[0] == 7
+
+
+async def test_supervisor_without_a_guard_starts_nothing(tmp_path: Path) -> None:
+    """The guard was killed before it could say for how long the lease lasts."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        args = (str(theirs.fileno()), str(os.getpid()), "0", "5", "touch", str(tmp_path / "ran"))
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-I", "-S", supervisor.__file__, *args), pass_fds=[theirs.fileno()]
+        )
+    assert await asyncio.wait_for(process.wait(), WITHIN) == 0
+    assert not (tmp_path / "ran").exists()
 
 
 async def test_stopped_supervisor_goes_on(cli: Cli, client: aiolock.LockClient) -> None:
