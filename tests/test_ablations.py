@@ -1564,6 +1564,27 @@ SAFEGUARDS = (
         "test_sqlite.py::test_whatever_opens_the_file_again",
     ),
     Safeguard(
+        "a file without its log is nobody's",
+        "stores/sqlite/_connection.py",
+        "if all(new in (None, seen) for new, seen in zip(now, identity, strict=True)):\n",
+        "if False:\n",
+        "test_sqlite.py::test_a_part_that_is_removed_where_the_kernel_shows_no_marks[('-wal',)]",
+    ),
+    Safeguard(
+        "… also where SQLite has removed the rest",
+        "stores/sqlite/_connection.py",
+        "if all(new in (None, seen) for new, seen in zip(now, identity, strict=True)):\n",
+        "if now == identity:\n",
+        "test_sqlite.py::test_a_part_that_is_removed_where_one_client_has_the_file[('-wal',)]",
+    ),
+    Safeguard(
+        "… and not what somebody has made in its place",
+        "stores/sqlite/_connection.py",
+        "if all(new in (None, seen) for new, seen in zip(now, identity, strict=True)):\n",
+        "if True:\n",
+        "test_sqlite.py::test_a_part_of_the_file_that_is_removed[('',)]",
+    ),
+    Safeguard(
         "a log that is used is not removed, whoever has read the file",
         "stores/sqlite/_filelock.py",
         "            fcntl.fcntl(file, fcntl.F_OFD_SETLK, lock)\n",

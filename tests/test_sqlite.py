@@ -1146,6 +1146,51 @@ async def test_a_part_of_the_file_that_is_removed(
             await second.release()
 
 
+def no_such_locks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From now on the kernel has no locks that belong to an open file."""
+    fcntl = pytest.importorskip("fcntl")
+
+    def refuse(_file: int, command: int, *_: object) -> None:
+        assert command in {fcntl.F_OFD_SETLK, fcntl.F_OFD_GETLK}
+        raise OSError(errno.EINVAL, "there are none here")
+
+    has_none = SimpleNamespace(**{**vars(fcntl), "fcntl": refuse})
+    monkeypatch.setattr(_filelock, "fcntl", has_none)
+
+
+PARTS = pytest.mark.parametrize("parts", [("-wal",), ("-shm",), ("-wal", "-shm")], ids=str)
+
+
+@PARTS
+async def test_a_part_that_is_removed_where_one_client_has_the_file(
+    path: Path, url: str, parts: tuple[str, ...]
+) -> None:
+    """What it held is lost, and is free: closing, it writes what is in its log into the file."""
+    async with aiolock.connect(url) as client:
+        lease = await take(client.lock("x", ttl=3600))
+        for suffix in parts:
+            Path(f"{path}{suffix}").unlink()
+        async with client.lock("y"):
+            pass
+        await asyncio.wait_for(lease.lost.wait(), 5)
+        assert await client.lock("x").try_acquire() is not None
+
+
+@PARTS
+async def test_a_part_that_is_removed_where_the_kernel_shows_no_marks(
+    path: Path, url: str, monkeypatch: pytest.MonkeyPatch, parts: tuple[str, ...]
+) -> None:
+    """Nobody waits for the others to leave the file: who notices it first removes the rest."""
+    no_such_locks(monkeypatch)
+    async with aiolock.connect(url) as ours, aiolock.connect(url) as theirs:
+        lease = await take(ours.lock("x", ttl=3600))
+        for suffix in parts:
+            Path(f"{path}{suffix}").unlink()
+        assert await theirs.lock("x").try_acquire(timeout=5) is not None
+        await asyncio.wait_for(lease.lost.wait(), 5)
+        assert await ours.lock("x").try_acquire() is None
+
+
 _LOOKS = """
 import sqlite3, sys
 database = sqlite3.connect(sys.argv[1])
@@ -1187,14 +1232,7 @@ async def test_a_file_that_two_clients_have_where_the_kernel_has_no_such_locks(
     path: Path, url: str, monkeypatch: pytest.MonkeyPatch, system: str
 ) -> None:
     """One of them closes it, and drops nothing of the other: it has opened nothing of its own."""
-    fcntl = pytest.importorskip("fcntl")
-
-    def refuse(_file: int, command: int, *_: object) -> None:
-        assert command in {fcntl.F_OFD_SETLK, fcntl.F_OFD_GETLK}
-        raise OSError(errno.EINVAL, "there are none here")
-
-    has_none = SimpleNamespace(**{**vars(fcntl), "fcntl": refuse})
-    monkeypatch.setattr(_filelock, "fcntl", has_none)
+    no_such_locks(monkeypatch)
     monkeypatch.setattr(_filelock, "sys", SimpleNamespace(platform=system))
     async with aiolock.connect(url) as ours:
         lease = await take(ours.lock("x", ttl=30))

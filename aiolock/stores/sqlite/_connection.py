@@ -281,7 +281,9 @@ class Connection:
             old = [each for each in identity if each is not None and (same or each in before)]
             if old:
                 with self._files.opened_by_one(BUSY):
-                    if self._files.identity() == identity:
+                    # Unless somebody has made new ones. SQLite has removed parts, if we were last.
+                    now = self._files.identity()
+                    if all(new in (None, seen) for new, seen in zip(now, identity, strict=True)):
                         self._files.remove(*old)
         self.open()
         return True
