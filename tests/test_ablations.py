@@ -1918,9 +1918,17 @@ SAFEGUARDS = (
     Safeguard(
         "… those that the server has ended in halves",
         "stores/mysql/_database.py",
-        "                if self._silent > IDLE / 2 and",
-        "                if False and",
+        "                if self._is_ended(cause) and len(operations) > 1:\n",
+        "                if self._is_ended(cause) and False:\n",
         "test_many_leases.py::test_leases_due_at_once_survive_a_server_that_ends_slow_transactions",
+        seconds=20,
+    ),
+    Safeguard(
+        "… and who was ended so has more time",
+        "stores/mysql/_database.py",
+        "            self._idle = _LONGEST_IDLE\n",
+        "",
+        "test_many_leases.py::test_an_operation_that_is_slow_survives_a_server_that_ends_slow_ones",
         seconds=20,
     ),
     Safeguard(
@@ -2716,7 +2724,7 @@ SAFEGUARDS = (
     Safeguard(
         "… a stopped process keeps no row",
         "stores/mysql/_database.py",
-        '            link.run(f"SET SESSION idle_transaction_timeout = {IDLE}")\n',
+        '            link.run(f"SET SESSION idle_transaction_timeout = {self._idle}")\n',
         "",
         "test_mysql.py::test_a_stopped_process_keeps_no_row",
         seconds=40,
@@ -2724,7 +2732,7 @@ SAFEGUARDS = (
     Safeguard(
         "… nor where there is a limit for idle connections only",
         "stores/mysql/_database.py",
-        '                [f"SET SESSION wait_timeout = {IDLE}"],\n',
+        '                [f"SET SESSION wait_timeout = {self._idle}"],\n',
         "                [],\n",
         "test_mysql.py::test_mysql_ends_idle_transactions_in_another_way",
         seconds=30,

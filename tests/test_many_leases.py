@@ -246,6 +246,28 @@ async def test_leases_due_at_once_survive_a_server_that_ends_slow_transactions(
             assert await lease.release()
 
 
+async def test_an_operation_that_is_slow_survives_a_server_that_ends_slow_ones(
+    own_mariadb: MariaDBServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It ends it after a second, but not again: a process with little time is not a stopped one."""
+    renew, times = Step.renew, 0
+
+    def is_slow(*args: Any, **kwargs: Any) -> bool:
+        """As with ten thousand waiters on a machine that is busy."""
+        nonlocal times
+        times += 1
+        time.sleep(1.5)
+        return renew(*args, **kwargs)
+
+    async with aiolock.connect(own_mariadb.url("app")) as client:
+        lease = await take(client.lock("x", ttl=60))
+        monkeypatch.setattr(Step, "renew", is_slow)
+        await lease.extend(60)
+        assert times == 2
+        monkeypatch.undo()
+        assert await lease.release()
+
+
 def test_a_transaction_takes_no_more_than_a_few_hundred() -> None:
     """Other processes wait for it, and the machine may be busy."""
     assert _worker._TOGETHER <= 256

@@ -32,6 +32,9 @@ log = logging.getLogger("aiolock")
 
 IDLE: Final = 1
 """Seconds after which the server ends the transaction, with its locks, of a stopped client."""
+_LONGEST_IDLE: Final = 4
+"""The same, for a client of which it has ended one: perhaps it is not stopped, but has little time.
+Not more, for others wait for the rows no longer than `_PATIENCE`."""
 _PATIENCE: Final = 5.0
 """Seconds after which an operation that fails is not tried any more."""
 _WAITED: Final = 2.5
@@ -102,7 +105,8 @@ class Database:
         self._held = Held()
         """The last transaction, since it has had its rows."""
         self._silent = 0.0
-        """For how many seconds it had them before it was to be committed."""
+        """For how many seconds, since it asked for them, it said nothing before the commit."""
+        self._idle = IDLE
 
     # The connection
 
@@ -158,12 +162,12 @@ class Database:
     def _set_up(self) -> None:
         link = self.link
         if link.is_mariadb():
-            link.run(f"SET SESSION idle_transaction_timeout = {IDLE}")
+            link.run(f"SET SESSION idle_transaction_timeout = {self._idle}")
             self._guard = Guard()
         else:
             # MySQL has a limit for idle connections only.
             self._guard = Guard(
-                [f"SET SESSION wait_timeout = {IDLE}"],
+                [f"SET SESSION wait_timeout = {self._idle}"],
                 ["SET SESSION wait_timeout = 28800"],
             )
         ((now,),), ((_, uptime),) = link.run(CLOCK, "SHOW GLOBAL STATUS LIKE 'Uptime'")
@@ -244,8 +248,7 @@ class Database:
                 if not self._may_be_tried_again(cause, since):
                     failure = self._failure(cause, refused=not again)
                     return CarriedOut(failed(failure, len(operations)), (), served=False)
-                if self._silent > IDLE / 2 and len(operations) > 1 and _errors.is_lost(cause):
-                    # The server ends a transaction that says nothing for as long.
+                if self._is_ended(cause) and len(operations) > 1:
                     return self._apart(cause, operations, since, again=again)
                 time.sleep(pause)
                 pause = min(max(2 * pause, _FIRST_PAUSE), _LONGEST_PAUSE)
@@ -268,6 +271,13 @@ class Database:
             self._roll_back()
             return False
         return time.monotonic() - since < _PATIENCE
+
+    def _is_ended(self, error: BaseException) -> bool:
+        """Whether the server has ended a transaction for its silence: the next has more time."""
+        if self._silent > IDLE / 2 and _errors.is_lost(error):
+            self._idle = _LONGEST_IDLE
+            return True
+        return False
 
     def _roll_back(self) -> None:
         if self.link.is_up:
@@ -310,6 +320,7 @@ class Database:
             says=self._says,
             again=again,
         )
+        began = time.monotonic()  # the process may hardly run before it reads the answer, too
         transaction.load([name for each in operations for name in each.names], self._guard)
         self._held = Held()
         answers = [_carried_out(operation, transaction) for operation in operations]
@@ -332,7 +343,7 @@ class Database:
             *self._guard.after,
         ]
         self._owed |= dict.fromkeys(bells)
-        self._silent = self._held.wall()
+        self._silent = time.monotonic() - began
         self._commit(writing, [bell for bell in bells.values() if bell is not None])
         if self.link.is_up:
             for client in bells:
