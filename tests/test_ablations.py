@@ -1544,9 +1544,9 @@ SAFEGUARDS = (
     ),
     Safeguard(
         "of several that are carried out alone, one waits",
-        "stores/sqlite/_database.py",
-        "            if not done.served:\n",
-        "            if False:\n",
+        "stores/_outcomes.py",
+        "        if not done.served:\n",
+        "        if False:\n",
         "test_sqlite.py::test_a_batch_of_which_one_fails_where_the_file_is_locked_then",
     ),
     Safeguard(

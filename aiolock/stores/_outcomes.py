@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from aiolock.errors import StoreError
-from aiolock.stores._operations import Told
+from aiolock.stores._operations import Operation, Told
 
 
 class Outcome(NamedTuple):
@@ -46,6 +46,27 @@ class CarriedOut(NamedTuple):
     """Whether the store could be used; if not, other operations need not try for now."""
     held: float = 0.0
     """Seconds for which what they lock was locked (`Held`)."""
+
+
+def in_halves(
+    operations: Sequence[Operation], carry_out: Callable[[Sequence[Operation]], CarriedOut]
+) -> CarriedOut:
+    """What comes of each half alone; the second is not tried if the store could not be used."""
+    outcomes: list[Outcome] = []
+    told: list[Told] = []
+    held = 0.0
+    middle = len(operations) // 2
+    for half in (operations[:middle], operations[middle:]):
+        done = carry_out(half)
+        outcomes += done.outcomes
+        told += done.told
+        held = max(held, done.held)
+        if not done.served:
+            failure = outcomes[-1].failure
+            assert failure is not None
+            outcomes += failed(once_more(failure), len(operations) - len(outcomes))
+            return CarriedOut(outcomes, told, served=False)
+    return CarriedOut(outcomes, told, held=held)
 
 
 def failed(failure: StoreError, count: int) -> list[Outcome]:

@@ -19,7 +19,7 @@ import pymysql
 from aiolock.errors import StoreError
 from aiolock.stores._codec import UNREADABLE, decode
 from aiolock.stores._operations import Operation, Told
-from aiolock.stores._outcomes import CarriedOut, Held, Outcome, failed, once_more
+from aiolock.stores._outcomes import CarriedOut, Held, Outcome, failed, in_halves
 from aiolock.stores._protocols import spoken, works_beside
 from aiolock.stores.mysql import _errors, _owner, _schema
 from aiolock.stores.mysql._errors import code, store_error
@@ -292,21 +292,7 @@ class Database:
         self._roll_back()
         if len(operations) == 1:
             return CarriedOut([Outcome(None, self._failure(why, refused=not again))], ())
-        outcomes: list[Outcome] = []
-        told: list[Told] = []
-        held = 0.0
-        middle = len(operations) // 2
-        for half in (operations[:middle], operations[middle:]):
-            done = self.carry_out(half, since, again=again)
-            outcomes += done.outcomes
-            told += done.told
-            held = max(held, done.held)
-            if not done.served:
-                failure = outcomes[-1].failure
-                assert failure is not None
-                outcomes += failed(once_more(failure), len(operations) - len(outcomes))
-                return CarriedOut(outcomes, told, served=False)
-        return CarriedOut(outcomes, told, held=held)
+        return in_halves(operations, lambda half: self.carry_out(half, since, again=again))
 
     def _together(
         self, operations: Sequence[Operation], *, again: bool

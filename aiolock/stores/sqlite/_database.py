@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from aiolock.stores._operations import Operation, Steps, Told
-from aiolock.stores._outcomes import CarriedOut, Held, Outcome, failed, once_more
+from aiolock.stores._outcomes import CarriedOut, Held, Outcome, failed, in_halves
 from aiolock.stores.sqlite import _connection
 from aiolock.stores.sqlite._connection import Connection
 from aiolock.stores.sqlite._failures import failure
@@ -151,7 +151,8 @@ class Database:
         except _Failed as fault:
             if len(operations) == 1:
                 return CarriedOut([Outcome(None, failure(self._path, fault.__cause__))], [])
-            return self._in_halves(operations, patience)
+            # One of them cannot be carried out: find it, and carry out the others.
+            return in_halves(operations, lambda half: self._carry_out(half, patience))
         except Exception as error:  # noqa: BLE001  # no error may end the thread
             return CarriedOut(failed(failure(self._path, error), len(operations)), [], served=False)
         for client in theirs:
@@ -159,24 +160,6 @@ class Database:
             with contextlib.suppress(Exception):
                 self._presence.ring(client)
         return CarriedOut([Outcome(answer) for answer in answers], told, held=held)
-
-    def _in_halves(self, operations: Sequence[Operation], patience: float) -> CarriedOut:
-        """One of them cannot be carried out: find it, and carry out the others."""
-        outcomes: list[Outcome] = []
-        told: list[Told] = []
-        held = 0.0
-        middle = len(operations) // 2
-        for half in (operations[:middle], operations[middle:]):
-            done = self._carry_out(half, patience)
-            outcomes += done.outcomes
-            told += done.told
-            held = max(held, done.held)
-            if not done.served:
-                failure = outcomes[-1].failure
-                assert failure is not None
-                outcomes += failed(once_more(failure), len(operations) - len(outcomes))
-                return CarriedOut(outcomes, told, served=False)
-        return CarriedOut(outcomes, told, held=held)
 
     def _together(
         self, operations: Sequence[Operation], *, sweep: bool
