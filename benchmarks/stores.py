@@ -60,7 +60,14 @@ FULL = replace(
     lines=(200,),
     watch=30,
 )
-QUICK = replace(scenarios.QUICK, rounds=2, yielding=(20, 50), lines=(200,), watch=3)
+QUICK = replace(
+    scenarios.QUICK,
+    rounds=2,
+    yielding=(20, 50),
+    lines=(200,),
+    watch=3,
+    patience=30,  # on a busy machine 400 commits, each of them flushed, take longer than 5 s
+)
 ON_REDIS = replace(AIOLOCK, title="aiolock on Redis")
 IN_A_FILE = replace(AIOLOCK, title="aiolock on SQLite", remark="in a file, by threads")
 IN_POSTGRES = replace(AIOLOCK, title="aiolock on PostgreSQL", remark="as it comes: `durable=1`")
