@@ -54,6 +54,9 @@ sh -c "{STUBBORN.replace("$", chr(92) + "$")}" &
 setsid sh -c "{STUBBORN.replace("$", chr(92) + "$")}" &
 wait"""
 """Two of those below a shell; one with a session of its own."""
+TTL = "6"
+"""Seconds of a lease that ends in a test. On a busy machine a shorter one is renewed late, and may
+leave too little time to end a command before the next holder enters."""
 
 
 @pytest.fixture
@@ -127,7 +130,7 @@ async def test_guard_stopped_beyond_the_lease_nothing_runs_beside_the_next_holde
     cli: Cli, client: aiolock.LockClient
 ) -> None:
     """Also of a command that ignores SIGTERM; and the guard says why, when it goes on."""
-    async with cli.started("run", "--ttl", "3", "job", *sh(TREE)) as it:
+    async with cli.started("run", "--ttl", TTL, "job", *sh(TREE)) as it:
         pids = await numbers(it, 2)
         with continued(it.pid):
             await entered_alone(client, pids)
@@ -141,7 +144,7 @@ async def test_guard_stopped_beyond_the_lease_command_may_tidy_up(
 ) -> None:
     """It gets SIGTERM some time before the lease ends, and goes on meanwhile."""
     script = "trap 'echo tidied up; exit 0' TERM; echo in; while :; do sleep 0.05; done"
-    async with cli.started("run", "--ttl", "3", "job", *sh(script)) as it:
+    async with cli.started("run", "--ttl", TTL, "job", *sh(script)) as it:
         await line_of(it)
         with continued(it.pid):
             assert await line_of(it) == "tidied up"
@@ -212,7 +215,7 @@ async def test_ctrl_z_beyond_the_lease_nothing_runs_beside_the_next_holder(
 ) -> None:
     """The guard cannot renew the lease; it says so when it is in the foreground again."""
     async with shell() as terminal:
-        pids = await at_the_shell(cli, terminal, tmp_path, line, "--ttl", "3")
+        pids = await at_the_shell(cli, terminal, tmp_path, line, "--ttl", TTL)
         os.write(terminal, b"\x1a")
         await shown(terminal, "Stopped")
         await entered_alone(client, pids)
@@ -280,7 +283,7 @@ async def test_killed_guard_all_of_its_command_ends_before_the_next_holder(
     cli: Cli, client: aiolock.LockClient, grace: str
 ) -> None:
     """With what its shell has started; at the end of the lease at the latest."""
-    async with cli.started("run", "--ttl", "3", "--grace", grace, "job", *sh(TREE)) as it:
+    async with cli.started("run", "--ttl", TTL, "--grace", grace, "job", *sh(TREE)) as it:
         pids = await numbers(it, 2)
         it.kill()
         await entered_alone(client, pids)

@@ -39,12 +39,14 @@ _TYPED: Final = (signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU)
 _ALWAYS_DEFAULT: Final = ("SIGPIPE", "SIGXFZ", "SIGXFSZ")
 """Python ignores these; a command shall not."""
 _TICK: Final = 0.25
-_TICK_OF_END: Final = 0.05
+_TICK_OF_END: Final = _TICK if LINUX else 0.05
+"""On Linux the last one is our child, whose end wakes us: we need not look at all of them often."""
 _SILENT: Final = 1.5
 """After so many seconds without a word the guard is taken for stopped, where its state is not
 known."""
-_EARLY: Final = 0.5
-"""Without a guard, everything has ended so many seconds before the lease, if it lasts as long."""
+_EARLY: Final = 1.0
+"""Without a guard, everything is killed so many seconds before the end of the lease, or a third of
+what is left of it: on a busy machine we may be late."""
 _STOP_ROUNDS: Final = 5
 _SUBREAPER: Final = 36
 _PDEATHSIG: Final = 1
@@ -303,7 +305,7 @@ class Supervisor:
             if self._whole_tree:
                 return
         left = max(0.0, self._deadline - now)
-        last = now + max(left - _EARLY, left * 3 / 4)
+        last = now + max(left - _EARLY, left * 2 / 3)
         if self._gone:
             # Without a guard, the command never outlives the lease.
             self._end(min(now + self._grace, last))
