@@ -352,7 +352,8 @@ class Busy(NamedTuple):
     """The lock is taken and the waiter did not want to wait; the first lease ends in ``until`` ms.
 
     ``holder`` has that lease, if the store tells. An ``until`` of 0 means that the waiter has been
-    released, and nothing is left of it.
+    released, and nothing is left of it; one of -1, that many leases have ended, so that the store
+    has not removed all of them yet: ask again at once.
     """
 
     until: int
@@ -395,10 +396,12 @@ class Inbox(Protocol):
         """
 
     def done(self, name: str) -> None:
-        """What the waiters for ``name`` know is outdated: ask again, for one of two reasons.
+        """What the waiters for ``name`` know is outdated: ask again, for one of three reasons.
 
         The work of a `once` is done, and its waiters have left the queue. Or the lock stays closed
-        for a while, and the first waiter in the queue has to ask for how long.
+        for a while, and the first waiter in the queue has to ask for how long. Or many have
+        entered, or many leases have ended, and the store goes on with more of them when the first
+        waiter asks: so none of its steps takes long, however many there are.
         """
 
     def requested(self, name: str, waiter: Waiter, fence: int) -> None:

@@ -25,11 +25,11 @@ NUMBERS = {
 
 
 @cache
-def source(script: _scripts.Script, *, looks: bool) -> str:
-    """A script in which newcomers look always, or never."""
+def source(script: _scripts.Script, *, looks: bool, grants: int = machine.GRANTS) -> str:
+    """A script in which newcomers look always, or never; and so many enter in one call."""
     constants: dict[str, str] = {}
     text = _scripts._included(script.name, set(), constants)
-    constants |= NUMBERS[looks]
+    constants |= NUMBERS[looks] | {"GRANTS": str(grants)}
     names = re.compile(r"\b[A-Z_]+\b")
     return names.sub(lambda found: constants.get(found[0], found[0]), text)
 

@@ -110,7 +110,7 @@ class Server(MemoryServer):
         state = self._states.get(name)
         if state is None:
             return
-        if waiter in state.waiting or any(grant.waiter == waiter for grant in state.holders):
+        if waiter in state.waiting or state.holders.of(waiter):
             self.ghosts.append(f"{waiter} at {name}")
 
 

@@ -33,7 +33,7 @@ from aiolock.store import (
     Queued,
     Waiter,
 )
-from aiolock.stores import mysql
+from aiolock.stores import machine, mysql
 from aiolock.stores._codec import encode
 from aiolock.stores._operations import Operation, Steps, Told
 from aiolock.stores.machine import NameState
@@ -987,8 +987,11 @@ def test_the_longest_message(own_mariadb: MariaDBServer) -> None:
     link.close()
 
 
-def test_pushes_for_more_waiters_than_a_packet_holds(own_mariadb: MariaDBServer) -> None:
-    """All are left for them: as readers who enter together when a writer leaves."""
+def test_pushes_for_more_waiters_than_a_packet_holds(
+    own_mariadb: MariaDBServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All are left for them: so many enter in one step as a group does, which enters as a whole."""
+    monkeypatch.setattr(machine, "GRANTS", 400)
     database, other = small_packets(own_mariadb), alone(own_mariadb, "bob")
     other.open()
     writer = ask(database, asking("ada", "many"))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import random
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -55,11 +56,28 @@ def stage() -> Iterator[psycopg.Connection[Any]]:
 
 def sooner(schema: str) -> str:
     """Its `acquire`, to which a queue of one second is one that does not move."""
-    begins = schema.index("CREATE OR REPLACE FUNCTION aiolock.acquire(")
-    acquire = schema[begins : schema.index("END $$;", begins)] + "END $$;"
-    looks = f"w.ticket - t >= {STANDS_STILL} THEN"
-    assert acquire.count(looks) == 1
-    return acquire.replace(looks, "w.ticket - t >= 1000000 THEN")
+    return changed(schema, "acquire", f"w.ticket - t >= {STANDS_STILL} THEN", 1_000_000)
+
+
+def changed(schema: str, function: str, number: str, new: int) -> str:
+    """A function of the schema, with another number in this line."""
+    begins = schema.index(f"CREATE OR REPLACE FUNCTION aiolock.{function}(")
+    text = schema[begins : schema.index("END $$;", begins)] + "END $$;"
+    assert text.count(number) == 1
+    return text.replace(number, re.sub(r"[0-9]+", str(new), number))
+
+
+@pytest.fixture
+def few(stage: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """One enters in each step, and the next is told to ask; one lease ends in each step."""
+    schema, most = _schema.statements(), machine.GRANTS
+    bounds = {"_advance": f"granted >= {most} ", "_reap": f"LIMIT {most} "}
+    for function, number in bounds.items():
+        stage.execute(changed(schema, function, number, 1).encode())
+    monkeypatch.setattr(machine, "GRANTS", 1)
+    yield
+    for function, number in bounds.items():
+        stage.execute(changed(schema, function, number, most).encode())
 
 
 @pytest.fixture(autouse=True)
@@ -322,6 +340,11 @@ def by_client(pushes: Any) -> dict[str, list[str]]:
 @pytest.mark.parametrize("forms", FORMS)
 def test_the_functions_and_the_machine_agree(stage: psycopg.Connection[Any], forms: str) -> None:
     """Whatever is asked of them, in whatever order, they say and tell the same."""
+    agree(stage, forms, 1000 * [*FORMS].index(forms))
+
+
+def agree(stage: psycopg.Connection[Any], forms: str, first: int) -> None:
+    """Have them do the same, from this seed on, and compare."""
     often = ["acquire"] * 6 + ["release"] * 3 + ["go_on"] * 4
     seldom = ["renew", "downgrade", "request", "break_", "status", "read"]
     if forms == "once":
@@ -329,9 +352,17 @@ def test_the_functions_and_the_machine_agree(stage: psycopg.Connection[Any], for
     if forms in {"permits", "groups"}:
         seldom += ["post"] * 3 + ["resize"] * 2
     for seed in range(ROUNDS):
-        both = Both(stage, FORMS[forms], seed + 1000 * [*FORMS].index(forms))
+        both = Both(stage, FORMS[forms], first + seed)
         for _ in range(40):
             getattr(both, both.dice.choice(often + seldom))()
+
+
+@pytest.mark.skipif(INSTALLED, reason="on the tree only: it is the same source")
+@pytest.mark.usefixtures("few")
+@pytest.mark.parametrize("forms", ["readers", "permits", "groups"])
+def test_they_agree_if_few_enter_at_a_time(stage: psycopg.Connection[Any], forms: str) -> None:
+    """The same, if one enters in each step, and one lease ends."""
+    agree(stage, forms, 50_000 + 1000 * [*FORMS].index(forms))
 
 
 LONG = 200_000_000

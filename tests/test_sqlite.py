@@ -28,8 +28,9 @@ import aiolock.store
 from aiolock._engine import lookout
 from aiolock.store import Answer, Form, Granted, Renewal, Rule, Waiter
 from aiolock.stores._codec import decode, encode
+from aiolock.stores._holders import Grant, Holder
 from aiolock.stores._operations import Operation
-from aiolock.stores.machine import Grant, Holder, NameState, Step
+from aiolock.stores.machine import NameState, Step
 from aiolock.stores.sqlite import (
     SQLiteStore,
     _bell,
@@ -1937,7 +1938,7 @@ def states(draw: st.DrawFn) -> NameState:
         st.lists(st.tuples(waiters, forms, moments, st.booleans(), st.booleans()))
     ):
         grant = Grant(waiter, draw(moments))
-        state.holders[grant] = Holder(grant, form, end, shared=shared, claim=claim)
+        state.holders.add(Holder(grant, form, end, shared=shared, claim=claim))
     for waiter, ticket, form in draw(
         st.lists(st.tuples(waiters, moments, forms), unique_by=lambda each: each[0])
     ):

@@ -198,10 +198,13 @@ class Acquirer:
         """Ask, wait for the push, and return grants that are too late; False if it is not free."""
         told = False
         for _ in range(_TOO_LATE):
-            question = self._waiters.ask(attempt, wait=wait)
-            attempt.waits_for = question.answer
-            await question.answer
-            self._waiters.hear(attempt, question)
+            while attempt.phase is Phase.ASKING:  # more than once: see `Busy`
+                if attempt.stopped is not None:
+                    raise attempt.stopped
+                question = self._waiters.ask(attempt, wait=wait)
+                attempt.waits_for = question.answer
+                await question.answer
+                self._waiters.hear(attempt, question)
             if attempt.phase is Phase.QUEUED:
                 if self._events.often and not told:
                     told = True

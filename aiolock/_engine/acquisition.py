@@ -202,7 +202,7 @@ class Attempt:
             # Not DECLINED: the store may still have a place for it.
             self.stopped = refusals.mismatch(self.policy, answer)
             self._go(Phase.STOPPED)
-        else:
+        elif not (isinstance(answer, Busy) and answer.until < 0):  # else it is to ask again
             self.declined = answer
             self._go(Phase.DECLINED)
         return True

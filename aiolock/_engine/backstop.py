@@ -8,7 +8,7 @@ from collections.abc import Callable
 from itertools import islice
 from typing import Final
 
-from aiolock._engine.acquisition import Attempt
+from aiolock._engine.acquisition import Attempt, Phase
 from aiolock._engine.timers import shared_timers
 from aiolock.store import CLAIM, Queued, Waiter
 
@@ -64,6 +64,12 @@ class LocalQueue:
     def first(self) -> Attempt:
         """The waiter that has waited longest."""
         return next(iter(self._attempts.values()))
+
+    @property
+    def first_without_grant(self) -> Attempt | None:
+        """The same, but for those that have been granted the lock, and whose tasks run soon."""
+        waiting = (each for each in self._attempts.values() if each.phase is Phase.QUEUED)
+        return next(waiting, None)
 
     def leave(self, attempt: Attempt) -> bool:
         """The waiter waits no more; True if none is left."""

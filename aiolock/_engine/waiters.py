@@ -129,7 +129,15 @@ class Waiters:
                 self._ask_again(attempt)
             elif newcomer and (answer.before is not None or self._runs):
                 self._runs.queued(attempt, answer, self.attempts[key])
+        elif question.outdated and isinstance(answer, Granted) and attempt.policy.shared:
+            self._first_asks(attempt.policy.key)  # the news may be of those that enter beside it
         return True
+
+    def _first_asks(self, key: str) -> None:
+        """The store has news for the first of the waiters that have not been granted the lock."""
+        queue = self._queues.get(key)
+        if queue is not None and (first := queue.first_without_grant) is not None:
+            self._ask_again(first)
 
     def _ask_again(self, attempt: Attempt) -> None:
         """The store has news for this waiter: ask now, or after the answer under way."""
@@ -260,8 +268,7 @@ class Waiters:
 
     def done(self, name: str) -> None:
         # This push may be old and the lock unused since; the answer to a question is current.
-        if name in self._queues:
-            self._ask_again(self._queues[name].first)
+        self._first_asks(name)
         waiting = self.attempts.get(name, {}).values()
         self._to_ask.add([attempt for attempt in waiting if attempt.policy.once])
 

@@ -7,9 +7,8 @@ from functools import lru_cache
 from typing import Any, Final
 
 from aiolock.store import Form, Rule, Waiter
+from aiolock.stores._holders import Grant, Holder
 from aiolock.stores.machine import (
-    Grant,
-    Holder,
     NameState,
     Push,
     PushDone,
@@ -85,7 +84,7 @@ def decode(text: str) -> NameState:
     number: int
     for client, seq, fence, number, end, shared, claim in data["holders"]:
         grant = Grant(Waiter(client, seq), fence)
-        state.holders[grant] = Holder(grant, forms[number], end, shared=shared, claim=claim)
+        state.holders.add(Holder(grant, forms[number], end, shared=shared, claim=claim))
     for ticket, client, seq, number in data["queue"]:
         waiter = Waiter(client, seq)
         state.queue.append((ticket, waiter))

@@ -37,6 +37,7 @@ from aiolock.store import (
     Status,
     Waiter,
 )
+from aiolock.stores._holders import NOBODY, Grant, Holder, Holders
 
 A_MINUTE: Final = 60_000
 """Milliseconds for which a declared number is remembered after the last lease has ended."""
@@ -53,46 +54,14 @@ LOOKERS: Final = 32
 """Newcomers of which one looks for dead waiters in a short queue."""
 CHECKS: Final = 128
 """How many waiters one of them checks on average, if the queue is longer."""
+GRANTS: Final = 128
+"""Grants that one step makes, and that it ends: all others wait so long. More of them follow, see
+`_advance` and `reap`."""
 
-NOBODY: Final = "-"
-"""The client of a hold that means "closed" or "done": it ends like any other, but has no owner."""
 _CLOSED: Final = Waiter(NOBODY, 0)
 """Holds a lock that stays closed for a while."""
 _DONE: Final = Waiter(NOBODY, 1)
 """Holds a lock while the store remembers that its work is done."""
-
-
-class Grant(NamedTuple):
-    """The id of one grant: a late message about it cannot mean another grant."""
-
-    waiter: Waiter
-    fence: int
-
-
-class Holder:
-    """One grant among the holders."""
-
-    __slots__ = ("claim", "end", "form", "grant", "shared")
-
-    def __init__(
-        self, grant: Grant, form: Form, end: int, *, shared: bool, claim: bool = False
-    ) -> None:
-        self.grant = grant
-        self.form = form
-        self.end = end
-        """When its lease ends, in ms."""
-        self.shared = shared
-        """Whether others that share may enter: from the first, or since it was downgraded."""
-        self.claim = claim
-        """Whether its lease is the claim of a pushed grant that the client has not confirmed."""
-
-    @property
-    def client(self) -> str:
-        return self.grant.waiter.client
-
-    @property
-    def nobodys(self) -> bool:
-        return self.client == NOBODY
 
 
 # Pushes
@@ -172,7 +141,7 @@ class NameState:
     )
 
     def __init__(self) -> None:
-        self.holders: dict[Grant, Holder] = {}
+        self.holders = Holders()
         self.queue: list[tuple[int, Waiter]] = []
         """Tickets and waiters, in order."""
         self.waiting: dict[Waiter, tuple[int, Form]] = {}
@@ -194,7 +163,7 @@ class NameState:
     @property
     def open(self) -> bool:
         """Whether every holder shares the lock, or there is none."""
-        return all([holder.shared for holder in self.holders.values()])  # noqa: C419  # as fast again
+        return self.holders.open
 
     @property
     def idle(self) -> bool:
@@ -209,10 +178,6 @@ class NameState:
         ends = [holder.end + holder.form.closes for holder in self.holders.values()]
         return max(self.until, *ends, 0, 0)
 
-    @property
-    def permits_taken(self) -> int:
-        return sum([holder.form.permits for holder in self.holders.values()])
-
     def place(self, waiter: Waiter) -> int:
         return bisect_left(self.queue, (self.waiting[waiter][0], waiter)) + 1
 
@@ -226,6 +191,15 @@ class NameState:
         del self.queue[self.place(waiter) - 1]
         del self.waiting[waiter]
         return True
+
+    def remove(self, goes: Callable[[Waiter], bool]) -> list[Waiter]:
+        """Take these out of the queue, and return them; all at once, as there may be many."""
+        gone = [waiter for _, waiter in self.queue if goes(waiter)]
+        for waiter in gone:
+            del self.waiting[waiter]
+        if gone:
+            self.queue = [place for place in self.queue if place[1] in self.waiting]
+        return gone
 
     def keep(self, until: int) -> None:
         """Remember the numbers until then, at least."""
@@ -329,10 +303,10 @@ class Step:
         """See `Store.pass_on`."""
         state, form = self._state, passed.form
         grant = Grant(passed.taker, passed.fence)
-        if state.holders.pop(Grant(passed.giver, passed.giver_fence), None) is None:
+        if state.holders.remove(Grant(passed.giver, passed.giver_fence)) is None:
             return WAS_HOLDER if grant in state.holders else WAS_ABSENT
         end = self._ms + form.claim
-        state.holders[grant] = Holder(grant, form, end, shared=False, claim=True)
+        state.holders.add(Holder(grant, form, end, shared=False, claim=True))
         self.fence = max(self.fence, passed.fence)
         for waiter in passed.through:
             state.dequeue(waiter)
@@ -357,8 +331,9 @@ class Step:
                 if state.queue and state.open:
                     self._advance()
                 return WAS_QUEUED
-            fence = next((g.fence for g in state.holders if g.waiter == waiter), 0)
-        holder = state.holders.pop(Grant(waiter, fence), None)
+            held = state.holders.of(waiter)
+            fence = 0 if held is None else held.grant.fence
+        holder = state.holders.remove(Grant(waiter, fence))
         if holder is None:
             return WAS_ABSENT
         # A lease that has ended was lost, although its holder could still release it.
@@ -374,7 +349,7 @@ class Step:
         if holder is None or holder.end <= self._ms:
             return False
         if ttl:
-            holder.end = self._ms + ttl
+            self._state.holders.prolong(holder, self._ms + ttl)
             holder.claim = False
             self._state.keep(holder.end + A_MINUTE + holder.form.closes)
         return True
@@ -383,15 +358,13 @@ class Step:
         """See `Store.finish`; ``bury`` as in `release`."""
         state = self._state
         done = Grant(_DONE, fence)
-        if state.holders.pop(Grant(waiter, fence), None) is None:
+        if state.holders.remove(Grant(waiter, fence)) is None:
             return WAS_HOLDER if done in state.holders else WAS_ABSENT
         # A late copy is told "done" for as long as that is remembered, so until `bury` at least.
         end = max(self._ms + remember, -(-bury // 1000))
         form = Form(claim=0, fixed=True, once=True)
-        state.holders[done] = Holder(done, form, end, shared=False)
-        waiting = [each for _, each in state.queue if state.waiting[each][1].once]
-        for each in waiting:
-            state.dequeue(each)
+        state.holders.add(Holder(done, form, end, shared=False))
+        waiting = state.remove(lambda each: state.waiting[each][1].once)
         one_of_each = {each.client: each for each in reversed(waiting)}
         self.pushes += [PushDone(each) for each in waiting if one_of_each[each.client] is each]
         return WAS_HOLDER
@@ -411,6 +384,7 @@ class Step:
         holders = self._state.holders
         broken = [h for h in holders.values() if h.grant.fence in fences and not h.nobodys]
         for holder in broken:
+            holders.remove(holder.grant)
             self._end(holder)
             self.pushes.append(PushLost(*holder.grant, "broken"))
             self._close(holder, lost=self._ms)
@@ -518,9 +492,18 @@ class Step:
             now=self._now / 1e6,
         )
 
-    def reap(self) -> None:
-        """End the leases that are over; `acquire` does so by itself."""
-        ended = [h for h in self._state.holders.values() if h.end <= self._ms]
+    def reap(self, asking: Waiter | None = None) -> None:
+        """End leases that are over, but not too many at once; `acquire` does so by itself.
+
+        That of the waiter which is asking is one of them. If there are more, that waiter is told to
+        ask again, by the answer, and the first waiter by a push: each goes on with them.
+        """
+        state, ended = self._state, list[Holder]()
+        own = None if asking is None else state.holders.of(asking)
+        if own is not None and own.end <= self._ms:
+            state.holders.remove(own.grant)
+            ended.append(own)
+        ended += state.holders.take_ended(self._ms, GRANTS - len(ended))
         self._reaped = bool(ended)
         stuck = set[str]()
         for holder in ended:
@@ -531,9 +514,16 @@ class Step:
             # A claim must be confirmed, whether or not the lease is renewed afterwards.
             if holder.claim or not holder.form.fixed:
                 stuck.add(holder.client)
-        for _, waiter in list(self._state.queue):
-            if waiter.client in stuck:
-                self._state.dequeue(waiter)
+        if stuck:
+            state.remove(lambda waiter: waiter.client in stuck)
+        if self._more_ended and state.queue and state.queue[0][1] != asking:
+            self.pushes.append(PushDone(state.queue[0][1]))
+
+    @property
+    def _more_ended(self) -> bool:
+        """Whether the lease of a holder is over."""
+        first = self._state.holders.first
+        return first is not None and first.end <= self._ms
 
     # Parts of the operations
 
@@ -544,16 +534,14 @@ class Step:
             return Busy(0)
         if form.declared and self._differs(form.declared):
             return Differs(state.limit or 0)
-        now = self._ms
-        if any([holder.end <= now for holder in state.holders.values()]):  # noqa: C419  # see `open`
-            self.reap()
-        for grant, holder in state.holders.items():
-            if grant.waiter == waiter:
-                if self._reaped:
-                    self._advance()  # the ended leases may have held back other waiters
-                return Granted(grant.fence, holder.end - now, claim=holder.claim)
-            if form.once and grant.waiter == _DONE:
-                return Done(holder.end - now)
+        if self._more_ended:
+            self.reap(waiter)
+        if holder := state.holders.of(waiter):
+            if self._reaped:
+                self._advance()  # the ended leases may have held back other waiters
+            return Granted(holder.grant.fence, holder.end - self._ms, claim=holder.claim)
+        if form.once and (done := state.holders.of(_DONE)):
+            return Done(done.end - self._ms)
         return None
 
     def _enters(self, waiter: Waiter, form: Form, *, wait: bool) -> bool:
@@ -567,12 +555,14 @@ class Step:
         self, waiter: Waiter, form: Form, *, wait: bool, displaced: bool, newcomer: bool
     ) -> Answer:
         state = self._state
-        first = min(state.holders.values(), key=lambda holder: holder.end, default=None)
-        until = first.end - self._ms if first else KEEP_ALIVE
+        first = state.holders.first
+        until = max(0, first.end - self._ms) if first else KEEP_ALIVE
         if wait:
             ticket, _ = state.waiting[waiter]
             before = self._before(waiter, form) if newcomer else None
             return Queued(ticket, state.place(waiter), until, self._now, displaced, before)
+        if not until:
+            return Busy(-1)
         if first is None or first.nobodys:
             return Busy(until)
         return Busy(until, replace(self._holder(first), alive=True))
@@ -615,9 +605,12 @@ class Step:
     def _advance(self, *, asking: Waiter | None = None, ttl: int = 0, counted: bool = False) -> int:
         """Grant the lock from the head of the queue while waiters fit; the fence of ``asking``.
 
-        With ``counted``, waiters for a count that is still too low are passed over.
+        With ``counted``, waiters for a count that is still too low are passed over. After many
+        grants, the client of the next waiter is told to ask: it goes on with them. (If it does not,
+        the clients ask by themselves, as for any push that was lost.) Not within a group, which
+        enters as a whole; nor for a count, where each that asks enters, and no other.
         """
-        state, mine = self._state, 0
+        state, mine, granted = self._state, 0, 0
         over: list[tuple[int, Waiter, Form]] = []
         while state.queue:
             ticket, head = state.queue[0]
@@ -630,12 +623,17 @@ class Step:
                 if counted and form.counts and not form.declared:
                     continue
                 break
+            if granted >= GRANTS and head != asking and form.rule in (Rule.ALWAYS, Rule.PERMITS):
+                over.append((ticket, head, form))
+                self.pushes.append(PushDone(head))
+                break
+            granted += 1
             if head == asking:
                 mine = self._grant(head, form, ttl)
             else:
                 fence = self._grant(head, form, form.claim, claim=True)
                 self.pushes.append(PushGranted(head, form, fence, form.claim, self._now))
-            all_taken = form.permits and state.permits_taken >= (state.limit or 0)
+            all_taken = form.permits and state.holders.permits >= (state.limit or 0)
             if not form.shared or all_taken:
                 break  # no other fits beside it
         for each in over:
@@ -646,7 +644,7 @@ class Step:
     def _grant(self, waiter: Waiter, form: Form, lease: int, *, claim: bool = False) -> int:
         self.fence = max(self.fence + 1, self._now)
         grant, end = Grant(waiter, self.fence), self._ms + lease
-        self._state.holders[grant] = Holder(grant, form, end, shared=form.shared, claim=claim)
+        self._state.holders.add(Holder(grant, form, end, shared=form.shared, claim=claim))
         if form.shared:
             self._state.keep(end + A_MINUTE + form.closes)
         return self.fence
@@ -661,7 +659,7 @@ class Step:
         if form.rule is Rule.COUNT:
             return state.count >= form.number
         if form.rule is Rule.PERMITS:
-            return state.permits_taken + form.number <= self._permits(form.declared)
+            return state.holders.permits + form.number <= self._permits(form.declared)
         return True
 
     def _is_full(self, others: int) -> bool:
@@ -700,7 +698,7 @@ class Step:
             declared=form.declared,
             fixed=True,
         )
-        self._state.holders[closed] = Holder(closed, terms, opens, shared=holder.shared)
+        self._state.holders.add(Holder(closed, terms, opens, shared=holder.shared))
         self._state.keep(opens + A_MINUTE)
         if self._state.queue:
             self.pushes.append(PushDone(self._state.queue[0][1]))
@@ -708,7 +706,6 @@ class Step:
 
     def _end(self, holder: Holder) -> None:
         """Its grant was lost. Its client may have handed it on since, under higher fences."""
-        del self._state.holders[holder.grant]
         self.fence = max(self.fence, holder.grant.fence + RUN)
 
     def _give_up(self, waiter: Waiter, until: int) -> None:
@@ -719,9 +716,7 @@ class Step:
         state.keep(until)
 
     def _remove_dead(self) -> None:
-        for _, waiter in list(self._state.queue):
-            if not self._is_there(waiter.client):
-                self._state.dequeue(waiter)
+        self._state.remove(lambda waiter: not self._is_there(waiter.client))
 
     def _is_there(self, client: str) -> bool:
         return client == self._asker or self._listens(client)

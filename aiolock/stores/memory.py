@@ -282,8 +282,7 @@ class MemoryServer:
         now = self.now()
         for name, state in list(islice(self._states.items(), _SWEPT)):
             self._states.move_to_end(name)
-            ended = all(holder.end <= now // 1000 for holder in state.holders.values())
-            if state.until <= now // 1000 and ended:
+            if max(state.until, state.holders.last_end) <= now // 1000:
                 step = Step(state, now, self.listens, self._fence, _says)
                 step.reap()  # it may be closed from now on, and its numbers are kept for that
                 self._done(name, state, step)

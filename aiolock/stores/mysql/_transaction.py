@@ -12,8 +12,9 @@ from typing import Final, NamedTuple, TypeVar
 
 from aiolock.store import Page
 from aiolock.stores._codec import UNREADABLE, decode, encode, encode_push
+from aiolock.stores._holders import NOBODY
 from aiolock.stores._operations import Told
-from aiolock.stores.machine import NOBODY, NameState, Step
+from aiolock.stores.machine import NameState, Step
 from aiolock.stores.mysql._errors import is_in_the_way, is_lost
 from aiolock.stores.mysql._link import Link
 

@@ -44,7 +44,7 @@ BEGIN
     FOR f IN SELECT p.oid FROM pg_proc p
         WHERE p.pronamespace = 'aiolock'::regnamespace AND (p.proname, p.pronargs)
             IN (('release', 6), ('downgrade', 4), ('resize', 7), ('post', 8), ('status', 2),
-                ('snapshot', 3), ('_statuses', 2))
+                ('snapshot', 3), ('_statuses', 2), ('_room', 5), ('_reap', 3))
     LOOP
         EXECUTE concat('DROP FUNCTION ', f);
     END LOOP;
@@ -328,26 +328,25 @@ BEGIN
         WHERE NOT aiolock._is_there(each.client, me));
 END $$;
 
+-- How many permits are taken. It looks at all holders.
+CREATE OR REPLACE FUNCTION aiolock._taken(n bytea) RETURNS bigint LANGUAGE sql AS $$
+    SELECT coalesce(sum(number) FILTER (WHERE rule = '*'), 0)::bigint FROM aiolock.grants
+        WHERE name = n
+$$;
+
 -- NULL if such a waiter may not enter beside the holders; otherwise how many more of a full group
 -- enter: `passing` is how many before this one. Of the queue only the waiters behind its ticket count.
+-- `taken`: see `_taken`; NULL if that is not known yet.
 CREATE OR REPLACE FUNCTION aiolock._room(
-    n bytea, w aiolock.waiters, us bigint, me text, passing bigint
+    n bytea, w aiolock.waiters, us bigint, me text, passing bigint, taken bigint
 ) RETURNS bigint LANGUAGE plpgsql AS $$
 DECLARE
-    holders bigint;
-    alone boolean;
-    taken bigint;
+    share boolean; -- whether the holders do, NULL if there are none: one that does not is alone
     behind bigint;
-    fits boolean;
+    fits boolean := true;
 BEGIN
-    IF NOT w.shares AND w.rule = '' THEN -- a plain lock, as most are
-        RETURN CASE WHEN NOT EXISTS (SELECT FROM aiolock.grants WHERE name = n) THEN passing END;
-    END IF;
-    SELECT count(*), coalesce(bool_or(NOT shared), false),
-            coalesce(sum(number) FILTER (WHERE rule = '*'), 0)
-        INTO holders, alone, taken FROM aiolock.grants WHERE name = n;
-    fits := NOT alone AND (w.shares OR holders = 0);
-    IF NOT fits THEN
+    SELECT shared INTO share FROM aiolock.grants WHERE name = n ORDER BY name, fence LIMIT 1;
+    IF NOT share OR share AND NOT w.shares THEN
         RETURN NULL;
     END IF;
     CASE w.rule
@@ -368,7 +367,8 @@ BEGIN
         WHEN '^' THEN
             fits := coalesce((SELECT count FROM aiolock.names WHERE name = n), 0) >= w.number;
         WHEN '*' THEN
-            fits := taken + w.number <= aiolock._permits(n, w.declared, us);
+            fits := coalesce(taken, aiolock._taken(n)) + w.number
+                <= aiolock._permits(n, w.declared, us);
         ELSE
             NULL;
     END CASE;
@@ -376,7 +376,9 @@ BEGIN
 END $$;
 
 -- Grant the lock from the head of the queue while waiters fit; returns the fence of the asking one.
--- With `counted`, waiters for a count that is still too low are passed over.
+-- With `counted`, waiters for a count that is still too low are passed over. After many grants, the
+-- client of the next waiter is told to ask, and so goes on with them: others wait for this transaction.
+-- Not within a group, which enters as a whole; nor for a count, where each that asks enters, and no other.
 CREATE OR REPLACE FUNCTION aiolock._advance(
     n bytea, us bigint, me text, asking bigint, ttl bigint, counted boolean, passing bigint
 ) RETURNS bigint LANGUAGE plpgsql AS $$
@@ -384,6 +386,8 @@ DECLARE
     w aiolock.waiters;
     over aiolock.waiters;
     room bigint;
+    taken bigint;
+    granted integer := 0;
     f bigint;
     mine bigint := 0;
 BEGIN
@@ -398,12 +402,20 @@ BEGIN
                 WHERE name = n AND ticket = w.ticket AND client = w.client AND seq = w.seq;
             CONTINUE;
         END IF;
-        room := aiolock._room(n, w, us, me, passing);
+        IF w.rule = '*' AND taken IS NULL THEN
+            taken := aiolock._taken(n);
+        END IF;
+        room := aiolock._room(n, w, us, me, passing, taken);
         IF room IS NULL THEN
             EXIT WHEN NOT (counted AND w.rule = '^' AND w.declared = 0);
             over := w;
             CONTINUE;
         END IF;
+        IF granted >= 128 AND w.rule IN ('', '*') AND NOT (w.client = me AND w.seq = asking) THEN
+            PERFORM aiolock._push(n, w.client, me, concat_ws(' ', 'done', w.seq));
+            EXIT;
+        END IF;
+        granted := granted + 1;
         passing := room;
         DELETE FROM aiolock.waiters
             WHERE name = n AND ticket = w.ticket AND client = w.client AND seq = w.seq;
@@ -415,10 +427,10 @@ BEGIN
                 concat_ws(' ', 'granted', w.seq, aiolock._form(w), f, w.claim, us));
         END IF;
         EXIT WHEN NOT w.shares; -- no other fits beside it
-        EXIT WHEN w.rule = '*' AND w.number > 0 AND (
-            SELECT coalesce(sum(number) FILTER (WHERE rule = '*'), 0) FROM aiolock.grants
-            WHERE name = n
-        ) >= coalesce((SELECT permits FROM aiolock.names WHERE name = n), 0);
+        IF w.rule = '*' THEN
+            taken := taken + w.number;
+            EXIT WHEN taken >= coalesce((SELECT permits FROM aiolock.names WHERE name = n), 0);
+        END IF;
     END LOOP;
     RETURN mine;
 END $$;
@@ -522,17 +534,20 @@ BEGIN
     END IF;
 END $$;
 
--- End the leases that are over; true if there were any. One that a transaction has checked lasts as
--- long as that: see `check_fence`.
-CREATE OR REPLACE FUNCTION aiolock._reap(n bytea, us bigint, me text) RETURNS boolean
-LANGUAGE plpgsql AS $$
+-- End leases that are over; true if there were any. Not all at once if they are many: others wait for
+-- this transaction. That of the waiter which is asking is among them. If there are more, that waiter is
+-- told to ask again, by the answer, and the first waiter by a push: each goes on with them. A lease that
+-- a transaction has checked lasts as long as that: see `check_fence`.
+CREATE OR REPLACE FUNCTION aiolock._reap(n bytea, us bigint, me text, asking bigint)
+RETURNS boolean LANGUAGE plpgsql AS $$
 DECLARE
     g aiolock.grants;
+    first aiolock.waiters;
     stuck text[] := '{}';
     ended boolean := false;
 BEGIN
     FOR g IN SELECT * FROM aiolock.grants WHERE name = n AND ends <= us / 1000
-        ORDER BY name, fence FOR UPDATE SKIP LOCKED
+        ORDER BY client = me AND seq = asking DESC, ends, fence LIMIT 128 FOR UPDATE SKIP LOCKED
     LOOP
         ended := true;
         IF g.ends <= 0 THEN
@@ -547,6 +562,13 @@ BEGIN
     END LOOP;
     IF stuck <> '{}' THEN
         DELETE FROM aiolock.waiters WHERE name = n AND client = ANY (stuck);
+    END IF;
+    IF ended AND EXISTS (SELECT FROM aiolock.grants WHERE name = n AND ends <= us / 1000) THEN
+        SELECT * INTO first FROM aiolock.waiters WHERE name = n
+            ORDER BY name, ticket, client, seq LIMIT 1;
+        IF FOUND AND NOT (first.client = me AND first.seq = asking) THEN
+            PERFORM aiolock._push(n, first.client, me, concat_ws(' ', 'done', first.seq));
+        END IF;
     END IF;
     RETURN ended;
 END $$;
@@ -617,7 +639,7 @@ BEGIN
             SELECT bool_or(NOT shared), min(ends), bool_or(client = me AND seq = s)
                 INTO alone, ends_next, holds FROM aiolock.grants WHERE name = n;
             EXIT WHEN reaped OR ends_next > ms;
-            reaped := aiolock._reap(n, us, me);
+            reaped := aiolock._reap(n, us, me, s);
             EXIT WHEN NOT reaped; -- a transaction has checked it
         END LOOP;
         IF holds THEN -- already
@@ -652,7 +674,7 @@ BEGIN
         w.ticket := -9223372036854775808; -- the whole queue counts as the others of its group
         passing := 0;
         IF held OR w.rule <> '' THEN
-            passing := aiolock._room(n, w, us, me, 0);
+            passing := aiolock._room(n, w, us, me, 0, NULL);
         END IF;
         IF passing IS NOT NULL THEN
             IF queued THEN
@@ -724,7 +746,7 @@ BEGIN
         f := aiolock._advance(n, us, me, s, ttl, false, 0);
         IF f = 0 AND NOT wait AND NOT EXISTS (SELECT FROM aiolock.waiters WHERE name = n) THEN
             w.ticket := -9223372036854775808;
-            IF aiolock._room(n, w, us, me, 0) IS NOT NULL THEN
+            IF aiolock._room(n, w, us, me, 0, NULL) IS NOT NULL THEN
                 f := aiolock._grant(n, w, ttl, us, false); -- all waiters were dead
             END IF;
         END IF;
@@ -738,10 +760,14 @@ BEGIN
         SELECT * INTO g FROM aiolock.grants WHERE name = n ORDER BY ends, fence LIMIT 1;
         ends_next := g.ends;
     END IF;
-    -- A lease that is over, but prolonged by a transaction, ends with that transaction, so soon.
+    -- A lease that is over, but prolonged by a transaction, ends with that transaction, so soon; or
+    -- there were more than one call ends.
     t := CASE WHEN ends_next IS NULL THEN 60000 WHEN ends_next > ms THEN ends_next - ms
-        ELSE 100 END;
+        WHEN reaped THEN 0 ELSE 100 END;
     IF NOT wait THEN
+        IF t = 0 THEN
+            RETURN 'busy -1' || aiolock._own();
+        END IF;
         IF g.name IS NULL OR g.client = '-' THEN
             RETURN concat_ws(' ', 'busy', t) || aiolock._own();
         END IF;
@@ -1214,7 +1240,7 @@ BEGIN
                 g.declared, g.fixed, g.once, g.downgrades, g.after_loss, g.after_grant, g.period,
                 g.priority)::aiolock.waiters), g.fence, g.ends - us / 1000, us));
     END LOOP;
-    IF aiolock._reap(n, us, '') THEN
+    IF aiolock._reap(n, us, '', 0) THEN
         PERFORM aiolock._advance(n, us, '', 0, 0, false, 0);
     END IF;
     SELECT * INTO first FROM aiolock.waiters WHERE name = n

@@ -9,6 +9,7 @@
 --          {2, ticket, place, until the first lease ends (ms), now (µs), displaced, before} queued
 --          {0, until the first lease ends (ms), that grant, its process}            busy
 --          {0, 0}                                  it gave up before: this is a late copy
+--          {0, -1}                 leases have ended that are still to be reaped: it has to ask again
 --          {3, how many wait}                                                       full
 --          {4, for how long that is remembered (ms)}                                done, see `finish`
 --          {5, the number that is known}       the waiter declares another number, see `differs`

@@ -47,8 +47,7 @@ local function acquire_general(waiter, ticket, ttl, most, first)
 
   local reaped = first[1] and tonumber(first[2]) <= NOW
   if reaped then
-    reap(step)
-    first = redis.call('ZRANGE', HOLDERS, 0, 0, 'WITHSCORES')
+    first = reap(step, waiter, fence and standing .. ':' .. string.format('%.0f', fence))
     fence = (shared or standing ~= waiter) and redis.call('ZSCORE', HOLDERS, standing)
   end
   local holder, lease_left -- the lease that ends first (ms)
@@ -94,12 +93,13 @@ local function acquire_general(waiter, ticket, ttl, most, first)
 
   -- Look at the queue again only if something can have changed: a lease ended, dead waiters left, the
   -- group may be full, or this waiter is the first now. Otherwise the first waiter still does not fit and
-  -- holds back the others, unless its client is dead. (A waiter for a count enters when the count is
-  -- raised, or when it asks.)
+  -- holds back the others, unless its client is dead, or it was told to ask after many grants. (A waiter for
+  -- a count enters when the count is raised, or when it asks.)
   local due = not holder or reaped or others_may_fit or asked_again or rule == '&'
   if open and queue and not due and rule ~= '^' then
-    local flags, client = redis.call('ZRANGE', QUEUE, 0, 0)[1]:match(FLAGS_CLIENT)
-    due = not client or not listens(client, flags, step.asker)
+    local head = redis.call('ZRANGE', QUEUE, 0, 0)[1]
+    local flags, client = head:match(FLAGS_CLIENT)
+    due = not client or not listens(client, flags, step.asker) or head:byte() == SHARED and fits(step, head, 1)
   end
   local first_end
   if open and due and rule ~= '^' then
@@ -125,6 +125,10 @@ local function acquire_general(waiter, ticket, ttl, most, first)
     return full
   end
   lease_left = math.min(lease_left or first_end or KEPT, first_end or lease_left or KEPT)
+  if lease_left <= 0 and not waits then
+    return {0, -1}
+  end
+  lease_left = math.max(lease_left, 0)
   if not waits then
     return busy(lease_left, holder)
   end

@@ -9,6 +9,9 @@
 -- no more than that. A waiter that does not fit holds back those behind it. But if `counted`, one that
 -- waits for a higher count is passed over, because those behind it may wait for less; unless all of them
 -- have declared the same number.
+-- After many grants, the client of the next waiter is told to ask, and so goes on with them: all others
+-- wait for this script. Not within a group (&), which enters as a whole; nor for a count (^), where each
+-- that asks enters, and no other.
 --@include listens
 --@include tell
 --@include fits
@@ -16,7 +19,7 @@
 --@include grant_shared
 local function advance(step, free, asking, ttl, counted)
   local fence_of_asking, first_end, push_with_reply
-  local passed_over = 0
+  local passed_over, granted = 0, 0
   -- pcall: a queue that has just become empty may be another node's, see `anchored`.
   local waiter = redis.pcall('ZRANGE', QUEUE, 0, 0)[1]
   while waiter do
@@ -31,11 +34,14 @@ local function advance(step, free, asking, ttl, counted)
         break
       end
       passed_over = passed_over + 1
+    elseif enters and granted >= GRANTS and waiter ~= asking and rule ~= '&' and rule ~= '^' then
+      tell(waiter, client, 'd ' .. HOLDERS)
+      break
     else
       redis.call('ZREM', QUEUE, waiter)
     end
     if enters then
-      free = false
+      free, granted = false, granted + 1
       local lease, mark, fence = claim, UNCONFIRMED, nil
       if waiter == asking then
         lease, mark = ttl, 0

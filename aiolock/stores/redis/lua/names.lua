@@ -27,6 +27,7 @@ local RUN = 64 -- how many grants a client may be ahead of the server, see `pass
 local STANDS_STILL = 6e7 -- µs between the tickets of the first waiter and a newcomer, in a queue that does not move
 local LOOKERS = 32 -- newcomers of which one looks for dead waiters in a short queue, see `look_for_dead`
 local CHECKS = 128 -- how many waiters one of them checks on average, if the queue is longer
+local GRANTS = 128 -- how many grants `advance` makes in one call, and `reap` ends: all others wait so long
 local QUEUE_LASTS = 300000 -- ms since a waiter last asked
 local KEPT = 60000 -- ms for which the holders are kept behind the end of a lease: so that it is
 -- reaped, and its client told, rather than forgotten

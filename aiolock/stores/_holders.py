@@ -1,0 +1,147 @@
+"""The holders of one name. However many they are, none of this looks at all of them."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right, insort
+from collections.abc import ItemsView, Iterator, Mapping, ValuesView
+from typing import Final, NamedTuple
+
+from aiolock.store import Form, Waiter
+
+NOBODY: Final = "-"
+"""The client of a hold that means "closed" or "done": it ends like any other, but has no owner."""
+
+
+class Grant(NamedTuple):
+    """The id of one grant: a late message about it cannot mean another grant."""
+
+    waiter: Waiter
+    fence: int
+
+
+class Holder:
+    """One grant among the holders."""
+
+    __slots__ = ("claim", "end", "form", "grant", "shared")
+
+    def __init__(
+        self, grant: Grant, form: Form, end: int, *, shared: bool, claim: bool = False
+    ) -> None:
+        self.grant = grant
+        self.form = form
+        self.end = end
+        """When its lease ends, in ms; see `Holders.prolong`."""
+        self.shared = shared
+        """Whether others that share may enter: from the first, or since it was downgraded."""
+        self.claim = claim
+        """Whether its lease is the claim of a pushed grant that the client has not confirmed."""
+
+    @property
+    def client(self) -> str:
+        return self.grant.waiter.client
+
+    @property
+    def nobodys(self) -> bool:
+        return self.client == NOBODY
+
+
+class _End(NamedTuple):
+    """When a lease ends: of those that end at the same time, first that of the lower fence."""
+
+    time: int
+    fence: int
+    grant: Grant
+
+
+class Holders(Mapping[Grant, Holder]):
+    """The holders of one name by their grants, in the order in which they were added."""
+
+    __slots__ = ("_by_grant", "_by_waiter", "_ends", "permits")
+
+    def __init__(self) -> None:
+        self._by_grant = dict[Grant, Holder]()
+        self._by_waiter = dict[Waiter, Holder]()
+        self._ends = list[_End]()
+        """When each lease ends, in order."""
+        self.permits = 0
+        """How many permits they have taken."""
+
+    def __getitem__(self, grant: Grant) -> Holder:
+        return self._by_grant[grant]
+
+    def __iter__(self) -> Iterator[Grant]:
+        return iter(self._by_grant)
+
+    def __len__(self) -> int:
+        return len(self._by_grant)
+
+    def items(self) -> ItemsView[Grant, Holder]:
+        return self._by_grant.items()
+
+    def values(self) -> ValuesView[Holder]:
+        return self._by_grant.values()
+
+    def add(self, holder: Holder) -> None:
+        """It holds from now on; instead of another with the same grant, if there is one."""
+        grant = holder.grant
+        self.remove(grant)
+        self._by_grant[grant] = self._by_waiter[grant.waiter] = holder
+        insort(self._ends, _End(holder.end, grant.fence, grant))
+        self.permits += holder.form.permits
+
+    def remove(self, grant: Grant) -> Holder | None:
+        """The holder with this grant, which holds no more; None if none has it."""
+        holder = self._by_grant.get(grant)
+        if holder is not None:
+            self._remove_end(holder)
+            self._forget(holder)
+        return holder
+
+    def take_ended(self, now: int, most: int) -> list[Holder]:
+        """Those whose lease has ended, the first of them first; they hold no more."""
+        ended = min(most, bisect_right(self._ends, now, key=_time))
+        holders = [self._by_grant[end.grant] for end in self._ends[:ended]]
+        del self._ends[:ended]
+        for holder in holders:
+            self._forget(holder)
+        return holders
+
+    def prolong(self, holder: Holder, end: int) -> None:
+        """Its lease ends then, whether that is later than before or earlier."""
+        self._remove_end(holder)
+        holder.end = end
+        insort(self._ends, _End(end, holder.grant.fence, holder.grant))
+
+    def of(self, waiter: Waiter) -> Holder | None:
+        """What this waiter holds."""
+        return self._by_waiter.get(waiter)
+
+    @property
+    def first(self) -> Holder | None:
+        """The one whose lease ends first."""
+        return self._by_grant[self._ends[0].grant] if self._ends else None
+
+    @property
+    def last_end(self) -> int:
+        """When the last of the leases ends, in ms; 0 if there is none."""
+        return self._ends[-1].time if self._ends else 0
+
+    @property
+    def open(self) -> bool:
+        """Whether every holder shares the lock, or there is none: one that does not is alone."""
+        return not self._ends or self._by_grant[self._ends[0].grant].shared
+
+    def _remove_end(self, holder: Holder) -> None:
+        end = _End(holder.end, holder.grant.fence, holder.grant)
+        del self._ends[bisect_left(self._ends, end)]
+
+    def _forget(self, holder: Holder) -> None:
+        grant = holder.grant
+        del self._by_grant[grant]
+        if self._by_waiter.get(grant.waiter) is holder:
+            del self._by_waiter[grant.waiter]
+        self.permits -= holder.form.permits
+
+
+def _time(end: _End) -> int:
+    return end.time
