@@ -360,7 +360,7 @@ SAFEGUARDS = (
     Safeguard(
         "ask when the lease ends",
         "_engine/backstop.py",
-        "            if self.first.question is None:\n",
+        "            if self.first.is_quiet:\n",
         "            if False:\n",
         "test_waiting.py::test_a_displaced_waiter_lets_the_others_ask_again",
     ),

@@ -368,6 +368,27 @@ async def test_a_waiter_outlives_refusals_that_pass() -> None:
 
 
 @virtual
+async def test_many_waiters_whose_questions_fail() -> None:
+    """Each asks again by itself, ever less often: not whenever one of the others does."""
+    server = MemoryServer()
+    faulty = FaultyStore(MemoryStore(server))
+    async with aiolock.connect(faulty) as ours, aiolock.connect(server) as theirs:
+        waiting = list[asyncio.Task[Lease]]()
+        for number in range(20):
+            await theirs.lock(f"{number}").acquire()
+            waiting.append(asking(ours.lock(f"{number}")))
+            await asyncio.sleep(0.1)
+        before = faulty.calls["acquire"]
+        faulty.refuse("acquire", sys.maxsize)
+        await asyncio.sleep(60)
+        assert 200 < faulty.calls["acquire"] - before < 20 * 25
+        faulty.resume()
+        for each in waiting:
+            each.cancel()
+        await asyncio.wait(waiting)
+
+
+@virtual
 @pytest.mark.parametrize(("ttl", "least"), [(20, 20), (1, 10)])
 async def test_a_waiter_is_told_of_an_error_that_stays(ttl: float, least: float) -> None:
     """What somebody must change is an error, once a holder would not believe in its lease any more.

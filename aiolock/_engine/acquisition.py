@@ -117,8 +117,6 @@ class Attempt:
     put the waiter into the queue again, so the last release names the waiter and not one grant."""
     failing_since: float | None = None
     """QUEUED: when the first question failed of those since the last answer."""
-    retry: asyncio.TimerHandle | None = None
-    """QUEUED: the timer that asks again after a failed question."""
     waits_for: asyncio.Future[Any] | None = None
     """The future that its task awaits."""
     behind: Waiter | None = None
@@ -153,6 +151,11 @@ class Attempt:
     def blocked(self) -> asyncio.Task[Any] | None:
         """QUEUED: the task that waits, if it is the owner itself, without a timeout."""
         return self.owner if self.patient and self.stands_still else None
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether no question is out, and none that failed is asked again later."""
+        return self.question is None and self.failing_since is None
 
     @property
     def ended(self) -> bool:

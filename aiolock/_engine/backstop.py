@@ -97,12 +97,12 @@ class LocalQueue:
         self._timer = None
         now = self._time()
         if now >= self.ask_at:
-            if self.first.question is None:
+            if self.first.is_quiet:
                 self._ask_again(self.first)
             some = list(islice(self._asked.values(), _TOGETHER))
             due = [attempt for attempt in some if now - attempt.last_asked >= KEEP_ALIVE]
             for attempt in due:
-                if attempt.question is None:
+                if attempt.is_quiet:
                     self._ask_again(attempt)
                 # It comes to the end with its answer, or else here.
                 self._asked[attempt.waiter] = self._asked.pop(attempt.waiter)

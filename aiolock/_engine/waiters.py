@@ -13,6 +13,7 @@ from typing import Final
 from aiolock._engine.acquisition import Attempt, Phase, Question
 from aiolock._engine.backstop import LocalQueue
 from aiolock._engine.hold import LossReason
+from aiolock._engine.timers import shared_timers
 from aiolock._engine.watchdog import Watchdog
 from aiolock._prompt import Prompt
 from aiolock._turns import Backlog
@@ -50,6 +51,7 @@ class Waiters:
         self._runs = watchdog.runs
         self._watchdog = watchdog
         self._loop = asyncio.get_running_loop()
+        self._call_later = shared_timers()
         self._time = watchdog.time
         self.on_reconnect: set[Callable[[], object]] = set()
         """Called when pushes and replies may have been missed."""
@@ -59,6 +61,9 @@ class Waiters:
         """All of them by their numbers, in the order in which they began."""
         self._to_ask = Backlog(self._ask_again, most=_TOGETHER)
         """Waiters that ask again soon, because something happened to all of them."""
+        self._failed: dict[Attempt, float] = {}
+        """Waiters whose last question failed, and when each of them asks again."""
+        self._retry: asyncio.TimerHandle | None = None
         self._queues: dict[str, LocalQueue] = {}
         self._displaced: dict[str, float] = {}
         self._all_asked: dict[str, float] = {}
@@ -77,8 +82,8 @@ class Waiters:
     def leave(self, attempt: Attempt) -> None:
         """The acquisition waits no more, for any reason. Idempotent."""
         attempt.withdraws()
-        if attempt.retry is not None:
-            attempt.retry.cancel()
+        if self._failed:
+            self._fails_no_more(attempt)
         if self._runs:
             self._runs.leaves(attempt)
         key = attempt.policy.key
@@ -142,9 +147,8 @@ class Waiters:
     def _ask_again(self, attempt: Attempt) -> None:
         """The store has news for this waiter: ask now, or after the answer under way."""
         if attempt.has_news():
-            if attempt.retry is not None:
-                attempt.retry.cancel()
-                attempt.retry = None
+            if self._failed:
+                self._fails_no_more(attempt)
             question = self.ask(attempt, wait=True)
             question.answer.add_done_callback(partial(self._answered, attempt, question))
 
@@ -183,9 +187,27 @@ class Waiters:
                     failing,
                     failure,
                 )
-        if attempt.retry is None:
-            pause = min(_LONGEST_PAUSE, max(_FIRST_PAUSE, failing / 3))
-            attempt.retry = self._loop.call_later(pause, self._ask_again, attempt)
+        self._failed[attempt] = now + min(_LONGEST_PAUSE, max(_FIRST_PAUSE, failing / 3))
+        if self._retry is None:
+            self._retry = self._call_later(_FIRST_PAUSE, self._ask_failed)
+
+    def _ask_failed(self) -> None:
+        """Let those ask whose time it is: one timer is for all of them, however many there are."""
+        now = self._time()
+        due = [attempt for attempt, when in self._failed.items() if now >= when]
+        for attempt in due:
+            del self._failed[attempt]
+        self._retry = None
+        if self._failed:
+            self._retry = self._call_later(_FIRST_PAUSE, self._ask_failed)
+        self._to_ask.add(due)
+
+    def _fails_no_more(self, attempt: Attempt) -> None:
+        """It asks now, or is not waiting any more."""
+        self._failed.pop(attempt, None)
+        if not self._failed and self._retry is not None:
+            self._retry.cancel()
+            self._retry = None
 
     def _was_displaced(self, found: Attempt, known: float) -> None:
         """This waiter lost its place in the queue; the same cause may have taken other places.
@@ -317,7 +339,7 @@ class Waiters:
     def beat(self) -> None:
         some = islice(self._queues.values(), _TOGETHER)
         queue = min(some, key=lambda queue: queue.ask_at, default=None)
-        if queue is not None and queue.first.question is None:
+        if queue is not None and queue.first.is_quiet:
             self._ask_again(queue.first)
 
 
