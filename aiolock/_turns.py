@@ -92,29 +92,27 @@ class Backlog(Generic[Item]):
         self._most = most
         self._call_soon = asyncio.get_running_loop().call_soon
         self._left = OrderedDict[Item, None]()
-        self._planned: asyncio.Handle | None = None
+        self._planned = False
 
     def add(self, items: Iterable[Item]) -> None:
         """Do it for these as well, after all that were added before; once for each."""
         self._left.update(dict.fromkeys(items))
-        if self._planned is None and self._left:
+        if not self._planned:
             self._some()
 
     def _some(self) -> None:
-        self._planned = None
-        try:
-            for _ in range(min(self._most, len(self._left))):
-                self._do(self._left.popitem(last=False)[0])
-        finally:
-            if self._left and self._planned is None:
-                self._planned = self._call_soon(self._some, context=Context())
+        # Planned also if none is left then: what is added until then is done there.
+        self._planned = bool(self._left)
+        if self._planned:
+            self._call_soon(self._some, context=Context())
+        for _ in range(self._most):
+            if not self._left:
+                return
+            self._do(self._left.popitem(last=False)[0])
 
     def clear(self) -> None:
         """Do it for nobody else."""
         self._left.clear()
-        if self._planned is not None:
-            self._planned.cancel()
-            self._planned = None
 
     async def done(self) -> None:
         """Return when it was done for all; cancelled, it is done for the others at once."""
@@ -122,34 +120,5 @@ class Backlog(Generic[Item]):
             while self._left:  # noqa: ASYNC110  # an iteration of the loop, and nothing else
                 await asyncio.sleep(0)
         finally:
-            left = tuple(self._left)
-            self.clear()
-            for each in left:
-                self._do(each)
-
-
-class Chore:
-    """Runs a generator as `in_parts` does, but without a task: it begins at once."""
-
-    def __init__(self, steps: Generator[int, None, object]) -> None:
-        self._steps = steps
-        self._call_soon = asyncio.get_running_loop().call_soon
-        self._planned: asyncio.Handle | None = None
-        self.over = False
-        """Whether it has come to its end."""
-        self._go_on()
-
-    def _go_on(self) -> None:
-        units = 0
-        for each in self._steps:
-            units += each
-            if units >= PART:
-                self._planned = self._call_soon(self._go_on, context=Context())
-                return
-        self.over = True
-
-    def cancel(self) -> None:
-        """Leave the rest undone."""
-        if self._planned is not None:
-            self._planned.cancel()
-        self._steps.close()
+            while self._left:
+                self._do(self._left.popitem(last=False)[0])

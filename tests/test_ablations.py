@@ -3221,8 +3221,8 @@ SAFEGUARDS = (
     Safeguard(
         "a search for deadlocks ends with its client",
         "_engine/lookout.py",
-        "        for task in asking:\n            task.cancel()\n",
-        "        asking.clear()\n",
+        "        for task in under_way:\n            task.cancel()\n",
+        "        under_way.clear()\n",
         "test_labels.py::test_closing_ends_the_search",
     ),
     Safeguard(

@@ -13,9 +13,9 @@ import asyncio
 import contextlib
 import math
 from collections import deque
-from collections.abc import Coroutine, Generator, Iterator
+from collections.abc import Callable, Coroutine, Generator, Iterator
 from itertools import chain, takewhile
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar, TypeVarTuple, Unpack
 from weakref import WeakKeyDictionary
 
 from aiolock._engine.acquisition import Attempt, Phase
@@ -25,15 +25,16 @@ from aiolock._engine.labels import Labels, Said, labelled
 from aiolock._engine.search import find_deadlocks
 from aiolock._engine.timers import shared_timers
 from aiolock._engine.watchdog import Watchdog
-from aiolock._turns import Chore
+from aiolock._turns import in_parts
 from aiolock.errors import StoreError
 from aiolock.observer import Observer
 from aiolock.store import Store, Waiter
 
 Task = asyncio.Task[Any]
 Item = TypeVar("Item")
+Ts = TypeVarTuple("Ts")
 Steps = Generator[int, None, None]
-"""A part of a look: it yields how much work was done, see `Chore`."""
+"""A part of a look: it yields how much work was done, see `in_parts`."""
 
 _EVERY: Final = 1.0
 """Seconds between two looks; so an acquisition is shown after one to two seconds."""
@@ -175,7 +176,7 @@ class Lookout:
         """Whether it looks within a second; if not, call `wake` for a new acquisition."""
         self._closed = False
         self._timer: asyncio.TimerHandle | None = None
-        self._look_under_way: Chore | None = None
+        self._look_under_way: asyncio.Task[None] | None = None
         self._seen = 0
         """The highest number of an acquisition at the last look."""
         self._looked = -math.inf
@@ -199,7 +200,7 @@ class Lookout:
         self._searching = False
         self._deadlocked = set[int]()
         """The numbers of the waiters in deadlocks that observers were told of."""
-        self._asking = set[asyncio.Task[None]]()
+        self._under_way = set[asyncio.Task[None]]()
 
     def _lasts(self, seq: int) -> bool:
         return seq in self._attempts or Waiter(self._client, seq) in self._holds
@@ -223,21 +224,19 @@ class Lookout:
         """Look no more, and ask the store nothing more."""
         if self._timer is not None:
             self._timer.cancel()
-        if self._look_under_way is not None:
-            self._look_under_way.cancel()
         self._closed = True
-        asking = set(self._asking)
-        for task in asking:
+        under_way = set(self._under_way)
+        for task in under_way:
             task.cancel()
-        if asking:
-            await asyncio.wait(asking)
+        if under_way:
+            await asyncio.wait(under_way)
 
     def _look(self) -> None:
         self._timer, self.awake = None, False
-        if self._look_under_way is not None and not self._look_under_way.over:
+        if self._look_under_way is not None and not self._look_under_way.done():
             self.wake()
             return
-        self._look_under_way = Chore(self._steps())
+        self._look_under_way = self._do(in_parts, self._steps())
 
     def _steps(self) -> Steps:
         now = self._time()
@@ -245,7 +244,7 @@ class Lookout:
         yield from self._labels.put_up(highest)
         for waits in self._slow_waits:
             for attempt, others in (yield from waits.look(now)):
-                self._ask(self._tell_of_wait(waits.observer, attempt, others))
+                _ = self._do(self._tell_of_wait, waits.observer, attempt, others)
         for holds in self._slow_holds:
             for hold in holds.due(now):
                 yield 1
@@ -281,10 +280,11 @@ class Lookout:
         Returns the highest number of an acquisition.
         """
         for seq in list(self._unlabelled):
-            yield 1
+            yield 2
             self._say(seq)
         seen = self._seen
         attempts, holds = self._new_attempts(), self._new_holds(now)
+        yield (len(attempts) + len(holds)) // 20
         for attempt in reversed(attempts):
             yield 1
             self._is_new(attempt.waiter.seq)
@@ -380,7 +380,7 @@ class Lookout:
             self._deadlocked = {seq for seq in self._deadlocked if seq in self._attempts}
             if still:
                 self._searching = True
-                self._ask(self._tell_of_deadlocks(still))
+                _ = self._do(self._tell_of_deadlocks, still)
 
     async def _tell_of_deadlocks(self, suspected: list[Attempt]) -> None:
         try:
@@ -396,13 +396,16 @@ class Lookout:
         finally:
             self._searching = False
 
-    def _ask(self, question: Coroutine[Any, Any, None]) -> None:
-        """Run a question to the store in a task; without an answer, observers are not told."""
+    def _do(
+        self, work: Callable[[Unpack[Ts]], Coroutine[Any, Any, None]], *about: *Ts
+    ) -> asyncio.Task[None]:
+        """Do this in a task; where the store does not answer, observers are not told."""
 
-        async def ask() -> None:
+        async def do() -> None:
             with contextlib.suppress(StoreError):
-                await question
+                await work(*about)
 
-        task = self._loop.create_task(ask(), name="aiolock lookout")
-        self._asking.add(task)
-        task.add_done_callback(self._asking.discard)
+        task = self._loop.create_task(do(), name="aiolock lookout")
+        self._under_way.add(task)
+        task.add_done_callback(self._under_way.discard)
+        return task
