@@ -257,6 +257,32 @@ def test_what_a_store_could_not_tell_for_a_while() -> None:
     run(play())
 
 
+class Refusing(Relay):
+    """A store that has none of the leases any more, and whose pushes of that are lost."""
+
+    def renew(self, renewals: Sequence[Renewal]) -> asyncio.Future[list[bool | None]]:
+        """Renew none."""
+        loop = asyncio.get_running_loop()
+        refused = loop.create_future()
+        loop.call_soon(refused.set_result, [False] * len(renewals))
+        return refused
+
+
+def test_leases_that_are_refused_together() -> None:
+    """Each of them is lost, in parts; but who has asked about one knows that when it goes on."""
+
+    async def play() -> None:
+        async with aiolock.connect(Refusing(MemoryStore(MemoryServer())), ttl=9) as client:
+            asked = [await client.lock(f"asked {number}").acquire() for number in range(100)]
+            told = await asyncio.gather(*[each.extend(9) for each in asked], return_exceptions=True)
+            assert {type(each) for each in told} == {aiolock.LeaseLost}
+            renewed = [await client.lock(f"renewed {number}").acquire() for number in range(100)]
+            await asyncio.sleep(4)
+            assert {each.state for each in renewed} == {"lost"}
+
+    run(play())
+
+
 def test_a_run_that_a_store_cannot_confirm() -> None:
     """The claim is given back, and it asks for its place: no run begins before it is sure."""
 

@@ -9,8 +9,9 @@ import os
 import random
 import warnings
 from collections import deque
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from functools import partial
+from operator import call
 from typing import Any, Final
 
 from aiolock._clock import clock
@@ -31,6 +32,8 @@ from aiolock.store import Form, Renewal, Sharded, Store, Waiter
 
 _BATCH: Final = 256
 """Leases in one renewal call: a few hundred microseconds of the server's time."""
+_BATCHES: Final = 2
+"""Answers of such calls that are heard in one iteration of the event loop."""
 _COPIES: Final = 6.0
 """Seconds after a connection broke in which copies of what was sent over it may be carried out: the
 stores give each five seconds, by their own clocks."""
@@ -85,6 +88,9 @@ class Watchdog:
         self._wheel = Wheel(self.time, self._due, longest=longest)
         self._jitter = 1.0
         self._expired = Backlog(self.check, most=_LOST)
+        self._refused = Backlog(partial(self.lose, reason=LossReason.REFUSED), most=_LOST)
+        self._answered = Backlog[Callable[[], None]](call, most=_BATCHES)
+        """What hears the answers about many leases."""
         self._left: asyncio.Event | None = None
         self.overdue = Overdue(self.time)
         self.releases = Releases(self.runs)
@@ -342,7 +348,10 @@ class Watchdog:
             hold.sends(ttl, now, extends=True)
             self._wheel.schedule(hold, self._due_at(hold, ttl, now), now)
         renewal = Renewal(hold.policy.key, hold.waiter, hold.policy.form, hold.fence, ttl)
-        return self._renew([(hold, renewal, hold.sent if ttl else 0)], now)
+        batch = [(hold, renewal, hold.sent if ttl else 0)]
+        answer = self._renew(batch)
+        answer.add_done_callback(partial(self._renewed, batch, now))
+        return answer
 
     def may_come_twice(self) -> None:
         """A connection broke: a renewal without an answer may be carried out once more, late.
@@ -432,7 +441,8 @@ class Watchdog:
         self._expired.add(expired)
         for shard in self._shards(renewals):
             for start in range(0, len(shard), _BATCH):
-                _ = self._renew(shard[start : start + _BATCH], now)
+                batch = shard[start : start + _BATCH]
+                self._renew(batch).add_done_callback(partial(self._renewed_later, batch, now))
 
     def _shards(self, renewals: list[_Sent]) -> Iterable[list[_Sent]]:
         """Grouped by place: one that does not answer then delays no lease kept elsewhere."""
@@ -465,10 +475,13 @@ class Watchdog:
         hold.state = LeaseState.HELD  # a missing answer would change nothing any more
         self._wheel.schedule(hold, look_at, now)
 
-    def _renew(self, batch: list[_Sent], sent: float) -> asyncio.Future[list[bool | None]]:
-        answer = self._store.renew([renewal for _, renewal, _ in batch])
-        answer.add_done_callback(partial(self._renewed, batch, sent))
-        return answer
+    def _renew(self, batch: list[_Sent]) -> asyncio.Future[list[bool | None]]:
+        return self._store.renew([renewal for _, renewal, _ in batch])
+
+    def _renewed_later(
+        self, batch: Sequence[_Sent], sent: float, answer: asyncio.Future[list[bool | None]]
+    ) -> None:
+        self._answered.add([partial(self._renewed, batch, sent, answer)])
 
     def _renewed(
         self,
@@ -479,6 +492,7 @@ class Watchdog:
         unknown = answer.cancelled() or answer.exception() is not None
         held: Sequence[bool | None] = [None] * len(batch) if unknown else answer.result()
         now = self.time()
+        refused = list[Hold]()
         for (hold, renewal, number), still in zip(batch, held, strict=True):
             if hold.asking == number:
                 hold.asking = 0
@@ -486,7 +500,7 @@ class Watchdog:
                 continue
             doubt = still is None or (not still and self.runs.in_doubt(hold))
             if not still and not doubt:
-                self.lose(hold, LossReason.REFUSED)
+                refused.append(hold)
             elif doubt and not renewal.ttl:
                 pass  # the store was only asked whether it is ours
             elif doubt:
@@ -497,6 +511,11 @@ class Watchdog:
                 hold.state = LeaseState.HELD
                 if renewal.ttl and hold.confirms(number, sent, renewal.ttl):
                     self._wheel.schedule(hold, self._due_at(hold, renewal.ttl, now), now)
+        if len(batch) > 1:
+            self._refused.add(refused)
+        else:  # whoever has asked about it goes on now, and looks at its state
+            for hold in refused:
+                self.lose(hold, LossReason.REFUSED)
 
 
 def retrieve(answer: asyncio.Future[Any]) -> None:
