@@ -296,12 +296,12 @@ class RedisMember(Session):
         except (TypeError, ValueError, LookupError) as wrong:
             raise StoreError(f"not an answer of aiolock's: {wrong}") from wrong
 
-    def _ask_for_status(
-        self, name: str, waiters: int, ticket: str, holders: int, end: str
+    def _ask_for_status(  # noqa: PLR0917  # as `Ask`
+        self, name: str, waiters: int, ticket: str, holders: int, end: str, grant: bytes
     ) -> asyncio.Future[Any]:
         keys = b"".join(map(bulk, (2, *self._names.keys(name)[:2])))
-        most = b"".join(map(bulk, (waiters, ticket, holders, end)))
-        return self._pipe.call(scripts.STATUS, 8, keys + self._channels + most)
+        most = b"".join(map(bulk, (waiters, ticket, holders, end, grant)))
+        return self._pipe.call(scripts.STATUS, 9, keys + self._channels + most)
 
     def _has_read(self, heard: Heard, reading: asyncio.Task[Status]) -> None:
         self._reading.discard(reading)

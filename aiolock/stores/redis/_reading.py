@@ -12,10 +12,11 @@ from aiolock.stores.redis._replies import Seen
 
 PARTIES: Final = 256
 """Holders, and waiters, that one answer of the server has at most: less than a millisecond."""
-FIRST: Final = (PARTIES, "-inf", PARTIES, "")
+FIRST: Final = (PARTIES, "-inf", PARTIES, "", b"")
 """What the first answer of a status has."""
-Ask = Callable[[int, str, int, str], asyncio.Future[Any]]
-"""Asks for so many waiters from a ticket on, and so many holders from a lease end on."""
+Ask = Callable[[int, str, int, str, bytes], asyncio.Future[Any]]
+"""Asks for so many waiters from a ticket on, and so many holders from a lease end on: of those that
+end then, only what is behind that grant."""
 
 
 async def read(seen: Seen, ask: Ask, first: asyncio.Future[Any]) -> Status:
@@ -32,7 +33,7 @@ async def read(seen: Seen, ask: Ask, first: asyncio.Future[Any]) -> Status:
         return seen.status()
     most, at = PARTIES, part.ticket
     while part.waiters == most:
-        reply = await ask(most, at, 0, "")
+        reply = await ask(most, at, 0, "", b"")
         await take(len(reply[2]) // 2)
         part = seen.read(reply)
         # As many may have one score: then more are read from there.
@@ -49,11 +50,11 @@ async def read_holders(seen: Seen, ask: Ask) -> Status:
 
 async def _read_holders(seen: Seen, ask: Ask) -> None:
     seen.begin_holders()
-    most, at = PARTIES, ""
+    end, grant = "", b""
     while True:
-        reply = await ask(0, "-inf", most, at)
+        reply = await ask(0, "-inf", PARTIES, end, grant)
         await turns().take(len(reply[1]) // 2)
         part = seen.read(reply)
-        if part.holders < most:
+        if part.holders < PARTIES:
             return
-        most, at = (2 * most, at) if part.end == at else (PARTIES, part.end)
+        end, grant = part.end, part.grant

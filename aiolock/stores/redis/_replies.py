@@ -159,6 +159,7 @@ class Seen:
         return Part(
             len(held) // 2,
             held[-1].decode() if held else "",
+            held[-2] if held else b"",
             len(queued) // 2,
             queued[-1].decode() if queued else "",
         )
@@ -176,11 +177,14 @@ class Seen:
     def in_parts(self) -> Generator[int, None, Status]:
         """The same. Whoever was seen to wait first, and later to hold, holds."""
         waiting = list[Party]()
-        for text, party in self._waiters.items():
-            if not (self._apart and text in self._holders):
-                place = len(waiting) + 1
-                waiting.append(party if party.place == place else replace(party, place=place))
-                yield place % 8 == 0
+        for number, (text, party) in enumerate(self._waiters.items()):
+            holds = self._holders.get(text) if self._apart else None
+            moved = party.place != len(waiting) + 1
+            if holds is None:
+                waiting.append(replace(party, place=len(waiting) + 1) if moved else party)
+            if moved:  # let go of it here, and not of all of them at the end
+                self._waiters[text] = holds or waiting[-1]
+            yield moved or number % 8 == 0
         holders = sorted(self._holders.values(), key=attrgetter("fence"))
         return Status(
             *(self._name, tuple(holders), tuple(waiting), self._closed, self._limit),
@@ -193,10 +197,11 @@ _DIGITS: Final = 18
 
 
 class Part(NamedTuple):
-    """How many parties an answer of the status script had, and the scores of the last ones."""
+    """How many parties an answer of the status script had, and the last ones."""
 
     holders: int
     end: str
+    grant: bytes
     waiters: int
     ticket: str
 

@@ -102,7 +102,7 @@ def _read(name: str) -> tuple[str, dict[str, str]]:
 
 def bulk(text: object) -> bytes:
     """One argument, as it stands in a request."""
-    data = str(text).encode()
+    data = text if isinstance(text, bytes) else str(text).encode()
     return b"$%d\r\n%b\r\n" % (len(data), data)
 
 

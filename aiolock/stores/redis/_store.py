@@ -191,18 +191,18 @@ class RedisStore(Session):
         values = bulk(ttl) + bulk(ttl + KEPT + closes) + bulk(max_waiters)
         return self._names.three(name) + values + self._channels
 
-    def _ask_for_status(
-        self, name: str, waiters: int, ticket: str, holders: int, end: str
+    def _ask_for_status(  # noqa: PLR0917  # as `Ask`
+        self, name: str, waiters: int, ticket: str, holders: int, end: str, grant: bytes
     ) -> asyncio.Future[Any]:
         keys = b"".join(map(bulk, (2, *self._names.keys(name)[:2])))
-        most = b"".join(map(bulk, (waiters, ticket, holders, end)))
-        return self._pipe.call(scripts.STATUS, 8, keys + self._channels + most)
+        most = b"".join(map(bulk, (waiters, ticket, holders, end, grant)))
+        return self._pipe.call(scripts.STATUS, 9, keys + self._channels + most)
 
     async def _status(self, name: str, *, waiters: bool) -> Status:
         if waiters:
             return await self._read(name, self._ask_for_status(name, *FIRST))
         seen = _replies.Seen(name)
-        part = seen.read(await self._ask_for_status(name, 0, "-inf", FEW, ""))
+        part = seen.read(await self._ask_for_status(name, 0, "-inf", FEW, "", b""))
         return replace(seen.status(), more_holders=seen.holding - part.holders)
 
     async def _read(self, name: str, first: asyncio.Future[Any]) -> Status:

@@ -173,7 +173,7 @@ class SeenVotes(Seen):
             vote = VoteText.read(text.decode())
             self._granted[vote.number] = vote.granted / 1000
             held += [f"{vote.waiter}:{vote.number}".encode(), end]
-        return super().read([now, held, *rest])
+        return super().read([now, held, *rest])._replace(grant=votes[-2] if votes else b"")
 
     def in_parts(self) -> Generator[int, None, Status]:
         """All that was read."""

@@ -4,17 +4,21 @@
 -- ARGV  1 prefix of the clients' channels
 --       2 how many waiters at most  3 from which ticket on, -inf for the first
 --       4 how many holders at most  5 from which lease end on (ms), empty for the first
+--       6 behind which grant of those that end then, which may be gone; empty for the first of them
 -- returns  {now (µs), {grant, lease end (ms), …}, {waiter, ticket, …}, the limit, -1 for none,
 --           {client, its process, how many listen for it, …}, how many holders there are}
 --@include names
 local CHANNELS = ARGV[1]
 --@include clock
+--@include rank
+--@include count_up_to
 
 local alive = '(' .. string.format('%.0f', NOW)
 local limit = redis.call('ZSCORE', HOLDERS, 'limit')
 local later = tonumber(ARGV[5])
 local from = later and later > NOW and ARGV[5] or alive
-local held = redis.call('ZRANGEBYSCORE', HOLDERS, from, COUNTERS - 1, 'WITHSCORES', 'LIMIT', 0, ARGV[4])
+local skip = from == ARGV[5] and ARGV[6] ~= '' and count_up_to(ARGV[6], from) or 0
+local held = redis.call('ZRANGEBYSCORE', HOLDERS, from, COUNTERS - 1, 'WITHSCORES', 'LIMIT', skip, ARGV[4])
 local waiting = {}
 if ARGV[2] ~= '0' then
   waiting = redis.call('ZRANGEBYSCORE', QUEUE, ARGV[3], '+inf', 'WITHSCORES', 'LIMIT', 0, ARGV[2])
@@ -22,10 +26,7 @@ end
 
 local holding = #held / 2
 if later or holding == tonumber(ARGV[4]) then -- by rank, which takes no longer for many
-  local first = redis.call('ZRANGEBYSCORE', HOLDERS, alive, COUNTERS - 1, 'LIMIT', 0, 1)[1]
-  local other = redis.call('ZRANGEBYSCORE', HOLDERS, COUNTERS - 1, '+inf', 'LIMIT', 0, 1)[1]
-  local behind = other and redis.call('ZRANK', HOLDERS, other) or redis.call('ZCARD', HOLDERS)
-  holding = first and behind - redis.call('ZRANK', HOLDERS, first) or 0
+  holding = rank(COUNTERS - 1) - rank(alive)
 end
 
 -- pcall: the key with who a client is may be in another slot; and an ACL may forbid to count.
