@@ -41,7 +41,7 @@ CONNECT_TIMEOUT: Final = 5.0
 FEW: Final = 2
 """Up to this many commands at a time are each sent at once: so the server begins with the first (it
 may be a release that a task waits for) while we prepare the second. More are sent together."""
-MOST: Final = 128
+MOST: Final = 32
 """So many replies are received in one iteration of the loop; the rest in the next one."""
 _MANY: Final = 32
 """So many are sent without waiting for the end of the iteration: the server works meanwhile."""
