@@ -39,6 +39,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     """The options that say on which loop the tests run, and with which stores."""
     parser.addoption("--loop", choices=loops.LOOPS, default=loops.chosen(), help="the event loop")
     parser.addoption("--stores", default=",".join(selection.STORES), help="leave out the others")
+    parser.addoption("--alone", action="store_true", help="run what no test runs beside")
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -97,12 +98,13 @@ def pytest_collection(session: pytest.Session) -> Generator[None, object, object
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out tests of stores that are not asked for."""
+    """Leave out what is not asked for, and spread the rest over the processes."""
     try:
         stores = selection.chosen(config.getoption("--stores"))
     except ValueError as error:
         raise pytest.UsageError(f"--stores: {error}") from error
     selection.leave_out(config, items, stores)
+    selection.leave_out_alone(config, items)
     _spread_out(items, int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")))
 
 

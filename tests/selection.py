@@ -1,4 +1,4 @@
-"""The selection of tests: the tree or the wheel, and stores, as in `make test STORES=sqlite`."""
+"""The selection of tests: the tree or the wheel, alone or beside others, and by their stores."""
 
 from __future__ import annotations
 
@@ -55,7 +55,19 @@ def stores_of(item: pytest.Item) -> set[str]:
 
 def leave_out(config: pytest.Config, items: list[pytest.Item], stores: set[str]) -> None:
     """Leave out the tests that need another store than these; pytest says how many."""
-    out = [item for item in items if stores_of(item) - stores]
+    _leave_out(config, items, [item for item in items if stores_of(item) - stores])
+
+
+def leave_out_alone(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out the tests that run alone, in a process of several; or all others, with --alone."""
+    alone = [item for item in items if item.get_closest_marker("alone")]
+    if config.getoption("--alone"):
+        _leave_out(config, items, [item for item in items if item not in set(alone)])
+    elif hasattr(config, "workerinput"):
+        _leave_out(config, items, alone)
+
+
+def _leave_out(config: pytest.Config, items: list[pytest.Item], out: list[pytest.Item]) -> None:
     if out:
         config.hook.pytest_deselected(items=out)
         items[:] = [item for item in items if item not in set(out)]

@@ -2,15 +2,15 @@
 
 A stretch is one iteration of the loop: all callbacks that were ready run in it, one after the
 other, and no other task has a turn before its end. It is measured in processor time of the thread,
-so a busy machine does not make it longer, and without the garbage collector, which runs now and
-then, whoever is at work.
+so a busy machine hardly makes it longer, and without the garbage collector, which runs now and
+then, whoever is at work. But other processes empty the caches of the processor, so what measures
+this is marked with `alone`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import gc
-import os
 import time
 from collections.abc import Awaitable, Callable, Generator
 from contextlib import contextmanager
@@ -18,15 +18,7 @@ from typing import Any, Final, cast
 
 LONGEST: Final = 0.010
 """Seconds for which the library may keep the loop."""
-_BESIDE_OTHERS: Final = 3
-"""So much more processor time the same work may take beside other processes of the tests, which
-empty the caches of the processor. What grows with ten thousand took from 50 to 140 ms."""
 _TRIES: Final = 3
-
-
-def allowed() -> float:
-    """Seconds of processor time for which the loop may be kept in this process."""
-    return LONGEST * (_BESIDE_OTHERS if "PYTEST_XDIST_WORKER" in os.environ else 1)
 
 
 class Stretches:
@@ -118,7 +110,7 @@ async def check_short(
             await before()
         with measured() as stretches:
             done = await operation()
-        if stretches.longest <= allowed():
+        if stretches.longest <= LONGEST:
             return
         found.append(stretches)
         del done  # what it returned is the test's to free
