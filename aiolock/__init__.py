@@ -22,7 +22,7 @@ from aiolock._locks.barrier import Barrier
 from aiolock._locks.election import Election, Leader, Term
 from aiolock._locks.event import Event
 from aiolock._locks.latch import Latch
-from aiolock._locks.lock import Acquisition, Lock
+from aiolock._locks.lock import AcquireContext, Lock
 from aiolock._locks.multilock import MultiLease, MultiLock
 from aiolock._locks.once import Once, Outcome
 from aiolock._locks.periodic import Periodic
@@ -43,7 +43,7 @@ from aiolock.errors import (
     WouldDeadlock,
 )
 from aiolock.observer import Blocked, Deadlock, LockRequest, Observer
-from aiolock.store import Party, ServerStatus, Status, Store
+from aiolock.store import Participant, ServerStatus, Status, Store
 
 if typing.TYPE_CHECKING:
     from aiolock import sync as sync  # `aiolock.sync`, by its name
@@ -52,8 +52,8 @@ if typing.TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "AcquireContext",
     "AcquireTimeout",
-    "Acquisition",
     "Barrier",
     "Blocked",
     "ClientClosed",
@@ -76,7 +76,7 @@ __all__ = [
     "Observer",
     "Once",
     "Outcome",
-    "Party",
+    "Participant",
     "Periodic",
     "QueueFull",
     "QuorumMismatch",

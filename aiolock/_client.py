@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, ParamSpec, Self, TypeVar,
 import anyio
 
 from aiolock._copying import Uncopyable
+from aiolock._engine.deadlock_search import find_deadlocks
 from aiolock._engine.engine import Engine, State
 from aiolock._engine.labels import labelled
 from aiolock._engine.library import check_asyncio
@@ -32,7 +33,6 @@ from aiolock._engine.policy import (
     seconds,
     to_ms,
 )
-from aiolock._engine.search import find_deadlocks
 from aiolock._engine.snapshot import snapshot
 from aiolock._locks.async_only import AsyncOnly
 from aiolock._locks.barrier import Barrier
@@ -362,7 +362,7 @@ class LockClient(Uncopyable, AsyncOnly):
         :param kind: only this one of `KINDS`.
         """
         found = await self._snapshot(pattern, kind)
-        known = await labelled(self._engine.runs, found)
+        known = await labelled(self._engine.handoff, found)
         await let_go(found)
         return known
 
@@ -374,7 +374,7 @@ class LockClient(Uncopyable, AsyncOnly):
         and does nothing else meanwhile. `StoreError` when the store does not answer.
         """
         self._engine.check()
-        return await find_deadlocks(self._engine.runs)
+        return await find_deadlocks(self._engine.handoff)
 
     async def names(self, pattern: str = "*", *, kind: str | None = None) -> list[str]:
         """The sorted names of everything that is held or waited for: see `snapshot`."""
@@ -397,7 +397,7 @@ class LockClient(Uncopyable, AsyncOnly):
         if kind is not None:
             self._check_kind(kind)
         self._engine.check()
-        return await snapshot(self._engine.runs, pattern, kind)
+        return await snapshot(self._engine.handoff, pattern, kind)
 
     async def status(self, name: str, *, kind: str = "lock") -> Status:
         """The status of a name, for code that has no description of it: see `Lock.status`."""

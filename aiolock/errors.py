@@ -18,7 +18,7 @@ Each is also the builtin in brackets, so code that knows nothing of aiolock can 
 arguments raise plain ``ValueError`` and ``TypeError``, before anything is sent.
 """
 
-from aiolock.store import Party
+from aiolock.store import Participant
 
 
 class LockError(Exception):
@@ -35,7 +35,7 @@ class AcquireTimeout(LockError, TimeoutError):
 
     waited: float = 0.0
     """How many seconds the caller waited; 0.0 if it only tried."""
-    holders: tuple[Party, ...] = ()
+    holders: tuple[Participant, ...] = ()
     """The holders when we gave up, 16 at most; empty if there were none, or if they are not known.
     If it only tried, the one whose lease ends first."""
     more_holders: int = 0

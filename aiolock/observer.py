@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Literal
 
-from aiolock.store import Party, plain
+from aiolock.store import Participant, plain
 
 GaveUp = Literal["busy", "timeout", "cancelled", "full", "done", "store", "deadlock", "closed"]
 """Why an acquisition ended without a grant: a try found the lock taken (busy); its timeout passed;
@@ -66,9 +66,9 @@ class Blocked:
     kind: str
     name: str
     """The name of the lock that it waits for."""
-    waiter: Party
+    waiter: Participant
     """The blocked waiter."""
-    behind: Party
+    behind: Participant
     """The next in the circle, which blocks it: it holds the lock, or stands before it in line."""
 
 
@@ -80,21 +80,21 @@ class Deadlock:
     that it holds is broken. As a text, a deadlock has one line for each task.
     """
 
-    circle: tuple[Blocked, ...]
+    cycle: tuple[Blocked, ...]
     """Each is blocked by the next one, and the last by the first."""
 
     def __str__(self) -> str:
-        lines = [f"{len(self.circle)} tasks wait for each other, and none of them can go on:"]
-        if len(self.circle) == 1:
+        lines = [f"{len(self.cycle)} tasks wait for each other, and none of them can go on:"]
+        if len(self.cycle) == 1:
             lines = ["a task waits for itself, and can never go on:"]
-        for each in self.circle:
+        for each in self.cycle:
             has = _has(each.behind)
             since = f"{datetime.fromtimestamp(each.waiter.since, UTC):%H:%M:%S} UTC"
             lines.append(
                 f"  {who(each.waiter)} has waited since {since} for the {each.kind}"
                 f" {each.name!r}: {who(each.behind)} {has}"
             )
-        names = sorted({repr(each.name) for each in self.circle})
+        names = sorted({repr(each.name) for each in self.cycle})
         if len(names) > 1:
             lines.append(
                 f"Take {', '.join(names)} in the same order everywhere (multilock() does)."
@@ -104,7 +104,7 @@ class Deadlock:
         return "\n".join(lines)
 
 
-def _has(party: Party) -> str:
+def _has(party: Participant) -> str:
     """Why this party blocks a waiter."""
     if party.place:
         return "waits for it before"
@@ -114,7 +114,7 @@ def _has(party: Party) -> str:
     return "reads it" if party.shared else "holds it"
 
 
-def who(party: Party) -> str:
+def who(party: Participant) -> str:
     """A holder or waiter, for people: its label and where it runs."""
     where = f"{plain(party.host)}:{party.pid}" if party.host else f"client {party.client}"
     return f"{party.label!r} ({where})" if party.label else f"{where}#{party.seq}"
@@ -173,7 +173,7 @@ class Observer:
         """
 
     def waits_long(
-        self, request: LockRequest, *, waited: float, holders: tuple[Party, ...], others: int
+        self, request: LockRequest, *, waited: float, holders: tuple[Participant, ...], others: int
     ) -> None:
         """The acquisition has waited for longer than `slow_wait`; ``holders`` have the lock.
 

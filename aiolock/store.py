@@ -42,7 +42,7 @@ PRIORITY = 100_000_000_000_000
 waiter of one priority stands before all waiters of the next."""
 
 
-class Waiter(NamedTuple):
+class WaiterId(NamedTuple):
     """The id of one acquisition at the store: no two are alike."""
 
     client: str
@@ -149,7 +149,7 @@ class Granted(NamedTuple):
 class Before(NamedTuple):
     """The waiter or holder that stands directly before a waiter."""
 
-    waiter: Waiter
+    waiter: WaiterId
     fence: int
     """The fence of its grant, if it is the holder; 0 if it waits."""
 
@@ -162,7 +162,7 @@ class Queued(NamedTuple):
 
     ``displaced`` is as in `Granted`. ``before`` is set if the waiter or holder directly before it
     belongs to the same client. A store need not tell, and tells newcomers only (see
-    `Store.pass_on`).
+    `Store.report_handoff`).
     """
 
     ticket: int
@@ -206,29 +206,31 @@ class Renewal(NamedTuple):
     """One grant in a `Store.renew`; a ttl of 0 only asks whether the grant still holds."""
 
     name: str
-    waiter: Waiter
+    waiter: WaiterId
     form: Form
     fence: int
     ttl: int
 
 
-class Pass(NamedTuple):
-    """A report that a client has handed a lock on among its own waiters: see `Store.pass_on`."""
+class HandoffReport(NamedTuple):
+    """A report that a client has handed a lock on among its own waiters: see
+    `Store.report_handoff`.
+    """
 
     name: str
     form: Form
     """The form that all of these waiters have."""
-    giver: Waiter
-    giver_fence: int
+    source: WaiterId
+    source_fence: int
     """The fence of the grant that the store knows."""
-    taker: Waiter
+    target: WaiterId
     fence: int
     """The fence of the present grant."""
-    through: tuple[Waiter, ...]
+    via: tuple[WaiterId, ...]
     """The waiters that have held it since, in order; the last is the taker."""
 
 
-RUN: Final = 64
+MAX_AHEAD: Final = 64
 """How many grants a client may be ahead of the store, at most. A grant that follows one whose end
 its client has not reported has a fence that is higher by this many."""
 
@@ -242,7 +244,7 @@ class Posted:
 
 
 @dataclass(frozen=True, slots=True)
-class Party:
+class Participant:
     """One holder or waiter, as `Lock.status` shows it."""
 
     client: str
@@ -295,8 +297,8 @@ class Status:
     """The holders and the waiters of a lock, both in order, at one moment."""
 
     name: str
-    holders: tuple[Party, ...]
-    waiters: tuple[Party, ...]
+    holders: tuple[Participant, ...]
+    waiters: tuple[Participant, ...]
     closed: float = 0.0
     """Seconds for which the lock stays closed although nobody holds it: by ``min_hold`` or
     ``lock_delay``, or for the rest of a period. After a shared grant, it is closed only for
@@ -308,7 +310,7 @@ class Status:
     kind: str = ""
     """The kind: ``lock``, ``semaphore``, ``once``, …; empty if it comes from a store alone."""
     now: float = field(default=0.0, compare=False)
-    """When this was true: Unix time in seconds, by the store's clock, like `Party.since`."""
+    """When this was true: Unix time in seconds, by the store's clock, like `Participant.since`."""
     more_holders: int = 0
     """How many holders it has beside those in `holders`: see ``waiters`` of `Store.status`. Always
     0 in what `Lock.status` gives."""
@@ -357,7 +359,7 @@ class Busy(NamedTuple):
     """
 
     until: int
-    holder: Party | None = None
+    holder: Participant | None = None
 
 
 Answer = Granted | Queued | Busy | Full | Done | Differs
@@ -378,17 +380,17 @@ class Inbox(Protocol):
     """Where a store delivers its pushes: called in the client's loop, never awaited."""
 
     def granted(  # noqa: PLR0917  # once for each hand-off, and keywords cost a tenth of it
-        self, name: str, waiter: Waiter, form: Form, fence: int, lease: int, now: int
+        self, name: str, waiter: WaiterId, form: Form, fence: int, lease: int, now: int
     ) -> None:
         """The store granted the lock to this waiter, at ``now`` (store, µs), for ``lease`` ms."""
 
-    def lost(self, name: str, waiter: Waiter, fence: int, reason: str) -> None:
+    def lost(self, name: str, waiter: WaiterId, fence: int, reason: str) -> None:
         """This grant was taken away (``expired`` or ``broken``).
 
         If it had expired, the client's waiters for ``name`` have left the queue as well.
         """
 
-    def shortened(self, name: str, waiter: Waiter, fence: int, until: float) -> None:
+    def shortened(self, name: str, waiter: WaiterId, fence: int, until: float) -> None:
         """This grant is only certain until then, by the client's clock (s), unless it is renewed.
 
         No answer to a renewal that was sent before moves the deadline past that. Only a store of
@@ -404,14 +406,14 @@ class Inbox(Protocol):
         waiter asks: so none of its steps takes long, however many there are.
         """
 
-    def requested(self, name: str, waiter: Waiter, fence: int) -> None:
+    def requested(self, name: str, waiter: WaiterId, fence: int) -> None:
         """Another client asks the holder of this grant to release the lock when it can."""
 
-    def void(self, name: str, waiter: Waiter) -> None:
+    def order_unknown(self, name: str, waiter: WaiterId) -> None:
         """A waiter has come directly before this one that was not there when it was `Queued`."""
 
     def unconfirmed(
-        self, name: str, waiter: Waiter, form: Form, fence: int, error: Exception
+        self, name: str, waiter: WaiterId, form: Form, fence: int, error: Exception
     ) -> None:
         """This grant may be forgotten, so it must not be used: its waiter gets the error.
 
@@ -478,7 +480,7 @@ class Store(Protocol):
     def acquire(
         self,
         name: str,
-        waiter: Waiter,
+        waiter: WaiterId,
         form: Form,
         ttl: int,
         *,
@@ -500,7 +502,7 @@ class Store(Protocol):
     def release(
         self,
         name: str,
-        waiter: Waiter,
+        waiter: WaiterId,
         form: Form,
         fence: int,
         *,
@@ -518,7 +520,7 @@ class Store(Protocol):
         """
         ...
 
-    def pass_on(self, passed: Pass) -> asyncio.Future[int]:
+    def report_handoff(self, passed: HandoffReport) -> asyncio.Future[int]:
         """Make the taker the holder, for its claim, instead of the giver; those between have left.
 
         Called only if the store has answered with `Queued.before`. A store need not do that; then
@@ -526,9 +528,10 @@ class Store(Protocol):
         behind its own holder also knows what the store would answer to a release. So it hands the
         lock on at once, under the lease that the store respects, and reports that.
 
-        Answers `WAS_HOLDER`, or `WAS_ABSENT` if the giver was no holder, or `WAS_UNKNOWN` as for
-        a release. If another client's waiter comes to stand directly before one of this client (it
-        was displaced and comes back, or has a higher priority), `Inbox.void` tells the latter.
+        Answers `WAS_HOLDER`, or `WAS_ABSENT` if the giver was no holder, or `WAS_UNKNOWN` as for a
+        release. If another client's waiter comes to stand directly before one of this client (it
+        was displaced and comes back, or has a higher priority), `Inbox.order_unknown` tells the
+        latter.
         """
         ...
 
@@ -565,7 +568,7 @@ class Store(Protocol):
         ...
 
     def finish(
-        self, name: str, waiter: Waiter, form: Form, fence: int, remember: int
+        self, name: str, waiter: WaiterId, form: Form, fence: int, remember: int
     ) -> asyncio.Future[int]:
         """End this grant: its work is done, which the store knows for ``remember`` ms.
 
@@ -578,7 +581,7 @@ class Store(Protocol):
         """Ask the holders to release the lock when they can; how many were told. No change."""
         ...
 
-    def downgrade(self, name: str, waiter: Waiter, form: Form, fence: int) -> asyncio.Future[int]:
+    def downgrade(self, name: str, waiter: WaiterId, form: Form, fence: int) -> asyncio.Future[int]:
         """Let this grant share the lock from now on, without a release; see `Form.downgrades`.
 
         It keeps its id, its fence and its lease. Waiters at the head of the queue that share the
@@ -637,9 +640,9 @@ class ServerStatus:
 
     address: str
     state: str
-    """``up``; or ``silent``, if it answers but does not vote yet; or ``out``, if it does not
+    """``up``; or ``not voting``, if it answers but does not vote yet; or ``out``, if it does not
     answer."""
-    silent: float = 0.0
+    not_voting: float = 0.0
     """Seconds for which it does not vote, because it may have forgotten its votes."""
     clock: float | None = None
     """Seconds by which its clock is ahead of the median; None if unknown."""
@@ -748,7 +751,7 @@ class Relay:
     def acquire(
         self,
         name: str,
-        waiter: Waiter,
+        waiter: WaiterId,
         form: Form,
         ttl: int,
         *,
@@ -767,7 +770,7 @@ class Relay:
     def release(
         self,
         name: str,
-        waiter: Waiter,
+        waiter: WaiterId,
         form: Form,
         fence: int,
         *,
@@ -780,9 +783,9 @@ class Relay:
             lambda: self._store.release(name, waiter, form, fence, entered=entered, lost=lost),
         )
 
-    def pass_on(self, passed: Pass) -> asyncio.Future[int]:
+    def report_handoff(self, passed: HandoffReport) -> asyncio.Future[int]:
         """As the other store."""
-        return self._call("pass_on", lambda: self._store.pass_on(passed))
+        return self._call("pass_on", lambda: self._store.report_handoff(passed))
 
     def renew(self, renewals: Sequence[Renewal]) -> asyncio.Future[list[bool | None]]:
         """As the other store."""
@@ -797,7 +800,7 @@ class Relay:
         return self._call("snapshot", lambda: self._store.snapshot(start))
 
     def finish(
-        self, name: str, waiter: Waiter, form: Form, fence: int, remember: int
+        self, name: str, waiter: WaiterId, form: Form, fence: int, remember: int
     ) -> asyncio.Future[int]:
         """As the other store."""
         return self._call("finish", lambda: self._store.finish(name, waiter, form, fence, remember))
@@ -806,7 +809,7 @@ class Relay:
         """As the other store."""
         return self._call("request", lambda: self._store.request(name))
 
-    def downgrade(self, name: str, waiter: Waiter, form: Form, fence: int) -> asyncio.Future[int]:
+    def downgrade(self, name: str, waiter: WaiterId, form: Form, fence: int) -> asyncio.Future[int]:
         """As the other store."""
         return self._call("downgrade", lambda: self._store.downgrade(name, waiter, form, fence))
 

@@ -52,7 +52,7 @@ class InVain:
     """The customer's turn did not come in time."""
 
     waited: float
-    holders: tuple[aiolock.Party, ...]
+    holders: tuple[aiolock.Participant, ...]
 
     def __str__(self) -> str:
         who = ", ".join(f"{holder.host}:{holder.pid}" for holder in self.holders)

@@ -16,7 +16,7 @@ import aiolock
 from aiolock._engine.engine import Engine, State
 from aiolock._engine.hold import LeaseState, LossReason
 from aiolock._engine.library import check_asyncio
-from aiolock.store import CLAIM, Form, Granted, Inbox, Waiter
+from aiolock.store import CLAIM, Form, Granted, Inbox, WaiterId
 from aiolock.stores.machine import Step
 from aiolock.stores.memory import MemoryServer, MemoryStore
 from aiolock.testing import DroppedLease, FaultyStore
@@ -75,13 +75,13 @@ class Server(MemoryServer):
         if inbox is not None and not self._loops[client].is_closed():
             self._loops[client].call_soon_threadsafe(deliver, inbox)
 
-    def _sure(self, name: str, operation: Callable[[Step], Value]) -> Value:
+    def _must_run(self, name: str, operation: Callable[[Step], Value]) -> Value:
         with self._guard:
-            return super()._sure(name, operation)
+            return super()._must_run(name, operation)
 
     def _reap(self) -> None:
         for name in self.names():
-            self._sure(name, Step.reap)
+            self._must_run(name, Step.reap)
 
     def check_nothing_held(self, dropped: Iterable[DroppedLease]) -> None:
         """Fail if a lock is held or waited for, or if one of its leases was dropped.
@@ -107,7 +107,7 @@ class Others:
     def __init__(self, server: Server) -> None:
         self._server = server
         self._numbers = itertools.count(1)
-        self._held: dict[str, tuple[Waiter, int]] = {}
+        self._held: dict[str, tuple[WaiterId, int]] = {}
 
     @contextmanager
     def hold(
@@ -122,7 +122,7 @@ class Others:
 
     def take(self, name: str, *, kind: str = "lock", ttl: float = 30.0) -> int:
         """Hold a lock until `release` or the end of the test; returns the fence."""
-        key, waiter = f"{kind}:{name}", Waiter("others", next(self._numbers))
+        key, waiter = f"{kind}:{name}", WaiterId("others", next(self._numbers))
         answer = self._server.acquire(
             key, waiter, Form(CLAIM), int(ttl * 1000), ticket=0, wait=False, max_waiters=0
         )

@@ -16,7 +16,7 @@ from typing import Any, Self, TypeVar
 import pytest
 
 import aiolock
-from aiolock.store import Waiter
+from aiolock.store import WaiterId
 from aiolock.stores.memory import MemoryServer
 from tests.procs import Message, Worker
 from tests.proxy import Link, Proxy
@@ -40,11 +40,13 @@ class Forgetful(MemoryServer):
 
     forgets = False
 
-    def finish(self, name: str, waiter: Waiter, fence: int, remember: int, *, bury: int = 0) -> int:
+    def finish(
+        self, name: str, waiter: WaiterId, fence: int, remember: int, *, tombstone_until: int = 0
+    ) -> int:
         """As a server that does not know it any more."""
         if self.forgets:
             self.release(name, waiter, fence)
-        return super().finish(name, waiter, fence, remember, bury=bury)
+        return super().finish(name, waiter, fence, remember, tombstone_until=tombstone_until)
 
 
 async def until(

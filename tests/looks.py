@@ -12,9 +12,9 @@ from functools import cache
 
 import pytest
 
-from aiolock.store import Waiter
+from aiolock.store import WaiterId
 from aiolock.stores import machine
-from aiolock.stores.quorum import _voter
+from aiolock.stores.quorum import _server
 from aiolock.stores.redis import _scripts
 
 NUMBERS = {
@@ -40,7 +40,7 @@ class Chance:
     def __init__(self) -> None:
         self.looks = False
 
-    def __call__(self, ticket: int, queue: Sequence[tuple[int, Waiter]]) -> bool:
+    def __call__(self, ticket: int, queue: Sequence[tuple[int, WaiterId]]) -> bool:
         return self.looks
 
 
@@ -48,5 +48,5 @@ def decided(monkeypatch: pytest.MonkeyPatch) -> Chance:
     """Have the state machines ask this."""
     chance = Chance()
     monkeypatch.setattr(machine, "looks_for_dead", chance)
-    monkeypatch.setattr(_voter, "looks_for_dead", chance)
+    monkeypatch.setattr(_server, "looks_for_dead", chance)
     return chance

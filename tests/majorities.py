@@ -35,10 +35,10 @@ def vouch(
 
     They were started a moment ago, and would not vote before the longest lease had ended.
     """
-    charter = str(store_of(urls, prefix, longest_ttl, durable=durable).charter)
+    config = str(store_of(urls, prefix, longest_ttl, durable=durable).config)
     for server in servers:
         run: Any = server.call("INFO", "server")
-        server.call("SET", f"{prefix}:quorum", f"{run['run_id']} 0 {charter}")
+        server.call("SET", f"{prefix}:quorum", f"{run['run_id']} 0 {config}")
 
 
 class Majority:

@@ -10,10 +10,10 @@ from typing import Any
 
 import aiolock
 from aiolock.errors import StoreError
-from aiolock.stores._member import Charter, Heard, MemberInbox, Memory
+from aiolock.stores._member import Heard, MemberInbox, Memory, QuorumConfig
 from aiolock.stores.memory import MemoryServer
 from aiolock.stores.quorum import MemoryMember, QuorumStore, from_members
-from aiolock.stores.quorum._memory import MemoryVoter, voter_of
+from aiolock.stores.quorum._memory import MemoryQuorumServer, server_of
 
 
 class Server:
@@ -35,9 +35,9 @@ class Server:
         self._backlog: list[Callable[[], None]] = []
 
     @property
-    def voter(self) -> MemoryVoter:
+    def quorum_server(self) -> MemoryQuorumServer:
         """What it keeps."""
-        return voter_of(self.memory)
+        return server_of(self.memory)
 
     def member(self) -> MemoryMember:
         """One client's link to it."""
@@ -62,7 +62,7 @@ class Server:
 
     def start(self, *, empty: bool = True) -> None:
         """The server runs again, with none of its data or with all."""
-        self.voter.restart(empty=empty)
+        self.quorum_server.restart(empty=empty)
         self.back()
 
     def back(self) -> None:
@@ -108,49 +108,49 @@ class _Breakable(MemoryMember):
         self.late = 0.0
         """Seconds until a command reaches the server."""
 
-    async def join(self, client: str, inbox: MemberInbox, charter: Charter) -> None:
+    async def join(self, client: str, inbox: MemberInbox, config: QuorumConfig) -> None:
         if not self._server.answers:
             raise StoreError(f"{self.address} cannot be reached")
-        await super().join(client, inbox, charter)
+        await super().join(client, inbox, config)
         self._joined = True
 
     async def leave(self, patience: float) -> None:
         self._joined = False
         await super().leave(patience)
-        for heard in tuple(self._unanswered):
-            heard(None, StoreError("the client was closed"))
+        for on_reply in tuple(self._unanswered):
+            on_reply(None, StoreError("the client was closed"))
 
     def breaks(self) -> None:
         if self._joined:
             assert self._client is not None
-            self.voter.listeners.pop(self._client, None)
+            self.quorum_server.listeners.pop(self._client, None)
             self._inbox.link(ConnectionError("it was killed"))
 
     def dies(self) -> None:
-        self.voter.listeners.pop(self._client or "", None)
+        self.quorum_server.listeners.pop(self._client or "", None)
         self._joined, self._dead = False, True
 
     def connects(self) -> None:
         if self._joined:
             assert self._client is not None
-            self.voter.listeners[self._client] = self._inbox
-            self._inbox.enrolled(self.voter.enrol(self._charter, Memory.UNSAID))
+            self.quorum_server.listeners[self._client] = self._inbox
+            self._inbox.registered(self.quorum_server.register(self._config, Memory.UNSAID))
             self._inbox.link(None)
             self._inbox.reconnected()
 
-    def enrol(self, memory: Memory) -> None:
+    def register(self, memory: Memory) -> None:
         if self._server.full and memory is not Memory.UNSAID:
-            self._loop.call_soon(self._inbox.not_enrolled, StoreError("it is full"))
+            self._loop.call_soon(self._inbox.not_registered, StoreError("it is full"))
         else:
-            super().enrol(memory)
+            super().register(memory)
 
-    def vote(self, *question: Any, heard: Heard, **terms: Any) -> None:
-        if self._server.full and self.voter.charter is not None:
-            self._loop.call_soon(heard, None, StoreError("it is full"))
+    def vote(self, *question: Any, on_reply: Heard, **terms: Any) -> None:
+        if self._server.full and self.quorum_server.config is not None:
+            self._loop.call_soon(on_reply, None, StoreError("it is full"))
         elif question[0].name in self._server.odd:
-            self._loop.call_soon(heard, None, StoreError("it has something else there"))
+            self._loop.call_soon(on_reply, None, StoreError("it has something else there"))
         else:
-            super().vote(*question, heard=heard, **terms)
+            super().vote(*question, on_reply=on_reply, **terms)
 
     def finish(self, *mark: Any) -> None:
         if self._server.refuses_marks:
@@ -161,16 +161,16 @@ class _Breakable(MemoryMember):
     def waits_for(self) -> float:
         return self._loop.time() - self._since[0] if self._since else 0.0
 
-    def _start(self, operation: Callable[[], Any], heard: Heard) -> None:
+    def _start(self, operation: Callable[[], Any], on_reply: Heard) -> None:
         if self._dead:
             return
         if self._server.refuses:
             error = StoreError("it refuses for a while")
             error.refused = True
-            self._loop.call_soon(heard, None, error)
+            self._loop.call_soon(on_reply, None, error)
             return
         if self._client is None:
-            heard(None, StoreError("the client was closed"))
+            on_reply(None, StoreError("the client was closed"))
             return
         since = self._loop.time()
         self._since.append(since)
@@ -179,7 +179,7 @@ class _Breakable(MemoryMember):
             if answered in self._unanswered:
                 self._unanswered.remove(answered)
                 self._since.remove(since)
-                heard(answer, error)
+                on_reply(answer, error)
 
         self._unanswered.append(answered)
         start = super()._start
@@ -232,4 +232,4 @@ async def left_behind(servers: list[Server]) -> list[str]:
     """What is left there of names, once everything that is under way has been carried out."""
     for _ in range(20):
         await asyncio.sleep(0)
-    return [name for each in servers for name in each.voter.left_behind]
+    return [name for each in servers for name in each.quorum_server.left_behind]

@@ -199,7 +199,7 @@ class ScriptedSentinel:
         self.epoch = 1
         self.refuses = False
         """Refuse all subscriptions."""
-        self.silent = False
+        self.not_voting = False
         """It answers nothing, and takes connections still."""
         self.subscriptions = 0
         """How many it has confirmed."""
@@ -252,7 +252,7 @@ class ScriptedSentinel:
                 for _ in range(int(line[1:])):
                     size = int((await reader.readline())[1:])
                     words.append((await reader.readexactly(size + 2))[:-2].decode())
-                if not self.silent:
+                if not self.not_voting:
                     writer.write(self._answer(words, writer))
         except (ConnectionError, asyncio.IncompleteReadError):
             pass

@@ -19,14 +19,14 @@ from aiolock.store import (
     Answer,
     Form,
     Granted,
+    HandoffReport,
     Inbox,
     Late,
-    Pass,
     Posted,
     Queued,
     Renewal,
     Status,
-    Waiter,
+    WaiterId,
 )
 from aiolock.stores.memory import MemoryServer, MemoryStore
 
@@ -59,7 +59,7 @@ class Server(MemoryServer):
         self.lossy = True
         self.refuses = Refuses.NOTHING
         self.broken: set[int] = set()
-        self.over: set[Waiter] = set()  # waiters that are no more, as their clients have been told
+        self.over = set[WaiterId]()  # waiters that are no more, as their clients have been told
         self.ghosts: list[str] = []
         self.late = Counter[str]()  # copies that came late, by command
         self.refused = 0  # and those that were refused for it
@@ -91,7 +91,7 @@ class Server(MemoryServer):
             super().push(client, deliver)
 
     def acquire(
-        self, name: str, waiter: Waiter, form: Form, ttl: int, **options: Any
+        self, name: str, waiter: WaiterId, form: Form, ttl: int, **options: Any
     ) -> Answer | Late:
         answer = super().acquire(name, waiter, form, ttl, **options)
         if isinstance(answer, Granted | Queued) and waiter in self.over:
@@ -106,7 +106,7 @@ class Server(MemoryServer):
         if self._inboxes.get(client) is inbox:
             inbox.reconnected()
 
-    def _look_for(self, name: str, waiter: Waiter) -> None:
+    def _look_for(self, name: str, waiter: WaiterId) -> None:
         state = self._states.get(name)
         if state is None:
             return
@@ -124,9 +124,9 @@ class _Command:
     sure: bool = True
     stamped: bool = False
     """It is refused after its time."""
-    buries: bool = False
+    leaves_tombstone: bool = False
     """With it, what came before is given up."""
-    ends: tuple[Waiter, ...] = ()
+    ends: tuple[WaiterId, ...] = ()
     """The waiters that have ended when this is answered."""
     written: int = 0
 
@@ -176,7 +176,7 @@ class Store(MemoryStore):
     # The operations
 
     def acquire(
-        self, name: str, waiter: Waiter, form: Form, ttl: int, **options: Any
+        self, name: str, waiter: WaiterId, form: Form, ttl: int, **options: Any
     ) -> asyncio.Future[Answer]:
         return self._send(
             partial(self.server.acquire, name, waiter, form, ttl, **options),
@@ -187,7 +187,7 @@ class Store(MemoryStore):
     def release(
         self,
         name: str,
-        waiter: Waiter,
+        waiter: WaiterId,
         form: Form,
         fence: int,
         *,
@@ -198,15 +198,15 @@ class Store(MemoryStore):
         over = entered or not fence
         return self._send(
             partial(self.server.release, name, waiter, fence, entered=entered, lost=lost),
-            buries=over,
+            leaves_tombstone=over,
             ends=(waiter,) if over else (),
         )
 
-    def pass_on(self, passed: Pass) -> asyncio.Future[int]:
+    def report_handoff(self, passed: HandoffReport) -> asyncio.Future[int]:
         return self._send(
-            partial(self.server.pass_on, passed),
+            partial(self.server.report_handoff, passed),
             stamped=True,
-            ends=(passed.giver, *passed.through[:-1]),
+            ends=(passed.source, *passed.via[:-1]),
         )
 
     def renew(self, renewals: Sequence[Renewal]) -> asyncio.Future[list[bool | None]]:
@@ -216,14 +216,14 @@ class Store(MemoryStore):
         return self._send(partial(self.server.status, name, waiters=waiters), writes=False)
 
     def finish(
-        self, name: str, waiter: Waiter, form: Form, fence: int, remember: int
+        self, name: str, waiter: WaiterId, form: Form, fence: int, remember: int
     ) -> asyncio.Future[int]:
         return self._send(partial(self.server.finish, name, waiter, fence, remember))
 
     def request(self, name: str) -> asyncio.Future[int]:
         return self._send(partial(self.server.request, name), stamped=True)
 
-    def downgrade(self, name: str, waiter: Waiter, form: Form, fence: int) -> asyncio.Future[int]:
+    def downgrade(self, name: str, waiter: WaiterId, form: Form, fence: int) -> asyncio.Future[int]:
         return self._send(partial(self.server.downgrade, name, waiter, fence))
 
     def resize(self, name: str, declared: int, limit: int, remember: int) -> asyncio.Future[int]:
@@ -268,7 +268,7 @@ class Store(MemoryStore):
         if command.stamped:
             self._copies_until = max(self._copies_until, now + LATE_AFTER)
             return {"not_after": self.server.now() + int(LATE_AFTER * 1e6)}
-        if command.buries and (self._down or now < self._dropped_copies):
+        if command.leaves_tombstone and (self._down or now < self._dropped_copies):
             return {"bury": self.server.now() + int(LATE_AFTER * 1e6)}
         return {}
 

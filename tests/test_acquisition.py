@@ -16,11 +16,11 @@ from hypothesis.stateful import (
     rule,
 )
 
-from aiolock._engine.acquisition import STEPS, Attempt, Phase, Question
+from aiolock._engine.acquisition import STEPS, Acquisition, Phase, Question
 from aiolock._engine.grant import Grant
 from aiolock._engine.policy import Policy
 from aiolock.errors import LimitMismatch, StoreError
-from aiolock.store import Answer, Busy, Differs, Done, Full, Granted, Queued, Waiter
+from aiolock.store import Answer, Busy, Differs, Done, Full, Granted, Queued, WaiterId
 
 POLICY = Policy("n", 5.0)
 ENDS = {Phase.HELD, Phase.DECLINED, Phase.GIVEN_UP}
@@ -39,12 +39,12 @@ LOOP.close()
 PLACE = Queued(ticket=77, place=1, until=LEASE, now=0)
 
 
-def attempt(policy: Policy = POLICY) -> Attempt:
+def acquisition(policy: Policy = POLICY) -> Acquisition:
     """One that has just begun."""
-    return Attempt(Waiter("me", 1), policy, None, 0.0)
+    return Acquisition(WaiterId("me", 1), policy, None, 0.0)
 
 
-def phase(of: Attempt) -> Phase:
+def phase(of: Acquisition) -> Phase:
     """Where it stands."""
     return of.phase  # through a call: what a method changes, a type checker must not narrow
 
@@ -54,7 +54,7 @@ def future() -> asyncio.Future[Answer]:
     return asyncio.Future(loop=LOOP)
 
 
-def ask(of: Attempt, sent: float = 0.0) -> Question:
+def ask(of: Acquisition, sent: float = 0.0) -> Question:
     """It asks."""
     question = Question(sent, future())
     of.asks(question)
@@ -63,12 +63,12 @@ def ask(of: Attempt, sent: float = 0.0) -> Question:
     return question
 
 
-def answer(of: Attempt, question: Question, says: Answer) -> bool:
+def answer(of: Acquisition, question: Question, metadata: Answer) -> bool:
     """The store answers, and whoever waits for that takes it in."""
     if question.answer.cancelled():
         return False
-    question.answer.set_result(says)
-    mattered = of.answers(question, says)
+    question.answer.set_result(metadata)
+    mattered = of.answers(question, metadata)
     if mattered and of.phase is Phase.QUEUED:
         of.waits_for = future()
     return mattered
@@ -84,7 +84,7 @@ def test_the_ends_lead_nowhere_and_everything_else_can_be_given_up() -> None:
 
 def test_free() -> None:
     """The first answer grants it."""
-    a = attempt()
+    a = acquisition()
     assert answer(a, ask(a), Granted(7, LEASE))
     assert phase(a) is Phase.GRANTED
     assert a.accepts(1.0)
@@ -97,7 +97,7 @@ def test_free() -> None:
 
 def test_pushed_while_it_asks_again_is_crossed() -> None:
     """Its question may still come to the store, so its release is of whatever it is by then."""
-    a = attempt()
+    a = acquisition()
     answer(a, ask(a), PLACE)
     again = ask(a, 1.0)
     assert a.pushed(7, LEASE, SECOND, 1.5)
@@ -109,7 +109,7 @@ def test_pushed_while_it_asks_again_is_crossed() -> None:
 
 def test_a_push_that_overtook_the_answer_is_not_crossed() -> None:
     """The answer to the only question comes after it, so nothing is out any more."""
-    a = attempt()
+    a = acquisition()
     first = ask(a)
     assert not a.pushed(7, LEASE, SECOND, 0.5), "its task waits for the answer"
     assert phase(a) is Phase.ASKING
@@ -120,10 +120,10 @@ def test_a_push_that_overtook_the_answer_is_not_crossed() -> None:
 
 def test_a_question_that_may_have_been_sent_twice_is_crossed() -> None:
     """A copy of it may come at any time."""
-    none_is_out = attempt()
+    none_is_out = acquisition()
     none_is_out.sends_again()
     assert not none_is_out.crossed
-    a = attempt()
+    a = acquisition()
     first = ask(a)
     a.sends_again()
     assert a.crossed
@@ -132,7 +132,7 @@ def test_a_question_that_may_have_been_sent_twice_is_crossed() -> None:
 
 def test_too_late_returns_and_its_late_push_is_void() -> None:
     """A grant that was given back is never entered, whichever way it is heard of again."""
-    a = attempt()
+    a = acquisition()
     answer(a, ask(a), Granted(7, LEASE))
     assert not a.accepts(6.0)
     assert a.gives_back() == 7
@@ -147,7 +147,7 @@ def test_too_late_returns_and_its_late_push_is_void() -> None:
 
 def test_a_grant_that_is_taken_away_before_its_push_arrives() -> None:
     """Whoever broke it was quicker than the push, over another connection."""
-    a = attempt()
+    a = acquisition()
     answer(a, ask(a), PLACE)
     a.taken_away(7)
     assert not a.pushed(7, LEASE, SECOND, 1.0)
@@ -157,7 +157,7 @@ def test_a_grant_that_is_taken_away_before_its_push_arrives() -> None:
 @pytest.mark.parametrize("before", [True, False])
 def test_a_grant_that_is_certain_for_less_long(*, before: bool) -> None:
     """The store misses a vote, before or after the answer with the grant is heard."""
-    a = attempt()
+    a = acquisition()
     question = ask(a)
     if before:
         a.shortened(7, 2.0)
@@ -169,7 +169,7 @@ def test_a_grant_that_is_certain_for_less_long(*, before: bool) -> None:
 
 def test_news_while_a_question_is_out_is_remembered_with_it() -> None:
     """The answer may be older than what has happened."""
-    a = attempt()
+    a = acquisition()
     question = ask(a)
     assert not a.has_news()
     assert question.outdated
@@ -179,7 +179,7 @@ def test_news_while_a_question_is_out_is_remembered_with_it() -> None:
 
 def test_a_run_of_a_period_confirms_first() -> None:
     """A claim is no proof that the run was begun; a grant for the whole ttl is."""
-    a = attempt(Policy("n", 5.0, every=60.0))
+    a = acquisition(Policy("n", 5.0, every=60.0))
     answer(a, ask(a), PLACE)
     a.pushed(7, 3_000, SECOND, 1.0)
     assert a.must_confirm
@@ -193,7 +193,7 @@ def test_a_run_of_a_period_confirms_first() -> None:
 def test_a_grant_comes_before_the_timeout_unless_it_is_late() -> None:
     """Both are there when the task runs."""
     for now, expected in ((1.0, True), (6.0, False)):
-        a = attempt()
+        a = acquisition()
         answer(a, ask(a), Granted(7, LEASE))
         a.stop(TimeoutError())
         assert phase(a) is Phase.GRANTED
@@ -203,7 +203,7 @@ def test_a_grant_comes_before_the_timeout_unless_it_is_late() -> None:
 
 def test_another_number_is_no_plain_no() -> None:
     """As a repetition it may leave a place behind, so something is to be released."""
-    a = attempt()
+    a = acquisition()
     answer(a, ask(a), Differs(3))
     assert phase(a) is Phase.STOPPED
     assert isinstance(a.stopped, LimitMismatch)
@@ -213,7 +213,7 @@ def test_another_number_is_no_plain_no() -> None:
 @pytest.mark.parametrize("refused", [True, False])
 def test_what_the_store_refused_leaves_nothing_to_release(refused: bool) -> None:
     """Unless it had a place by then, or nobody knows what was carried out."""
-    a = attempt()
+    a = acquisition()
     error = StoreError("no")
     error.refused = refused
     ask(a).answer.set_exception(error)
@@ -223,7 +223,7 @@ def test_what_the_store_refused_leaves_nothing_to_release(refused: bool) -> None
 
 def test_illegal_steps_cannot_be_taken() -> None:
     """The table says which there are."""
-    a = attempt()
+    a = acquisition()
     with pytest.raises(AssertionError, match="cannot become held"):
         a.kept()
     with pytest.raises(AssertionError, match="cannot become asking"):
@@ -239,24 +239,26 @@ class AnyOrder(RuleBasedStateMachine):
     @initialize(periodic=st.booleans())
     def begin(self, periodic: bool) -> None:
         """It asks, as every acquisition does first."""
-        self.attempt = attempt(Policy("n", 5.0, every=60.0) if periodic else POLICY)
+        self.acquisition = acquisition(Policy("n", 5.0, every=60.0) if periodic else POLICY)
         self.now, self.fence, self.ended = 0.0, 0, False
-        self.question = ask(self.attempt)
+        self.question = ask(self.acquisition)
 
     @rule()
     def time_passes(self) -> None:
         """More than its lease."""
         self.now += 6.0
 
-    @precondition(lambda self: self.attempt.question is None and self.attempt.phase in WAITING)
+    @precondition(
+        lambda self: self.acquisition.question is None and self.acquisition.phase in WAITING
+    )
     @rule()
     def asks(self) -> None:
         """Again, from the queue."""
-        self.question = ask(self.attempt, self.now)
+        self.question = ask(self.acquisition, self.now)
 
     @precondition(lambda self: not self.question.answer.done())
-    @rule(says=st.sampled_from(["granted", "queued", "busy", "full", "done", "differs"]))
-    def is_answered(self, says: str) -> None:
+    @rule(metadata=st.sampled_from(["granted", "queued", "busy", "full", "done", "differs"]))
+    def is_answered(self, metadata: str) -> None:
         """In any way, whether or not anybody cares any more."""
         self.now += 0.1
         store = int(self.now * SECOND)
@@ -269,96 +271,96 @@ class AnyOrder(RuleBasedStateMachine):
             "done": Done(9),
             "differs": Differs(3),
         }
-        answer(self.attempt, self.question, answers[says])
+        answer(self.acquisition, self.question, answers[metadata])
 
     @precondition(
-        lambda self: self.attempt.phase is Phase.QUEUED and not self.question.answer.done()
+        lambda self: self.acquisition.phase is Phase.QUEUED and not self.question.answer.done()
     )
     @rule()
     def is_not_answered(self) -> None:
         """Nobody knows what became of a question from the queue."""
         self.question.answer.set_exception(StoreError("no"))
-        assert self.attempt.fails(self.question)
+        assert self.acquisition.fails(self.question)
 
     @rule(old=st.booleans())
     def is_pushed(self, old: bool) -> None:
         """A grant, or one that was heard of before."""
         self.fence += not old
-        self.attempt.pushed(max(1, self.fence), LEASE, int(self.now * SECOND), self.now)
+        self.acquisition.pushed(max(1, self.fence), LEASE, int(self.now * SECOND), self.now)
 
     @rule()
     def is_taken_away(self) -> None:
         """The last grant was broken, or its lease ended."""
-        self.attempt.taken_away(self.fence)
+        self.acquisition.taken_away(self.fence)
 
     @rule()
     def news(self) -> None:
         """Something happened that the store knows more of."""
-        if self.attempt.has_news():
-            assert self.attempt.phase is Phase.QUEUED
-            assert self.attempt.question is None
+        if self.acquisition.has_news():
+            assert self.acquisition.phase is Phase.QUEUED
+            assert self.acquisition.question is None
 
     @rule()
     def connection_breaks(self) -> None:
         """What is under way is sent again."""
-        self.attempt.sends_again()
+        self.acquisition.sends_again()
 
-    @precondition(lambda self: self.attempt.phase is Phase.GRANTED)
+    @precondition(lambda self: self.acquisition.phase is Phase.GRANTED)
     @rule()
     def task_runs(self) -> None:
         """It enters, or confirms that it may, or lets go."""
-        grant = self.attempt.grant
+        grant = self.acquisition.grant
         assert grant is not None
-        if not self.attempt.accepts(self.now):
-            assert self.attempt.gives_back() == grant.fence
-            self.attempt.waits_for = future()
-        elif self.attempt.must_confirm:
-            self.attempt.confirms()
-            self.attempt.waits_for = future()
+        if not self.acquisition.accepts(self.now):
+            assert self.acquisition.gives_back() == grant.fence
+            self.acquisition.waits_for = future()
+        elif self.acquisition.must_confirm:
+            self.acquisition.confirms()
+            self.acquisition.waits_for = future()
         else:
-            assert grant.fence > self.attempt.void
+            assert grant.fence > self.acquisition.stale_fence
             assert self.now < grant.deadline
-            self.attempt.kept()
+            self.acquisition.kept()
 
-    @precondition(lambda self: self.attempt.phase is Phase.CONFIRMING)
+    @precondition(lambda self: self.acquisition.phase is Phase.CONFIRMING)
     @rule()
     def is_confirmed(self) -> None:
         """The store has renewed its claim."""
-        self.attempt.confirmed(self.now + 4.0)
-        assert not self.attempt.must_confirm
+        self.acquisition.confirmed(self.now + 4.0)
+        assert not self.acquisition.must_confirm
 
-    @precondition(lambda self: self.attempt.phase is Phase.RETURNING)
+    @precondition(lambda self: self.acquisition.phase is Phase.RETURNING)
     @rule()
     def is_returned(self) -> None:
         """The store has heard that it was too late, and it asks anew."""
-        self.attempt.returned()
-        self.question = ask(self.attempt, self.now)
+        self.acquisition.returned()
+        self.question = ask(self.acquisition, self.now)
 
     @rule()
     def is_stopped(self) -> None:
         """Its time is over."""
-        self.attempt.stop(TimeoutError())
+        self.acquisition.stop(TimeoutError())
 
     @rule()
     def is_given_up(self) -> None:
         """Its task is cancelled."""
-        self.attempt.gives_up()
+        self.acquisition.gives_up()
 
     @invariant()
     def what_has_ended_stays_so(self) -> None:
         """And says how."""
-        ended = self.attempt.phase in ENDS
+        ended = self.acquisition.phase in ENDS
         assert ended or not self.ended
         self.ended = ended
-        assert (self.attempt.declined is not None) == (self.attempt.phase is Phase.DECLINED)
-        assert self.attempt.stopped is not None or self.attempt.phase is not Phase.STOPPED
-        assert self.attempt.grant is not None or self.attempt.phase not in HAS_GRANT
+        assert (self.acquisition.declined is not None) == (self.acquisition.phase is Phase.DECLINED)
+        assert self.acquisition.stopped is not None or self.acquisition.phase is not Phase.STOPPED
+        assert self.acquisition.grant is not None or self.acquisition.phase not in HAS_GRANT
 
     def teardown(self) -> None:
         """Whatever has not ended can be given up, once."""
-        assert self.attempt.gives_up() is not self.ended
-        assert self.attempt.phase in ENDS
-        assert not self.attempt.gives_up()
+        assert self.acquisition.gives_up() is not self.ended
+        assert self.acquisition.phase in ENDS
+        assert not self.acquisition.gives_up()
 
 
 TestAnyOrder = AnyOrder.TestCase

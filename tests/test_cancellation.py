@@ -28,7 +28,7 @@ from tests.worlds import Seen, queued
 NAME = "cancelled at every step"
 
 
-class Stand:
+class VoteRequest:
     """Two clients of one store, and a look at what is left in it."""
 
     def __init__(
@@ -60,7 +60,7 @@ class Stand:
         assert await self.left() == []
         for client in (self.ours, self.other):
             engine = client._engine
-            assert not engine.waiters.attempts
+            assert not engine.waiters.acquisitions
             assert not engine.waiters._queues
             assert not len(engine.watchdog.releases)
             assert not engine.watchdog.holds
@@ -71,7 +71,7 @@ class Stand:
 @pytest.fixture(params=["memory", "fakeredis", "redis"])
 async def stand(
     request: pytest.FixtureRequest, redis_server: RedisServer, prefix: str
-) -> AsyncIterator[Stand]:
+) -> AsyncIterator[VoteRequest]:
     """A stand on each store."""
     if request.param == "memory":
         server = MemoryServer()
@@ -80,7 +80,7 @@ async def stand(
             return server.names()
 
         async with aiolock.connect(server) as ours, aiolock.connect(server) as other:
-            yield Stand(ours, other, names)
+            yield VoteRequest(ours, other, names)
         return
     driver: redis.asyncio.Redis = (
         FakeAsyncRedis()
@@ -97,7 +97,7 @@ async def stand(
             aiolock.connect(driver, prefix=prefix) as ours,
             aiolock.connect(driver, prefix=prefix) as other,
         ):
-            yield Stand(ours, other, keys)
+            yield VoteRequest(ours, other, keys)
     finally:
         await driver.aclose()
 
@@ -105,7 +105,7 @@ async def stand(
 @pytest.fixture(params=["sqlite", "postgres", "mysql"])
 async def database_stand(
     request: pytest.FixtureRequest, prefix: str, tmp_path: Path
-) -> AsyncIterator[Stand]:
+) -> AsyncIterator[VoteRequest]:
     """A stand on each database, in which one step more or less depends on when an answer comes."""
     key = f"{prefix}\0lock:{NAME}".encode()
     if request.param == "sqlite":
@@ -142,14 +142,14 @@ async def database_stand(
         aiolock.connect(url, prefix=prefix) as ours,
         aiolock.connect(url, prefix=prefix) as other,
     ):
-        yield Stand(ours, other, left)
+        yield VoteRequest(ours, other, left)
 
 
 KIND_IDS = [kind.name for kind in KINDS]
 
 
 async def _everywhere(
-    stand: Stand,
+    stand: VoteRequest,
     kind: Kind,
     scenario: Scenario,
     after: Callable[[], Awaitable[object]] | None = None,
@@ -170,7 +170,7 @@ async def _everywhere(
 
 
 async def _once_everywhere(
-    stand: Stand,
+    stand: VoteRequest,
     kind: Kind,
     scenario: Scenario,
     after: Callable[[], Awaitable[object]] | None,
@@ -189,24 +189,26 @@ async def _once_everywhere(
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=KIND_IDS)
-async def test_acquire_hold_and_release(stand: Stand, kind: Kind) -> None:
+async def test_acquire_hold_and_release(stand: VoteRequest, kind: Kind) -> None:
     """A free lock that is taken, held over an await, and released."""
     await _everywhere(stand, kind, partial(_hold, stand), least=3)
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=KIND_IDS)
-async def test_acquire_hold_and_release_in_a_database(database_stand: Stand, kind: Kind) -> None:
+async def test_acquire_hold_and_release_in_a_database(
+    database_stand: VoteRequest, kind: Kind
+) -> None:
     """The same, where each command is a transaction, in a thread or on a connection of its own."""
     await _everywhere(database_stand, kind, partial(_hold, database_stand), least=3)
 
 
-async def _hold(stand: Stand) -> None:
+async def _hold(stand: VoteRequest) -> None:
     async with stand.lock:
         await asyncio.sleep(0)
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=KIND_IDS)
-async def test_lease_by_hand(stand: Stand, kind: Kind) -> None:
+async def test_lease_by_hand(stand: VoteRequest, kind: Kind) -> None:
     """The same by `acquire` and `release`, which the caller guards with try and finally."""
 
     async def scenario() -> None:
@@ -222,7 +224,7 @@ async def test_lease_by_hand(stand: Stand, kind: Kind) -> None:
 
 @pytest.mark.parametrize("how", ["entered", "awaited", "tried"])
 @pytest.mark.parametrize("kind", KINDS, ids=KIND_IDS)
-async def test_multilock(stand: Stand, kind: Kind, how: str) -> None:
+async def test_multilock(stand: VoteRequest, kind: Kind, how: str) -> None:
     """Several locks as one: of no step is it left with some of them."""
     both = stand.ours.multilock(f"{NAME}, the second", NAME, ttl=60)
 
@@ -246,7 +248,7 @@ async def test_multilock(stand: Stand, kind: Kind, how: str) -> None:
 
 @pytest.mark.parametrize("timeout", [0, 30])
 @pytest.mark.parametrize("kind", KINDS, ids=KIND_IDS)
-async def test_not_waiting(stand: Stand, kind: Kind, timeout: float) -> None:
+async def test_not_waiting(stand: VoteRequest, kind: Kind, timeout: float) -> None:
     """A try that does not wait, or would for so long, on a lock that is free."""
 
     async def scenario() -> None:
@@ -258,7 +260,7 @@ async def test_not_waiting(stand: Stand, kind: Kind, timeout: float) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=KIND_IDS)
-async def test_queued_behind_another_client(stand: Stand, kind: Kind) -> None:
+async def test_queued_behind_another_client(stand: VoteRequest, kind: Kind) -> None:
     """A waiter that is queued, then granted by another client's release, then releases.
 
     Among the steps is the one at which the grant is made, or on its way, or just arrived.
@@ -268,18 +270,18 @@ async def test_queued_behind_another_client(stand: Stand, kind: Kind) -> None:
 
 @pytest.mark.parametrize("kind", KINDS, ids=KIND_IDS)
 async def test_queued_behind_another_client_in_a_database(
-    database_stand: Stand, kind: Kind
+    database_stand: VoteRequest, kind: Kind
 ) -> None:
     """The same; here the grant is written down first, and then the waiter is told of it."""
     stand = database_stand
     await _everywhere(stand, kind, partial(_wait, stand), stand.settle, least=4)
 
 
-async def _wait(stand: Stand) -> None:
+async def _wait(stand: VoteRequest) -> None:
     await _let_in(stand, partial(_hold, stand), stand.others_lock, stand.lock)
 
 
-async def _let_in(stand: Stand, scenario: Scenario, held: aiolock.Lock, wanted: Seen) -> None:
+async def _let_in(stand: VoteRequest, scenario: Scenario, held: aiolock.Lock, wanted: Seen) -> None:
     """Run what waits for a lock that another client holds, and then gives back."""
     lease = await held.acquire()
     assert lease is not None
@@ -297,7 +299,7 @@ async def _let_in(stand: Stand, scenario: Scenario, held: aiolock.Lock, wanted: 
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=KIND_IDS)
-async def test_read_behind_a_writer(stand: Stand, kind: Kind) -> None:
+async def test_read_behind_a_writer(stand: VoteRequest, kind: Kind) -> None:
     """A reader that waits, is let in together with another one, and leaves."""
     rates = stand.ours.rwlock(NAME, ttl=60)
 
@@ -312,7 +314,7 @@ async def test_read_behind_a_writer(stand: Stand, kind: Kind) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=KIND_IDS)
-async def test_write_and_downgrade(stand: Stand, kind: Kind) -> None:
+async def test_write_and_downgrade(stand: VoteRequest, kind: Kind) -> None:
     """A writer that becomes a reader: of no step is it left as either."""
     rates = stand.ours.rwlock(NAME, ttl=60)
 
@@ -325,7 +327,7 @@ async def test_write_and_downgrade(stand: Stand, kind: Kind) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=KIND_IDS)
-async def test_permits(stand: Stand, kind: Kind) -> None:
+async def test_permits(stand: VoteRequest, kind: Kind) -> None:
     """Some permits that are free, and then some that are waited for."""
     ours, others = (c.semaphore(NAME, 3, ttl=60) for c in (stand.ours, stand.other))
 
@@ -350,7 +352,7 @@ async def test_permits(stand: Stand, kind: Kind) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=KIND_IDS)
-async def test_latch(stand: Stand, kind: Kind) -> None:
+async def test_latch(stand: VoteRequest, kind: Kind) -> None:
     """Who waits for a latch that is opened meanwhile; each time another one."""
     rounds = itertools.count()
 
@@ -372,7 +374,7 @@ async def test_latch(stand: Stand, kind: Kind) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=KIND_IDS)
-async def test_barrier(stand: Stand, kind: Kind) -> None:
+async def test_barrier(stand: VoteRequest, kind: Kind) -> None:
     """Who meets another at a barrier: cancelled, it is not there any more, or both went on."""
 
     async def scenario() -> None:
@@ -392,7 +394,7 @@ async def test_barrier(stand: Stand, kind: Kind) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=KIND_IDS)
-async def test_election(stand: Stand, kind: Kind) -> None:
+async def test_election(stand: VoteRequest, kind: Kind) -> None:
     """A candidate that leads, says so, is seen, and resigns."""
     election = stand.ours.election(NAME, ttl=60)
 

@@ -876,7 +876,7 @@ WRONG: dict[str, Story] = {
     ],
     "looks-not_told_by_a_client_that_is_open": [looked(4.0, 4.1, "2.0", 0, "ClientClosed")],
     "looks-told_late": [looked(1.0, 2.1, "2.0", 0, "ok")],
-    "final-one_is_silent": [at(9.0, "0.0", "servers", states=["up", "silent", "up"])],
+    "final-one_is_silent": [at(9.0, "0.0", "servers", states=["up", "not voting", "up"])],
 }
 
 

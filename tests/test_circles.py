@@ -10,16 +10,16 @@ from dataclasses import replace
 import pytest
 
 from aiolock import Deadlock
-from aiolock._engine import circles as reduction
+from aiolock._engine import wait_graph as reduction
 from aiolock._turns import at_once
-from aiolock.store import Party, Status
+from aiolock.store import Participant, Status
 
 _numbers = itertools.count(1)
 
 
-def circles(statuses: Iterable[Status]) -> list[Deadlock]:
+def cycles(statuses: Iterable[Status]) -> list[Deadlock]:
     """The deadlocks, without a pause."""
-    return at_once(reduction.circles(statuses))
+    return at_once(reduction.cycles(statuses))
 
 
 def lasting(before: Iterable[Status], now: Iterable[Status]) -> list[Status]:
@@ -32,10 +32,10 @@ def stuck_on(statuses: Iterable[Status]) -> set[tuple[str, str]]:
     return at_once(reduction.stuck_on(statuses))
 
 
-def party(task: str, *, place: int, shared: bool = False, permits: int = 0) -> Party:
+def party(task: str, *, place: int, shared: bool = False, permits: int = 0) -> Participant:
     """What a task of some client holds, or waits for; one in brackets is not known."""
     client, _, number = task.strip("()").partition("/")
-    return Party(
+    return Participant(
         client=client,
         host="host",
         pid=1,
@@ -55,7 +55,7 @@ def status(
 ) -> Status:
     """Who holds this and who waits; ``r:`` before one that shares, ``n:`` before n permits."""
 
-    def read(text: str, place: int) -> Party:
+    def read(text: str, place: int) -> Participant:
         how, _, task = text.rpartition(":")
         permits = int(how) if how.isdecimal() else 0
         return party(task, place=place, shared=how == "r", permits=permits)
@@ -71,7 +71,7 @@ def status(
 
 def found(*statuses: Status) -> list[list[str]]:
     """The labels of those in each circle."""
-    return [[each.waiter.label for each in deadlock.circle] for deadlock in circles(statuses)]
+    return [[each.waiter.label for each in deadlock.cycle] for deadlock in cycles(statuses)]
 
 
 CASES = {
@@ -209,7 +209,7 @@ def test_what_they_wait_for() -> None:
 
 def test_text() -> None:
     """It says who waits for what of whom, and what to do."""
-    (deadlock,) = circles([status("a", "x/1", "y/1"), status("b", "y/1", "x/1")])
+    (deadlock,) = cycles([status("a", "x/1", "y/1"), status("b", "y/1", "x/1")])
     lines = str(deadlock).splitlines()
     assert lines[0] == "2 tasks wait for each other, and none of them can go on:"
     assert lines[1] == (
@@ -242,7 +242,7 @@ def test_text() -> None:
 )
 def test_text_of_each_kind(statuses: list[Status], expected: list[str]) -> None:
     """It says in what way each is in the way of another, and what helps."""
-    (deadlock,) = circles(statuses)
+    (deadlock,) = cycles(statuses)
     for text in expected:
         assert text in str(deadlock)
 
@@ -252,8 +252,8 @@ def test_what_was_seen_twice() -> None:
     before = [status("a", "x/1", "y/1"), status("b", "y/1", "x/1")]
     assert lasting(before, before) == before
     again = [status("a", "x/1", "y/1"), before[1]]
-    assert circles(again)
-    assert circles(lasting(before, again)) == []
+    assert cycles(again)
+    assert cycles(lasting(before, again)) == []
     assert lasting([], before) == [status("a", ""), status("b", "")]
 
 
@@ -261,14 +261,14 @@ def test_permits_seen_twice() -> None:
     """Where permits were released in between, who had one of the others proves nothing."""
     y, x = status("b", "y/1", "x/1"), status("c", "y/1", "z/1")
 
-    def permits(second: Party) -> Status:
+    def permits(second: Participant) -> Status:
         return replace(semaphore, holders=(semaphore.holders[0], second))
 
     semaphore = status("a", "1:x/1 1:z/1", "1:y/1", kind="semaphore", limit=2)
     before, again = [semaphore, y, x], [permits(party("z/1", place=0, permits=1)), y, x]
-    assert circles(before)
-    assert circles(again)
-    assert circles(lasting(before, again)) == []
+    assert cycles(before)
+    assert cycles(again)
+    assert cycles(lasting(before, again)) == []
 
 
 def test_who_comes_in_between() -> None:
@@ -276,7 +276,7 @@ def test_who_comes_in_between() -> None:
     before = [status("a", "m/1", "n/1"), status("b", "n/1", "m/1")]
     joined = replace(before[0], waiters=(*before[0].waiters, party("c/1", place=2)))
     again = [joined, before[1], status("c", "c/1", "n/2")]
-    assert circles(lasting(before, again)) == circles(before)
+    assert cycles(lasting(before, again)) == cycles(before)
 
 
 _MANY = 10_000
@@ -319,7 +319,7 @@ _MANY = 10_000
 def test_of_many(made: Callable[[], list[Status]], sizes: list[int]) -> None:
     """The time that it takes is in proportion to those who wait: else this would take hours."""
     # Made here: every process of a run imports this module.
-    assert [len(each.circle) for each in circles(made())] == sizes
+    assert [len(each.cycle) for each in cycles(made())] == sizes
 
 
 @pytest.mark.parametrize("seed", range(50))
@@ -348,6 +348,6 @@ def test_against_letting_go(seed: int) -> None:
             break
         going += [waiting[name].pop(0) for name in entered]
     left = {task for queue in waiting.values() for task in queue}
-    assert bool(circles(statuses)) == bool(left)
+    assert bool(cycles(statuses)) == bool(left)
     assert {task for each in found(*statuses) for task in each} <= left
     assert {name for _, name in stuck_on(statuses)} == {n for n in names if waiting[n]}

@@ -20,7 +20,7 @@ from pathlib import Path
 import pytest
 
 import aiolock
-from aiolock.cli import take_away
+from aiolock.cli import break_
 from aiolock.cli.main import main
 from aiolock.stores.memory import MemoryServer, MemoryStore
 from aiolock.testing import FaultyStore
@@ -299,7 +299,7 @@ async def test_characters_that_the_output_lacks_are_escaped(
 @pytest.mark.parametrize("args", [("--help",), ("ls",), ("completion", "bash")])
 async def test_output_that_nobody_reads(cli: Cli, args: tuple[str, ...]) -> None:
     """Without a traceback; a disk that is full is named."""
-    for redirection, says in ((">&-", ""), ("| true", ""), (">/dev/full", "No space left")):
+    for redirection, metadata in ((">&-", ""), ("| true", ""), (">/dev/full", "No space left")):
         script = f'"$@" {redirection}'
         process = await asyncio.create_subprocess_exec(
             *("sh", "-c", script, "sh", sys.executable, "-m", "aiolock", *args),
@@ -309,7 +309,7 @@ async def test_output_that_nobody_reads(cli: Cli, args: tuple[str, ...]) -> None
         )
         _, output, errors = await end_of(process)
         assert output == ""
-        assert says in errors
+        assert metadata in errors
         assert "Traceback" not in errors
         assert "Exception ignored" not in errors
 
@@ -388,14 +388,14 @@ async def test_break_of_which_one_fails(capsys: pytest.CaptureFixture[str]) -> N
         order = argparse.Namespace(name="api", kind=None, grants=grants, fence=None)
         store.refuse("break_")
         with pytest.raises(aiolock.StoreError, match="refused"):
-            await take_away._break(client, order)
+            await break_._break(client, order)
         for lease in leases[1:]:
             await asyncio.wait_for(lease.lost.wait(), WITHIN)
         assert capsys.readouterr().out == "'api' was taken away\n"
         order.grants = grants[:1]
         store.refuse("break_")
         with pytest.raises(aiolock.StoreError, match="refused"):
-            await take_away._break(client, order)
+            await break_._break(client, order)
         assert not capsys.readouterr().out, "nobody knows whether it was taken away"
 
 
@@ -547,8 +547,12 @@ async def test_run_once(cli: Cli) -> None:
     assert (await cli("run", "--once", "60", "job", *sh("echo ran")))[:2] == (0, "ran\n")
     # Without a word, or cron would send a mail from each machine that comes too late.
     assert await cli("run", "--once", "60", "job", *sh("echo ran")) == (0, "", "")
-    says = "aiolock run: 'job' is done already\n"
-    assert await cli("run", "--verbose", "--once", "60", "job", *sh("echo ran")) == (0, "", says)
+    metadata = "aiolock run: 'job' is done already\n"
+    assert await cli("run", "--verbose", "--once", "60", "job", *sh("echo ran")) == (
+        0,
+        "",
+        metadata,
+    )
 
 
 async def test_run_every(cli: Cli) -> None:
@@ -602,12 +606,12 @@ async def test_run_that_loses_the_lock(cli: Cli, client: aiolock.LockClient) -> 
     """The command, and what it has started, gets SIGTERM, and SIGKILL if that ends nothing."""
     polite = "trap 'echo ended; exit 0' TERM; echo $$; sleep 60 & wait"
     stubborn = "trap '' TERM; sleep 60 & echo $!; while :; do sleep 0.1; done"
-    for script, says in ((polite, "ended\n"), (stubborn, "")):
+    for script, metadata in ((polite, "ended\n"), (stubborn, "")):
         async with cli.started("run", "--grace", "0.3", "job", *sh(script)) as it:
             pid = int(await line_of(it))
             assert await client.break_("job")
             code, output, errors = await end_of(it)
-            assert (code, output) == (76, says)
+            assert (code, output) == (76, metadata)
             assert "was lost: somebody broke it" in errors
             await gone(pid)
 
@@ -731,7 +735,7 @@ def test_wrong_use(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     args: tuple[str, ...],
-    says: str,
+    metadata: str,
 ) -> None:
     """Exit code 2, and what is wrong. In this process, where a traceback would end the test."""
     for name, value in cli.env.items():
@@ -742,5 +746,5 @@ def test_wrong_use(
         code = end.code
     output, errors = capsys.readouterr()
     assert (code, output) == (2, "")
-    assert says in errors
+    assert metadata in errors
     assert "Traceback" not in errors

@@ -429,13 +429,13 @@ async def test_lost_lock_ends_a_command_that_is_stopped(
 ) -> None:
     """By SIGTERM, which it gets when it is continued; what ignores that by SIGKILL."""
     polite = "trap 'echo ended; exit 0' TERM; echo $$; echo $$; while :; do sleep 0.05; done"
-    for script, says in ((polite, "ended\n"), (TREE, "")):
+    for script, metadata in ((polite, "ended\n"), (TREE, "")):
         async with cli.started("run", "--grace", "1", "job", *sh(script)) as it:
             pids = await numbers(it, 2)
             for pid in pids:
                 os.kill(pid, signal.SIGSTOP)
             assert await client.break_("job")
-            assert (await end_of(it))[:2] == (76, says)
+            assert (await end_of(it))[:2] == (76, metadata)
             for pid in pids:
                 await gone(pid)
 

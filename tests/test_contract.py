@@ -27,7 +27,7 @@ from aiolock.store import (
     WAS_UNKNOWN,
     Busy,
     Granted,
-    Party,
+    Participant,
     Queued,
     Status,
     Store,
@@ -351,8 +351,10 @@ class TestRedisClientResp3(TestRedisClient):
 
 def test_a_status_for_people() -> None:
     """A status as text: what it is, then a line for each holder and waiter."""
-    holder = Party("aclientsid", "box", 42, 1.5, 0, 1_500_000, 2.26, permits=2, shared=True, seq=9)
-    waiter = Party("another", "", 0, 61.25, 1, shared=True, seq=3, alive=False)
+    holder = Participant(
+        "aclientsid", "box", 42, 1.5, 0, 1_500_000, 2.26, permits=2, shared=True, seq=9
+    )
+    waiter = Participant("another", "", 0, 61.25, 1, shared=True, seq=3, alive=False)
     assert str(Status("semaphore:api", (holder,), (waiter,), 0.5, 5)) == (
         "'semaphore:api', limit 5, closed for 0.5 s\n"
         "  holds: aclien#9 at box:42, since 1970-01-01T00:00:01.500+00:00, fence 1500000,"

@@ -75,7 +75,9 @@ async def test_client_and_acquisition(way: Callable[[Any], Any]) -> None:
         with pytest.raises(TypeError, match=r"a LockClient .*: it has connections; share it"):
             way(client)
         acquisition = client.lock("a").acquire()
-        with pytest.raises(TypeError, match=r"an? Acquisition .*: it is one attempt; call acquire"):
+        with pytest.raises(
+            TypeError, match=r"an? AcquireContext .*: it is one attempt; call acquire"
+        ):
             way(acquisition)
         async with acquisition as lease:
             assert lease.state == "held"

@@ -11,10 +11,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from aiolock.store import Form, Granted, Queued, Rule, Waiter
-from aiolock.stores._member import InLine, Stand, Voted
+from aiolock.store import Form, Granted, Queued, Rule, WaiterId
+from aiolock.stores._member import InQueue, Voted, VoteRequest
 from aiolock.stores.machine import LOOKERS, STANDS_STILL, NameState, Step, looks_for_dead
-from aiolock.stores.quorum._voter import VoterState, VoterStep
+from aiolock.stores.quorum._server import QuorumServerState, QuorumServerStep
 from tests import looks
 from tests.servers import RedisServer
 from tests.test_model import Scripts
@@ -56,7 +56,7 @@ def test_a_newcomer_checks_four_waiters_at_most_on_average() -> None:
     """However long the queue is."""
     for waiters in (1, 10, 100, 1000, 10_000):
         tickets = range(NOW, NOW + LOOKERS * waiters)
-        queue = [(NOW - STANDS_STILL, Waiter("ada", 1))] * waiters
+        queue = [(NOW - STANDS_STILL, WaiterId("ada", 1))] * waiters
         checked = waiters * sum(looks_for_dead(ticket, queue) for ticket in tickets)
         assert 0 < checked / len(tickets) <= 4
 
@@ -65,7 +65,7 @@ def test_a_newcomer_checks_four_waiters_at_most_on_average() -> None:
 def test_nobody_looks_where_the_queue_moves(moves: bool) -> None:
     """There the dead come to the head before long."""
     first = NOW - STANDS_STILL + moves
-    looks = [looks_for_dead(ticket, [(first, Waiter("ada", 1))]) for ticket in (NOW, NOW + 1)]
+    looks = [looks_for_dead(ticket, [(first, WaiterId("ada", 1))]) for ticket in (NOW, NOW + 1)]
     assert looks == [not moves, False]
 
 
@@ -75,7 +75,7 @@ def test_the_dead_seldom_outnumber_the_living() -> None:
     for number in range(10_000):
         name = "ada" if number < 2 else f"gone{number}"
         step = Step(state, now, ALIVE.__contains__)
-        step.acquire(Waiter(name, number), LOCK, 10**9, ticket=0, wait=True, max_waiters=0)
+        step.acquire(WaiterId(name, number), LOCK, 10**9, ticket=0, wait=True, max_waiters=0)
         now += dice.randrange(10**6)
         most = max(most, len(state.queue))
     assert most < 500
@@ -84,14 +84,14 @@ def test_the_dead_seldom_outnumber_the_living() -> None:
 @pytest.mark.parametrize("waiter", LINES)
 def test_the_dead_seldom_stand_in_line(waiter: str) -> None:
     """The same on a server of a quorum."""
-    dice, state, ticket, most = random.Random(1), VoterState(), NOW, 0
+    dice, state, ticket, most = random.Random(1), QuorumServerState(), NOW, 0
     for number in range(10_000):
         name = "ada" if number < 2 else f"gone{number}"
-        step = VoterStep(state, NOW, ALIVE.__contains__)
-        stand = Stand("n", Waiter(name, number), LINES[waiter], ticket)
+        step = QuorumServerStep(state, NOW, ALIVE.__contains__)
+        stand = VoteRequest("n", WaiterId(name, number), LINES[waiter], ticket)
         step.vote(stand, 10**9, FIRST, wait=True, most=0)
         ticket += dice.randrange(10**6)
-        most = max(most, len(state.line))
+        most = max(most, len(state.queue))
     assert most < 500
 
 
@@ -108,7 +108,7 @@ def test_the_scripts_look_as_the_machine_does(lua: Scripts, others: int) -> None
         newcomer = f"x9000:late{number}:1"
         answer = lua.acquire(newcomer, MINUTE, 0, 0)
         assert isinstance(answer, Queued)
-        looked = looks_for_dead(answer.ticket, [(1, Waiter("bob", 1))] * (before + 1))
+        looked = looks_for_dead(answer.ticket, [(1, WaiterId("bob", 1))] * (before + 1))
         assert lua.redis.zcard(lua.keys[1]) == (2 if looked else before + 1)
         found += looked
         left_it += answer.ticket % LOOKERS == 0 and not looked
@@ -175,19 +175,21 @@ def test_of_several_one_looks(lua: Scripts) -> None:
 @pytest.mark.parametrize("waiter", LINES)
 def test_the_scripts_of_a_voter_look_as_the_machine_does(voter: Voter, waiter: str) -> None:
     """By the tickets that the waiters bring."""
-    dice, state, found = random.Random(2), VoterState(), 0
+    dice, state, found = random.Random(2), QuorumServerState(), 0
     for number in range(250):
         name = "ada" if number < 2 else f"gone{number}"
         ticket = NOW + 10**6 * number + dice.randrange(1000)
         if number > 140 and number % 2:
             ticket -= ticket % LOOKERS
         voter.vote(f"{waiter}:{name}:{number}", ticket, 10 * MINUTE, FIRST, True, 0, 0)
-        before = len(state.line)
-        stand = Stand("n", Waiter(name, number), LINES[waiter], ticket)
-        VoterStep(state, NOW, ALIVE.__contains__).vote(stand, 10 * MINUTE, FIRST, wait=True, most=0)
-        found += before > len(state.line)
-        line = [f"{waiter}:{each.client}:{each.seq}" for _, each in state.line]
-        assert voter.redis.zrange(voter.line, 0, -1) == line
+        before = len(state.queue)
+        stand = VoteRequest("n", WaiterId(name, number), LINES[waiter], ticket)
+        QuorumServerStep(state, NOW, ALIVE.__contains__).vote(
+            stand, 10 * MINUTE, FIRST, wait=True, most=0
+        )
+        found += before > len(state.queue)
+        line = [f"{waiter}:{each.client}:{each.seq}" for _, each in state.queue]
+        assert voter.redis.zrange(voter.queue, 0, -1) == line
     assert found > 2
 
 
@@ -196,7 +198,7 @@ def test_who_removes_the_dead_from_a_line_lets_in_those_behind_them(
     voter: Voter, side: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A reader that stood behind a dead writer shares the votes."""
-    chance, state = looks.decided(monkeypatch), VoterState()
+    chance, state = looks.decided(monkeypatch), QuorumServerState()
     here = {"ada", "bob", "cyd"}
 
     def vote(text: str, ticket: int) -> object:
@@ -204,19 +206,19 @@ def test_who_removes_the_dead_from_a_line_lets_in_those_behind_them(
             return voter.vote(text, ticket, MINUTE, FIRST, True, 0, 0)
         client, seq = text.split(":")[1:]
         form = Form(claim=9000, shared=text.startswith("s"))
-        stand = Stand("n", Waiter(client, int(seq)), form, ticket)
-        step = VoterStep(state, NOW, here.__contains__)
+        stand = VoteRequest("n", WaiterId(client, int(seq)), form, ticket)
+        step = QuorumServerStep(state, NOW, here.__contains__)
         return step.vote(stand, MINUTE, FIRST, wait=True, most=0)
 
     voter.listen("cyd")
     voter.looks = chance.looks = False
     assert isinstance(vote("s9000:ada:1", 10), Voted)
-    assert isinstance(vote("x9000:cyd:1", 20), InLine)
-    assert isinstance(vote("s9000:bob:1", 30), InLine)
+    assert isinstance(vote("x9000:cyd:1", 20), InQueue)
+    assert isinstance(vote("s9000:bob:1", 30), InQueue)
     voter.leave("cyd")
     here.remove("cyd")
     voter.looks = chance.looks = True
-    assert isinstance(vote("x9000:ada:2", 40), InLine)
+    assert isinstance(vote("x9000:ada:2", 40), InQueue)
     if side == "scripts":
         votes = {each[0].waiter for each in voter.out().values()}
         assert votes == {"s9000:ada:1", "s9000:bob:1"}

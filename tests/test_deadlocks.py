@@ -251,7 +251,7 @@ async def test_stranger_is_no_child() -> None:
         await settled()
         second = asyncio.create_task(enter(0))
         await settled()
-        (waiting,) = client._engine.waiters.attempts["lock:a"].values()
+        (waiting,) = client._engine.waiters.acquisitions["lock:a"].values()
         assert waiting.blocked is second
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr("aiolock._engine.deadlock.warn_of_parent", None)  # to call it would raise

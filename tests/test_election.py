@@ -10,7 +10,7 @@ import pytest
 
 import aiolock
 from aiolock import AcquireTimeout, LeaseLost, StoreError
-from aiolock.store import Pass, Relay, Store
+from aiolock.store import HandoffReport, Relay, Store
 from aiolock.stores.memory import MemoryServer, MemoryStore
 from aiolock.testing import FaultyStore
 from tests.failures import until
@@ -82,9 +82,9 @@ class Told(Relay):
         super().__init__(store)
         self.told: list[str] = []
 
-    def pass_on(self, passed: Pass) -> asyncio.Future[int]:
+    def report_handoff(self, passed: HandoffReport) -> asyncio.Future[int]:
         self.told.append("handed on")
-        return super().pass_on(passed)
+        return super().report_handoff(passed)
 
     def post(
         self, name: str, count: int, *, token: str, declared: int, value: str, remember: int
@@ -108,7 +108,7 @@ async def test_handed_on_within_a_process() -> None:
         async with election.campaign("a"):
             tasks = [asyncio.create_task(candidate(value)) for value in "bc"]
             queues = client._engine.waiters._queues
-            await until(lambda: queues and len(queues["election:e"]._attempts) == 2)
+            await until(lambda: queues and len(queues["election:e"]._acquisitions) == 2)
         await asyncio.gather(*tasks)
     assert store.told == ["a", "handed on", "b", "handed on", "c"]
 

@@ -706,7 +706,7 @@ async def test_stack_that_is_dropped(make: Make) -> None:
     async with opened() as (client, _):
         manager: Manager | None = make(client)
         lost = list[weakref.ref[Any]]()
-        if isinstance(manager, aiolock.Acquisition):  # which is the body itself
+        if isinstance(manager, aiolock.AcquireContext):  # which is the body itself
             manager.close()
             manager = None
 

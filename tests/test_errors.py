@@ -54,13 +54,17 @@ async def test_timeout_says_who_holds_it(world: World, monkeypatch: pytest.Monke
 async def test_timeout_with_several_holders_names_one_and_a_number() -> None:
     """In a sentence that is true of each: since when is said of one of them only."""
     async with aiolock.connect(MemoryServer()) as client:
-        for limit, says in ((1, ""), (2, "; 1 more holds it, too"), (4, "; 3 more hold it, too")):
+        for limit, metadata in (
+            (1, ""),
+            (2, "; 1 more holds it, too"),
+            (4, "; 3 more hold it, too"),
+        ):
             semaphore = client.semaphore(f"api {limit}", limit, timeout=0.01)
             leases = [await semaphore.acquire() for _ in range(limit)]
             with pytest.raises(AcquireTimeout) as caught:
                 async with semaphore:
                     pass
-            assert str(caught.value).endswith(f"(fence {leases[0].fence}){says}")
+            assert str(caught.value).endswith(f"(fence {leases[0].fence}){metadata}")
             for lease in leases:
                 assert await lease.release()
 
@@ -209,7 +213,7 @@ async def test_one_failure_of_several_locks() -> None:
     failure.__cause__ = OSError("reset")
     failure.refused = True
     policies = [Policy(name, 3) for name in ("a", "b")]
-    errors = [policy.told(failure) for policy in policies]
+    errors = [policy.with_context(failure) for policy in policies]
     assert [(error.name, str(error)) for error in errors] == [
         ("a", "the lock 'a': the link broke"),
         ("b", "the lock 'b': the link broke"),

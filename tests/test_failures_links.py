@@ -127,7 +127,7 @@ async def test_subscription_gone_at_the_hand_off(
     proxy.accept()
     await peek.queued(3)
     assert peek.queue()[:2] == queue
-    await until(lambda: not client._engine.runs)  # it has heard that somebody stands between
+    await until(lambda: not client._engine.handoff)  # it has heard that somebody stands between
     for waiter in (*waiting, behind):
         await lease.release()
         lease = await asyncio.wait_for(waiter, 5)
@@ -600,12 +600,12 @@ async def test_a_leader_says_so_again_after_a_break(
         await linked(proxy)
         command_link(proxy).cut()
 
-        async def put_up() -> object:
+        async def publish() -> object:
             while (leader := await election.leader()) is None:  # noqa: ASYNC110 # nothing tells
                 await asyncio.sleep(0.01)
             return leader
 
-        assert await soon(put_up(), within=20) == before
+        assert await soon(publish(), within=20) == before
 
 
 # --- Late
@@ -628,7 +628,7 @@ async def test_late_copy_takes_nothing(
     kind: str,
 ) -> None:
     """What arrives long after it was sent again, carried out and undone changes nothing."""
-    monkeypatch.setattr("aiolock.stores._copies.LATE_AFTER", 600_000)
+    monkeypatch.setattr("aiolock.stores._retry_window.LATE_AFTER", 600_000)
     lock = victim.lock("late") if kind == "lock" else victim.semaphore("late", 2)
     await linked(proxy)
     link = command_link(proxy)
@@ -756,6 +756,6 @@ async def test_late_copy_changes_nothing(
     what: Callable[[aiolock.LockClient, aiolock.LockClient, Late], Awaitable[None]],
 ) -> None:
     """As above, of each other command that somebody may have undone, or done again, by then."""
-    monkeypatch.setattr("aiolock.stores._copies.LATE_AFTER", 600_000)
+    monkeypatch.setattr("aiolock.stores._retry_window.LATE_AFTER", 600_000)
     await linked(proxy)
     await what(victim, client, Late(victim, proxy))

@@ -502,7 +502,7 @@ async def test_server_full(
     assert peek.ends() > time.monotonic() + 15
     given_up.cancel()
     await peek.queued(2)
-    (last,) = client._engine.waiters.attempts["lock:lock"].values()
+    (last,) = client._engine.waiters.acquisitions["lock:lock"].values()
     last.stop(_TimedOut())  # as its timer would, but not before all of the above
     with pytest.raises(aiolock.AcquireTimeout):
         await timed_out
@@ -655,11 +655,11 @@ async def test_heartbeat_that_is_refused(
         assert store._timer is not None
         beaten, answers = store._beaten, list[object]()
 
-        def heard(since: float | None, answer: asyncio.Future[Any]) -> None:
+        def on_reply(since: float | None, answer: asyncio.Future[Any]) -> None:
             beaten(since, answer)
             answers.append(answer)
 
-        monkeypatch.setattr(store, "_beaten", heard)
+        monkeypatch.setattr(store, "_beaten", on_reply)
         for refused in (False, True):
             server.call("ACL", "SETUSER", "locks", "-pexpire" if refused else "+pexpire")
             store._timer.cancel()

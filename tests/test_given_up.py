@@ -269,14 +269,14 @@ async def raises_at_a_step(
     await settled()
     engine = ours._engine
     left = (
-        engine.waiters.attempts,
+        engine.waiters.acquisitions,
         engine.waiters._queues,
         engine.watchdog.holds,
         engine.watchdog.owned,
     )
     assert left == ({}, {}, {}, {}), striker.struck
     assert not len(engine.entered), striker.struck
-    assert not engine.waiters.on_reconnect - {engine.lookout.forgotten}, striker.struck
+    assert not engine.waiters.on_reconnect - {engine.slow_monitor.publish_again}, striker.struck
     await asyncio.sleep(2)  # what is remembered is forgotten
 
 

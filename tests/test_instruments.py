@@ -401,7 +401,7 @@ async def test_peek_waits_for_the_answers(
         while not peek.queue():
             pass  # so that the answer is there, and nothing of this process has read it
         await peek.queued(1)
-        (attempt,) = client._engine.waiters.attempts["lock:lock"].values()
+        (attempt,) = client._engine.waiters.acquisitions["lock:lock"].values()
         assert attempt.phase is Phase.QUEUED
         waiting.cancel()
         await asyncio.wait([waiting])

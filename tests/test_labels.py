@@ -11,9 +11,9 @@ import pytest
 
 import aiolock
 from aiolock import AcquireTimeout, ClientClosed, Deadlock, Observer
-from aiolock._engine import lookout, search
+from aiolock._engine import deadlock_search, slow_monitor
 from aiolock._engine.labels import KEPT, REFRESHED
-from aiolock.store import Party
+from aiolock.store import Participant
 from aiolock.stores.memory import MemoryServer, MemoryStore
 from aiolock.testing import FaultyStore
 from tests.worlds import World, asking, queued, virtual
@@ -22,9 +22,9 @@ from tests.worlds import World, asking, queued, virtual
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """What takes a second takes a tenth."""
-    monkeypatch.setattr(lookout, "_EVERY", 0.1)
-    monkeypatch.setattr(lookout, "_LABELLED", 0.3)
-    monkeypatch.setattr(search, "_SURE", 0.05)
+    monkeypatch.setattr(slow_monitor, "_EVERY", 0.1)
+    monkeypatch.setattr(slow_monitor, "_LABELLED", 0.3)
+    monkeypatch.setattr(deadlock_search, "_SURE", 0.05)
 
 
 @pytest.fixture
@@ -70,7 +70,7 @@ def labelled(lock: aiolock.Lock, parties: int) -> Callable[[], Awaitable[bool]]:
     return look
 
 
-def names(parties: tuple[Party, ...]) -> list[str]:
+def names(parties: tuple[Participant, ...]) -> list[str]:
     """What they call themselves."""
     return [party.label for party in parties]
 
@@ -356,7 +356,7 @@ async def test_deadlock_of_two_clients(
 
         await once(there_is_one)
         (deadlock,) = found
-        assert {(each.name, each.waiter.label, each.behind.label) for each in deadlock.circle} == {
+        assert {(each.name, each.waiter.label, each.behind.label) for each in deadlock.cycle} == {
             ("B", "billing: ours", "theirs"),
             ("A", "theirs", "billing: ours"),
         }
@@ -384,7 +384,7 @@ async def test_observers_are_told_of_a_deadlock(world: World, quick: None) -> No
         await once(is_told)
         await asyncio.sleep(0.5)  # some looks more: nobody is told twice
         assert len(told.deadlocks) == 2
-        assert {len(each.circle) for each in told.deadlocks} == {2}
+        assert {len(each.cycle) for each in told.deadlocks} == {2}
         assert not elsewhere.deadlocks
         tasks[0].cancel()
         await asyncio.wait(tasks)

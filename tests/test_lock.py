@@ -15,7 +15,7 @@ import pytest
 
 import aiolock
 from aiolock import AcquireTimeout, LockError, NotHeld, QueueFull, WouldDeadlock
-from aiolock.store import Form, Granted, Waiter
+from aiolock.store import Form, Granted, WaiterId
 from aiolock.stores.memory import MemoryServer, MemoryStore
 from aiolock.testing import FaultyStore
 from tests import looks
@@ -364,7 +364,7 @@ async def test_would_deadlock(world: World) -> None:
 async def test_never_awaited(client: aiolock.LockClient) -> None:
     """An acquisition that nobody awaits warns, as a coroutine does, and nothing is locked."""
     acquisition = client.lock("a").acquire()
-    with pytest.warns(RuntimeWarning, match=r"Acquisition of 'a'.*never awaited"):
+    with pytest.warns(RuntimeWarning, match=r"AcquireContext of 'a'.*never awaited"):
         del acquisition
     assert not await client.lock("a").locked()
     closed = client.lock("a").acquire()
@@ -690,7 +690,7 @@ async def test_cancelled_while_waiting(
 async def test_dead_holder() -> None:
     """When a holder has died the next waiter enters within 100 ms of the end of its lease."""
     server = MemoryServer()
-    dead, form = Waiter("dead", 1), Form(claim=5000)
+    dead, form = WaiterId("dead", 1), Form(claim=5000)
     now = asyncio.get_running_loop().time
     async with aiolock.connect(server) as client:
         for ttl in (0.2, 30, 3600):
@@ -714,7 +714,7 @@ async def test_dead_waiter(monkeypatch: pytest.MonkeyPatch) -> None:
     """A waiter whose process has died is skipped, and nobody waits for it."""
     looks.decided(monkeypatch)  # nobody removes it before its turn
     server = MemoryServer()
-    dead, form = Waiter("dead", 1), Form(claim=5000)
+    dead, form = WaiterId("dead", 1), Form(claim=5000)
     now = asyncio.get_running_loop().time
     async with aiolock.connect(server) as client:
         lock = client.lock("a")
@@ -845,7 +845,7 @@ async def test_lock_is_a_description(client: aiolock.LockClient) -> None:
         lock.name = "other"  # type: ignore[misc]  # that is what cannot be done
     assert repr(lock) == "<Lock 'order:42' ttl=12.5>"
     acquisition = lock.acquire(timeout=3)
-    assert re.fullmatch(r"<Acquisition of 'order:42' timeout=3\.0>", repr(acquisition))
+    assert re.fullmatch(r"<AcquireContext of 'order:42' timeout=3\.0>", repr(acquisition))
     lease = await acquisition
     assert re.fullmatch(r"<Lease 'order:42' fence=\d+ held \d+\.\d+ s>", repr(lease))
     await lease.release()
@@ -869,7 +869,7 @@ async def test_what_ended_is_forgotten() -> None:
         await asyncio.sleep(2)
         await settled()
         engine = client._engine
-        assert not engine.waiters.attempts
+        assert not engine.waiters.acquisitions
         assert not engine.waiters._queues
         assert not engine.entered
         assert not engine.watchdog.holds

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 import aiolock
-from aiolock.store import Busy, Form, Granted, Queued, Waiter
+from aiolock.store import Busy, Form, Granted, Queued, WaiterId
 from aiolock.stores import machine
 from aiolock.stores._holders import Grant, Holder, Holders
 from aiolock.stores.machine import GRANTS, NameState, PushDone, Step
@@ -141,7 +141,7 @@ def crowd(count: int) -> tuple[NameState, int]:
     state, fence = NameState(), 0
     for seq in range(count):
         step = Step(state, NOW + seq, lambda _: True, fence)
-        step.acquire(Waiter("ada", seq), READS, MINUTE, ticket=0, wait=True, max_waiters=0)
+        step.acquire(WaiterId("ada", seq), READS, MINUTE, ticket=0, wait=True, max_waiters=0)
         fence = step.fence
     return state, fence
 
@@ -151,23 +151,23 @@ def test_machine_many_leases_that_end_do_so_in_parts() -> None:
     state, fence = crowd(GRANTS + 10)
     writes, later = Form(claim=9000), NOW + 100 * MINUTE * 1000
     step = Step(state, NOW, lambda _: True, fence)
-    step.acquire(Waiter("cyd", 0), writes, MINUTE, ticket=0, wait=True, max_waiters=0)
+    step.acquire(WaiterId("cyd", 0), writes, MINUTE, ticket=0, wait=True, max_waiters=0)
     step = Step(state, later, lambda _: True, fence)
-    answer = step.acquire(Waiter("bob", 0), writes, MINUTE, ticket=0, wait=False, max_waiters=0)
+    answer = step.acquire(WaiterId("bob", 0), writes, MINUTE, ticket=0, wait=False, max_waiters=0)
     assert answer == Busy(-1)
     assert len(state.holders) == 10
     assert [push for push in step.pushes if isinstance(push, PushDone)] == [
-        PushDone(Waiter("cyd", 0))
+        PushDone(WaiterId("cyd", 0))
     ]
     step = Step(state, later, lambda _: True, step.fence)
-    answer = step.acquire(Waiter("bob", 0), writes, MINUTE, ticket=0, wait=False, max_waiters=0)
+    answer = step.acquire(WaiterId("bob", 0), writes, MINUTE, ticket=0, wait=False, max_waiters=0)
     assert [grant.waiter.client for grant in state.holders] == ["cyd"]
 
 
 def test_machine_a_lease_that_has_ended_is_not_granted_again() -> None:
     """As in the scripts."""
     state, fence = crowd(GRANTS + 10)
-    own = state.holders.of(Waiter("ada", GRANTS + 9))
+    own = state.holders.of(WaiterId("ada", GRANTS + 9))
     assert own is not None
     step = Step(state, NOW + 100 * MINUTE * 1000, lambda _: True, fence)
     answer = step.acquire(own.grant.waiter, READS, MINUTE, ticket=0, wait=True, max_waiters=0)
@@ -178,7 +178,7 @@ def test_machine_a_lease_that_has_ended_is_not_granted_again() -> None:
 
 def test_holders_one_grant_stands_there_once() -> None:
     """A later one takes its place: its end, and its permits."""
-    holders, grant = Holders(), Grant(Waiter("ada", 1), 7)
+    holders, grant = Holders(), Grant(WaiterId("ada", 1), 7)
     holders.add(Holder(grant, READS, 1000, shared=True))
     holders.add(Holder(grant, READS, 2000, shared=True))
     assert holders.last_end == 2000

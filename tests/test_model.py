@@ -40,15 +40,15 @@ from aiolock.store import (
     Done,
     Form,
     Granted,
+    HandoffReport,
     Late,
-    Party,
-    Pass,
+    Participant,
     Posted,
     Queued,
     Renewal,
     Rule,
     Status,
-    Waiter,
+    WaiterId,
 )
 from aiolock.stores import machine
 from aiolock.stores._holders import Holder
@@ -56,7 +56,7 @@ from aiolock.stores.machine import NameState
 from aiolock.stores.memory import MemoryServer
 from aiolock.stores.redis import _replies as replies
 from aiolock.stores.redis import _scripts as scripts
-from aiolock.stores.redis._codec import NOBODY, decode_any, encode
+from aiolock.stores.redis._codec import RESERVED, decode_any, encode
 from aiolock.stores.redis._names import Names
 from aiolock.stores.redis._store import KEPT
 from tests import looks
@@ -135,38 +135,38 @@ class Heard:
     """An inbox that writes down what comes, without the times, and waiters as texts."""
 
     def __init__(
-        self, log: list[tuple[Any, ...]], texts: Mapping[Waiter, str], client: str
+        self, log: list[tuple[Any, ...]], texts: Mapping[WaiterId, str], client: str
     ) -> None:
         self.log = log
         self.texts = texts
         self.client = f"x:{client}:"
 
     def granted(  # noqa: PLR0917  # as Inbox
-        self, name: str, waiter: Waiter, form: Form, fence: int, lease: int, now: int
+        self, name: str, waiter: WaiterId, form: Form, fence: int, lease: int, now: int
     ) -> None:
         assert name == NAME
         text = self.texts[waiter]
         assert form == decode_any(text)[1]
         self.log.append(("granted", text, fence, lease))
 
-    def lost(self, name: str, waiter: Waiter, fence: int, reason: str) -> None:
+    def lost(self, name: str, waiter: WaiterId, fence: int, reason: str) -> None:
         self.log.append(("lost", self.texts[waiter], fence, reason))
 
     def done(self, name: str) -> None:
         assert name == NAME
         self.log.append(("done", self.client, 0))
 
-    def requested(self, name: str, waiter: Waiter, fence: int) -> None:
+    def requested(self, name: str, waiter: WaiterId, fence: int) -> None:
         self.log.append(("requested", self.texts[waiter], fence))
 
-    def shortened(self, name: str, waiter: Waiter, fence: int, until: float) -> None:
+    def shortened(self, name: str, waiter: WaiterId, fence: int, until: float) -> None:
         raise AssertionError("a model has no clock but its own")
 
-    def void(self, name: str, waiter: Waiter) -> None:
+    def order_unknown(self, name: str, waiter: WaiterId) -> None:
         self.log.append(("void", self.texts[waiter], 0))
 
     def unconfirmed(
-        self, name: str, waiter: Waiter, form: Form, fence: int, error: Exception
+        self, name: str, waiter: WaiterId, form: Form, fence: int, error: Exception
     ) -> None:
         """This store confirms nothing."""
 
@@ -193,7 +193,7 @@ class Model(MemoryServer):
     ``texts`` says how each waiter is written down.
     """
 
-    def __init__(self, texts: Mapping[Waiter, str]) -> None:
+    def __init__(self, texts: Mapping[WaiterId, str]) -> None:
         super().__init__()
         self.texts = texts
         self.log: list[tuple[Any, ...]] = []
@@ -227,15 +227,17 @@ class Model(MemoryServer):
     def release(
         self,
         name: str,
-        waiter: Waiter,
+        waiter: WaiterId,
         fence: int,
         *,
         entered: bool = True,
         lost: bool = False,
-        bury: int = 0,
+        tombstone_until: int = 0,
     ) -> int:
         self.answered, self.first = waiter.client, None
-        was = super().release(name, waiter, fence, entered=entered, lost=lost, bury=bury)
+        was = super().release(
+            name, waiter, fence, entered=entered, lost=lost, tombstone_until=tombstone_until
+        )
         # With the reply comes the first grant to whoever hands on, and nothing else.
         if was == WAS_HOLDER and self.first is not None:
             self.first(OnlyGrants(self.log, self.texts, self.answered))
@@ -259,8 +261,8 @@ class Model(MemoryServer):
 
     def _text(self, holder: Holder) -> str:
         waiter, form = holder.grant.waiter, replace(holder.form, shared=holder.shared)
-        if holder.nobodys:
-            return encode(Waiter(NOBODY, 0), form, blind=False)
+        if holder.is_reserved:
+            return encode(WaiterId(RESERVED, 0), form, blind=False)
         text = ("s" if holder.shared else "x") + self.texts[waiter][1:]
         assert decode_any(text) == (waiter, form, waiter.client == BLIND)
         return text
@@ -276,7 +278,7 @@ class Model(MemoryServer):
     def tombstones(self) -> set[str]:
         state, ms = self.state, self.began // 1000
         resized = {f"{of}={was}" for of, (was, end) in state.resized.items() if end > ms}
-        return {self.texts[each] for each, end in state.given_up.items() if end > ms} | resized
+        return {self.texts[each] for each, end in state.tombstones.items() if end > ms} | resized
 
     def numbers(self) -> tuple[int, int, int]:
         """Permits taken, the limit, the count."""
@@ -375,17 +377,23 @@ class Scripts:
         return replies.several(reply, [decode_any(waiter)[0] for waiter in waiters])
 
     def release(
-        self, waiter: str, fence: int, *, entered: bool = True, lost: bool = False, bury: int = 0
+        self,
+        waiter: str,
+        fence: int,
+        *,
+        entered: bool = True,
+        lost: bool = False,
+        tombstone_until: int = 0,
     ) -> int:
         closes = 1 + lost if entered and decode_any(waiter)[1].closes else 0
-        args = (waiter, fence, self.names.channels, closes, bury)
+        args = (waiter, fence, self.names.channels, closes, tombstone_until)
         was = self._call(scripts.RELEASE, self.keys, *args)
         if not isinstance(was, bytes):
             return int(was)
         self._heard(was.decode(), decode_any(waiter)[0].client)  # the push, with the reply
         return WAS_HOLDER
 
-    def pass_on(
+    def report_handoff(
         self, giver: str, fence: int, through: list[str], claim: int, not_after: int
     ) -> int | Late:
         minted = fence + len(through)
@@ -393,8 +401,8 @@ class Scripts:
         was: int | Late = self._call(scripts.PASS, self.keys, *values)
         return was
 
-    def finish(self, waiter: str, fence: int, remember: int, *, bury: int = 0) -> int:
-        values = (waiter, fence, remember, self.names.channels, bury)
+    def finish(self, waiter: str, fence: int, remember: int, *, tombstone_until: int = 0) -> int:
+        values = (waiter, fence, remember, self.names.channels, tombstone_until)
         return int(self._call(scripts.FINISH, self.keys[:2], *values))
 
     def renew(self, renewals: list[tuple[str, int, int]], not_after: int = 0) -> list[bool] | Late:
@@ -570,9 +578,9 @@ class Differential(RuleBasedStateMachine):
 
     def waiter(
         self, number: int, suits: Callable[[Form], bool] = lambda _: True
-    ) -> tuple[str, Waiter, Form]:
+    ) -> tuple[str, WaiterId, Form]:
         """One of them all, of those that have asked lately, or of the holders (2), if one suits."""
-        held = [as_granted(text) for text, of in self.model.grants() if not of.nobodys]
+        held = [as_granted(text) for text, of in self.model.grants() if not of.is_reserved]
         for those in ((self.waiters, list(self.lately)[-6:], held)[number % 3], self.waiters):
             known = [(text, *decode_any(text)[:2]) for text in those]
             if suiting := [waiter for waiter in known if suits(waiter[2])]:
@@ -637,7 +645,7 @@ class Differential(RuleBasedStateMachine):
         else:
             assert real == model
 
-    def known(self, before: Before | None, *, real: bool) -> tuple[Waiter, int] | None:
+    def known(self, before: Before | None, *, real: bool) -> tuple[WaiterId, int] | None:
         """Who stands before it, and which grant that has."""
         self.learn()
         fences = self.real_fences if real else self.model_fences
@@ -690,34 +698,36 @@ class Differential(RuleBasedStateMachine):
     @rule(
         number=numbers,
         remember=st.sampled_from([20_000, 60_000]),
-        bury=st.sampled_from([0, 0, MINUTE, -MINUTE]),
+        tombstone_until=st.sampled_from([0, 0, MINUTE, -MINUTE]),
     )
-    def finish(self, number: int, remember: int, bury: int) -> None:
+    def finish(self, number: int, remember: int, tombstone_until: int) -> None:
         waiter, who, _ = self.waiter(number, lambda form: form.once)
         real, model = self.held(waiter)
-        times = self.stamps(bury)
-        answer = self.real.finish(waiter, real, remember, bury=times[0])
-        assert answer == self.model.finish(NAME, who, model, remember, bury=times[1])
+        times = self.stamps(tombstone_until)
+        answer = self.real.finish(waiter, real, remember, tombstone_until=times[0])
+        assert answer == self.model.finish(NAME, who, model, remember, tombstone_until=times[1])
 
     @rule(
         number=numbers,
         exact=st.booleans(),
         entered=st.sampled_from([True, True, False]),
         lost=st.booleans(),
-        bury=st.sampled_from([0, 0, 0, MINUTE, -MINUTE]),
+        tombstone_until=st.sampled_from([0, 0, 0, MINUTE, -MINUTE]),
     )
-    def release(self, number: int, exact: bool, entered: bool, lost: bool, bury: int) -> None:
+    def release(
+        self, number: int, exact: bool, entered: bool, lost: bool, tombstone_until: int
+    ) -> None:
         waiter, who, _ = self.waiter(number)
         fences = self.held(waiter) if exact else (0, 0)
-        times = self.stamps(bury)
+        times = self.stamps(tombstone_until)
         how = {"entered": entered, "lost": entered and lost}
-        real = self.real.release(waiter, fences[0], **how, bury=times[0])
-        model = self.model.release(NAME, who, fences[1], **how, bury=times[1])
+        real = self.real.release(waiter, fences[0], **how, tombstone_until=times[0])
+        model = self.model.release(NAME, who, fences[1], **how, tombstone_until=times[1])
         assert real == model
 
     @precondition(lambda self: self.plain)
     @rule(number=numbers, count=st.integers(1, 3), exact=st.booleans(), when=not_after)
-    def pass_on(self, number: int, count: int, exact: bool, when: int) -> None:
+    def report_handoff(self, number: int, count: int, exact: bool, when: int) -> None:
         """From a holder, or from one that is none, to those of its kind that wait, or to others."""
         waiter, who, form = self.waiter(number, lambda form: form.plain)
         kind = waiter.rpartition(":")[0]
@@ -727,9 +737,9 @@ class Differential(RuleBasedStateMachine):
             return
         real, model = self.held(waiter) if exact else (12345, 12345)
         times, those = self.stamps(when), [decode_any(text)[0] for text in through]
-        passed = Pass(NAME, form, who, model, those[-1], model + len(those), tuple(those))
-        answer = self.real.pass_on(waiter, real, through, form.claim, times[0])
-        assert self.alike(answer, self.model.pass_on(passed, not_after=times[1]))
+        passed = HandoffReport(NAME, form, who, model, those[-1], model + len(those), tuple(those))
+        answer = self.real.report_handoff(waiter, real, through, form.claim, times[0])
+        assert self.alike(answer, self.model.report_handoff(passed, not_after=times[1]))
 
     @rule(text=st.sampled_from(GARBAGE))
     def intrude(self, text: str) -> None:
@@ -834,7 +844,7 @@ class Differential(RuleBasedStateMachine):
         """
         return abs(real - model) < 8000 + (now() - self.model.began) // 1000
 
-    def same_parties(self, real: Sequence[Party], model: Sequence[Party]) -> None:
+    def same_parties(self, real: Sequence[Participant], model: Sequence[Participant]) -> None:
         self.learn()
         assert [self.told(p, self.real_fences) for p in real] == [
             self.told(p, self.model_fences) for p in model
@@ -845,7 +855,7 @@ class Differential(RuleBasedStateMachine):
                 assert self.near(round(1000 * ours.since), round(1000 * theirs.since))
 
     @staticmethod
-    def told(party: Party, fences: Fences) -> tuple[object, ...]:
+    def told(party: Participant, fences: Fences) -> tuple[object, ...]:
         """What is said of a party, but for times and where it runs, which nobody has said here."""
         fence = fences.rank(party.fence)
         same = (party.client, party.seq, party.place, party.shared, party.permits, party.alive)
@@ -982,7 +992,7 @@ def test_the_numbers_outlive_what_closes(terms: str) -> None:
     seconds = 1_800_000_000.0
     server = MemoryServer(clock=lambda: seconds)
     waiter, form, _ = decode_any(f"s10000*3/3{terms}:ada:1")
-    other = Waiter("bob", 1)
+    other = WaiterId("bob", 1)
     server.acquire(NAME, waiter, form, 10_000, ticket=0, wait=True, max_waiters=0)
     assert server.resize(NAME, 3, 4, 0) == 3
     seconds += 100  # its lease has ended, and nobody has asked for more than a minute

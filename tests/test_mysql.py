@@ -21,7 +21,7 @@ import pymysql
 import pytest
 
 import aiolock
-from aiolock._engine import lookout
+from aiolock._engine import slow_monitor
 from aiolock.cli.main import main
 from aiolock.store import (
     BREAK_UNKNOWN,
@@ -31,16 +31,16 @@ from aiolock.store import (
     Form,
     Granted,
     Queued,
-    Waiter,
+    WaiterId,
 )
 from aiolock.stores import machine, mysql
 from aiolock.stores._codec import encode
 from aiolock.stores._operations import Operation, Steps, Told
 from aiolock.stores.machine import NameState
-from aiolock.stores.mysql import _database, _ear, _session, _settings
+from aiolock.stores.mysql import _database, _listener, _session, _settings
 from aiolock.stores.mysql._database import Database
-from aiolock.stores.mysql._ear import Ear
 from aiolock.stores.mysql._link import Link
+from aiolock.stores.mysql._listener import Listener
 from aiolock.stores.mysql._read import Read
 from aiolock.stores.mysql._session import Session
 from aiolock.stores.mysql._store import MySQLStore
@@ -49,14 +49,14 @@ from tests import databases
 from tests.databases import MariaDBServer
 from tests.failures import pair, parent_that_died, queued, soon, start_waiter, take, until
 
-SLEEP = _ear.SLEEP
+SLEEP = _listener.SLEEP
 
 
 @pytest.fixture(autouse=True)
 def bells_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Or who puts up a label, or wakes by itself, fetches what was left for it, bell or no bell."""
-    monkeypatch.setattr(lookout, "_EVERY", 3600.0)
-    monkeypatch.setattr(_ear, "SLEEP", 10.0)
+    monkeypatch.setattr(slow_monitor, "_EVERY", 3600.0)
+    monkeypatch.setattr(_listener, "SLEEP", 10.0)
 
 
 def store_of(client: aiolock.LockClient) -> MySQLStore:
@@ -73,9 +73,11 @@ def session_of(client: aiolock.LockClient) -> Session:
     return session
 
 
-def number(server: MariaDBServer, client: aiolock.LockClient, *, bell: bool = False) -> int | None:
+def number(
+    server: MariaDBServer, client: aiolock.LockClient, *, notifier: bool = False
+) -> int | None:
     """What the server calls one of a client's connections."""
-    lock = f"aiolock:{client._engine.client}{':bell' if bell else ''}"
+    lock = f"aiolock:{client._engine.client}{':bell' if notifier else ''}"
     ((found,),) = server.execute("SELECT IS_USED_LOCK(%s)", lock)
     assert found is None or isinstance(found, int)
     return found
@@ -117,7 +119,7 @@ async def test_nothing_happens_while_all_wait(
     """Who waits asks the server nothing: its sleep, once a second, is enough to be seen."""
     later = SimpleNamespace(uniform=lambda _, most: most, random=lambda: 1.0)
     monkeypatch.setattr(_session, "random", later)  # a sweep is another thing
-    monkeypatch.setattr(_ear, "SLEEP", SLEEP)
+    monkeypatch.setattr(_listener, "SLEEP", SLEEP)
     async with pair(own_mariadb.url("app")) as (ours, theirs), ours.lock("x", ttl=600):
         waiting = [asyncio.create_task(take(theirs.lock("x"))) for _ in range(200)]
         await queued(ours.lock("x"), 200)
@@ -274,11 +276,11 @@ async def test_the_listening_connection_is_ended(own_mariadb: MariaDBServer) -> 
             lease = await take(ours.lock("x"))
             waiting = asyncio.create_task(take(theirs.lock("x")))
             await queued(ours.lock("x"), 1)
-            before = number(own_mariadb, theirs, bell=True)
+            before = number(own_mariadb, theirs, notifier=True)
             own_mariadb.execute(f"KILL {before}")
             await lease.release()
             await (await asyncio.wait_for(waiting, 5)).release()
-            await until(lambda: number(own_mariadb, theirs, bell=True) not in (None, before))  # noqa: B023
+            await until(lambda: number(own_mariadb, theirs, notifier=True) not in (None, before))  # noqa: B023
 
 
 async def test_a_waiter_that_was_killed_costs_nothing(own_mariadb: MariaDBServer) -> None:
@@ -586,7 +588,7 @@ async def test_busy_for_others(own_mariadb: MariaDBServer) -> None:
 
 async def test_by_looking(own_mariadb: MariaDBServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where nobody rings, a client looks: soon while one of its waiters is queued."""
-    monkeypatch.setattr(_ear, "_AT_LEISURE", 60.0)
+    monkeypatch.setattr(_listener, "_AT_LEISURE", 60.0)
     url = own_mariadb.url("app", "?doorbell=poll&poll=0.02")
     async with pair(url) as (ours, theirs):
         for _ in range(3):
@@ -613,7 +615,7 @@ async def test_whether_it_can_be_rung_is_tried(
 
     monkeypatch.setattr(Link, "run_until", misdirected)
     async with pair(own_mariadb.url("app")) as (ours, theirs):
-        assert session_of(theirs)._ear._polls is polls
+        assert session_of(theirs)._listener._polls is polls
         lease = await take(ours.lock("x"))
         waiting = asyncio.create_task(take(theirs.lock("x")))
         await queued(ours.lock("x"), 1)
@@ -625,25 +627,25 @@ async def test_an_ear_that_is_lost_in_its_trial(
     own_mariadb: MariaDBServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Then the client does not open: it would be deaf."""
-    is_rung, rings, tried = Ear._is_rung, Ear._try, threading.Event()
+    is_rung, rings, tried = Listener._is_rung, Listener._try, threading.Event()
 
-    def tries(ear: Ear, commands: Link) -> None:
+    def tries(listener: Listener, commands: Link) -> None:
         tried.set()
-        rings(ear, commands)
+        rings(listener, commands)
 
-    def breaks(ear: Ear) -> bool:
+    def breaks(listener: Listener) -> bool:
         tried.wait(5)
-        ear._link.break_()
-        return is_rung(ear)
+        listener._link.break_()
+        return is_rung(listener)
 
-    monkeypatch.setattr(Ear, "_try", tries)
-    monkeypatch.setattr(Ear, "_is_rung", breaks)
+    monkeypatch.setattr(Listener, "_try", tries)
+    monkeypatch.setattr(Listener, "_is_rung", breaks)
     client = aiolock.connect(own_mariadb.url("app"))
     with pytest.raises(aiolock.StoreError, match=r"gone away|Lost connection"):
         await client.open()
     monkeypatch.undo()
     async with client, client.lock("x"):
-        assert session_of(client)._ear._thread.is_alive()
+        assert session_of(client)._listener._thread.is_alive()
 
 
 async def test_a_bell_as_mysql_has_it(
@@ -666,7 +668,7 @@ async def test_a_table_is_changed_while_all_sleep(
     own_mariadb: MariaDBServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whoever does that waits for a sleep, which is short; then others hear of pushes as before."""
-    monkeypatch.setattr(_ear, "SLEEP", SLEEP)
+    monkeypatch.setattr(_listener, "SLEEP", SLEEP)
     asleep = "SELECT 1 FROM information_schema.processlist WHERE state = 'User lock'"
     change = "ALTER TABLE aiolock_inbox COMMENT 'changed'"
     async with pair(own_mariadb.url("app")) as (ours, theirs):
@@ -720,7 +722,7 @@ async def test_a_connection_that_fails_at_once_again_and_again(
 ) -> None:
     """It connects less and less often, where it can, but not listen."""
     async with aiolock.connect(own_mariadb.url("app")) as client:
-        ear = session_of(client)._ear
+        listener = session_of(client)._listener
         connects = list[float]()
 
         def count() -> None:  # at once: however slow the machine is, it is not what keeps them few
@@ -729,13 +731,13 @@ async def test_a_connection_that_fails_at_once_again_and_again(
         def fail() -> str:
             raise pymysql.OperationalError(1142, "no right any more")
 
-        monkeypatch.setattr(ear, "_connect", count)
-        monkeypatch.setattr(ear, "_reading", fail)
-        own_mariadb.execute(f"KILL {number(own_mariadb, client, bell=True)}")
+        monkeypatch.setattr(listener, "_connect", count)
+        monkeypatch.setattr(listener, "_reading", fail)
+        own_mariadb.execute(f"KILL {number(own_mariadb, client, notifier=True)}")
         await asyncio.sleep(2.0)
         assert 2 <= len(connects) <= 9
         monkeypatch.undo()
-        await until(lambda: number(own_mariadb, client, bell=True) is not None)
+        await until(lambda: number(own_mariadb, client, notifier=True) is not None)
 
 
 async def test_another_user_cannot_ring(
@@ -762,11 +764,11 @@ async def test_what_was_read_is_removed(
     own_mariadb: MariaDBServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is delivered once, and does not stay in the database."""
-    heard = list[object]()
+    on_reply = list[object]()
     deliver = Session._heard
 
     def count(session: Session, told: Sequence[Told]) -> None:
-        heard.append(told)
+        on_reply.append(told)
         deliver(session, told)
 
     monkeypatch.setattr(Session, "_heard", count)
@@ -778,7 +780,7 @@ async def test_what_was_read_is_removed(
         lease = await asyncio.wait_for(waiting, 5)
         await until(lambda: not own_mariadb.execute("SELECT * FROM aiolock_inbox"))
         await until(lambda: not session_of(theirs)._read.to_remove())  # it hears of that later
-        assert len(heard) == 1
+        assert len(on_reply) == 1
         await lease.release()
 
 
@@ -817,7 +819,7 @@ def alone(server: MariaDBServer, client: str = "ada", prefix: str = "test") -> D
 
 def asking(client: str, name: str, seq: int = 1, *, shared: bool = False) -> Operation:
     """A waiter of it asks for a name."""
-    waiter, form = Waiter(client, seq), Form(3000, shared=shared)
+    waiter, form = WaiterId(client, seq), Form(3000, shared=shared)
 
     def run(steps: Steps) -> Answer:
         return steps.step(
@@ -904,7 +906,7 @@ class Asked(MySQLStore):
 def releasing(client: str, name: str, fence: int, seq: int = 1) -> Operation:
     """It gives the name back, as the store does."""
     store = Asked()
-    store.release(name, Waiter(client, seq), Form(3000), fence)  # type: ignore[unused-awaitable]
+    store.release(name, WaiterId(client, seq), Form(3000), fence)  # type: ignore[unused-awaitable]
     return store.found[0]
 
 
@@ -1274,7 +1276,7 @@ async def test_names_that_clients_wait_for_do_not_keep_a_sweep_from_the_others(
 def queue_of(client: str) -> NameState:
     """The state of a name for which a client waits."""
     state = NameState()
-    state.enqueue(1, Waiter(client, 1), Form(1000))
+    state.enqueue(1, WaiterId(client, 1), Form(1000))
     return state
 
 
@@ -1440,4 +1442,4 @@ def test_without_the_driver() -> None:
 
 def test_a_trial_takes_less_than_a_second() -> None:
     """So that opening is not slow where nobody rings."""
-    assert _ear._TRIAL <= 1.0
+    assert _listener._TRIAL <= 1.0

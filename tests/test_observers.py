@@ -369,7 +369,7 @@ async def test_long_holds() -> None:
         held = {each["request"].name: each["held"] for each in told.of("holds_long")}
         assert held.keys() == {"x", "primary"}
         assert all(30 <= each <= 33 for each in held.values())
-        assert not client._engine.lookout.awake
+        assert not client._engine.slow_monitor.awake
 
 
 # Observers that are none, or raise
@@ -439,7 +439,7 @@ async def test_an_observer_that_ends_the_process() -> None:
             assert not await other.lock("x").locked()
 
 
-async def run_by_hand(acquisition: aiolock.Acquisition[aiolock.Lease]) -> None:
+async def run_by_hand(acquisition: aiolock.AcquireContext[aiolock.Lease]) -> None:
     """Await it where the event loop does not see what it raises, which would end that."""
     while True:
         acquisition.send(None)  # it waits for nothing longer than a turn

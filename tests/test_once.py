@@ -10,7 +10,7 @@ import pytest
 
 import aiolock
 from aiolock import AcquireTimeout, LeaseLost, NotHeld, StoreError
-from aiolock.store import Form, Waiter
+from aiolock.store import Form, WaiterId
 from aiolock.stores.memory import MemoryServer, MemoryStore
 from aiolock.stores.redis._scripts import FINISH
 from aiolock.testing import FaultyStore
@@ -311,7 +311,7 @@ async def test_cancelled_at_every_step(world: World, kind: Kind) -> None:
             status = await waiting_for(ours.once(key, remember=60)).status()
             assert (status.holders, status.waiters) == ((), ())
             engine = ours._engine
-            assert not engine.waiters.attempts
+            assert not engine.waiters.acquisitions
             assert not engine.waiters._queues
             assert not engine.watchdog.holds
             ran += 1
@@ -332,7 +332,7 @@ async def test_the_word_that_it_is_done_is_lost() -> None:
             faulty.lose("push")
         async with asyncio.timeout(31):  # when the lease would have ended
             assert await waiting is None
-        assert not theirs._engine.waiters.attempts
+        assert not theirs._engine.waiters.acquisitions
         assert not theirs._engine.waiters._queues
 
 
@@ -358,7 +358,7 @@ async def test_the_reply_that_it_is_remembered_is_lost() -> None:
 
     class Forgetful(MemoryStore):
         def finish(
-            self, name: str, waiter: Waiter, form: Form, fence: int, remember: int
+            self, name: str, waiter: WaiterId, form: Form, fence: int, remember: int
         ) -> asyncio.Future[int]:
             return self._soon(int(FINISH.decode_again(0)))
 

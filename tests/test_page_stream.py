@@ -392,7 +392,7 @@ async def test_history() -> None:
     history = History(limits)
 
     def status(name: str, waiting: int) -> aiolock.Status:
-        waiter = aiolock.Party("c", "", 0, 0.0, 1)
+        waiter = aiolock.Participant("c", "", 0, 0.0, 1)
         return aiolock.Status(name, (), (waiter,) * waiting, kind="lock", now=1.0)
 
     for second in range(2000):

@@ -26,7 +26,16 @@ import pytest
 import aiolock
 from aiolock.cli.main import main
 from aiolock.stores import postgres
-from aiolock.stores.postgres import _ear, _link, _notices, _pipe, _schema, _settings, _store, _wire
+from aiolock.stores.postgres import (
+    _link,
+    _listener,
+    _notices,
+    _pipe,
+    _schema,
+    _settings,
+    _store,
+    _wire,
+)
 from aiolock.stores.postgres._store import PostgresStore
 from tests import databases
 from tests.databases import PgBouncer, PostgresServer, Standby
@@ -266,13 +275,13 @@ async def test_a_fork_while_a_connection_is_greeted(
 ) -> None:
     """The child does not keep it, though nobody uses it yet: it listens soon."""
     holds = list[bool]()
-    greeting = _ear.Ear._greet
+    greeting = _listener.Listener._greet
 
     async def greets(self: Any, connection: Any) -> None:
         holds.append(holds_a_socket(connection))
         await greeting(self, connection)
 
-    monkeypatch.setattr(_ear.Ear, "_greet", greets)
+    monkeypatch.setattr(_listener.Listener, "_greet", greets)
     async with aiolock.connect(postgres_server.url("app")):
         assert holds == [False]
 
@@ -358,11 +367,11 @@ async def test_an_idle_session_is_not_ended(own_rights: PostgresServer, *, poole
     try:
         async with aiolock.connect(f"{url}?pooled=1&listen_url={url}" if pooled else url) as client:
             store = store_of(client)
-            before = store._pipe._link.connection, store._ear._link.connection
+            before = store._pipe._link.connection, store._listener._link.connection
             await asyncio.sleep(1)
             if not pooled:
                 assert store._pipe._link.connection is before[0]
-            assert store._ear._link.connection is before[1]
+            assert store._listener._link.connection is before[1]
     finally:
         own_rights.execute("ALTER ROLE app RESET idle_session_timeout")
 
@@ -374,11 +383,11 @@ async def test_silence_is_noticed(
     monkeypatch.setattr(_store, "HEARTBEAT", 0.2)
     async with aiolock.connect(postgres_server.url("app")) as client:
         monkeypatch.setattr(_store, "HEARTBEAT_TIMEOUT", 0.4)  # not before: opening has as long
-        ear = store_of(client)._ear
-        before = ear._connection
+        listener = store_of(client)._listener
+        before = listener._connection
         assert before is not None
-        asyncio.get_running_loop().remove_reader(ear._socket)
-        await until(lambda: ear._connection not in (None, before))
+        asyncio.get_running_loop().remove_reader(listener._socket)
+        await until(lambda: listener._connection not in (None, before))
 
 
 async def test_busy_for_others(
@@ -481,7 +490,7 @@ def at_first(
     server.execute(f"GRANT EXECUTE ON FUNCTION aiolock.{function}({given}) TO app")
 
 
-async def hand_on(
+async def hand_off(
     ours: aiolock.LockClient, theirs: aiolock.LockClient, *, after: float = 0.0
 ) -> None:
     """Theirs waits for ours, and has it long before a lease ends."""
@@ -511,7 +520,7 @@ async def test_a_flush_that_fails(
     monkeypatch.setattr(_store, "HEARTBEAT", 60.0)
     monkeypatch.setattr(_pipe, "REPLY_TIMEOUT", 60.0)
     async with pair(own_postgres.url("app")) as (ours, theirs):
-        await hand_on(ours, theirs)
+        await hand_off(ours, theirs)
     assert logged in caplog.text
 
 
@@ -523,7 +532,7 @@ async def test_a_flush_that_fails_again_and_again(
     monkeypatch.setattr(_notices, "_PAUSES", (60.0,))
     monkeypatch.setattr(_store, "HEARTBEAT", 0.5)
     async with pair(own_postgres.url("app")) as (ours, theirs):
-        await hand_on(ours, theirs)
+        await hand_off(ours, theirs)
 
 
 async def hand_on_untold(
@@ -551,7 +560,7 @@ async def test_a_flush_that_fails_for_good_is_given_up(
     own_rights: PostgresServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The waiter asks by itself, and the next one is notified once the right is given back."""
-    monkeypatch.setattr("aiolock._engine.lookout._EVERY", 60.0)  # labels would be flushed, too
+    monkeypatch.setattr("aiolock._engine.slow_monitor._EVERY", 60.0)  # labels would be flushed, too
     monkeypatch.setattr(_notices, "_PAUSES", (0.0, 0.05))
     monkeypatch.setattr(_store, "HEARTBEAT", 60.0)
     async with pair(own_rights.url("app")) as (ours, theirs):
@@ -563,7 +572,7 @@ async def test_a_flush_that_fails_for_good_is_given_up(
         finally:
             own_rights.execute("GRANT EXECUTE ON FUNCTION aiolock.flush TO app")
         await lease.release()
-        await hand_on(ours, theirs)
+        await hand_off(ours, theirs)
     assert caplog.text.count("learns of that only when") == 1
 
 
@@ -576,7 +585,7 @@ async def test_notifying_again_fails_for_good_and_is_given_up(
     monkeypatch.setattr(_notices, "_PAUSES", (0.0, 0.05))
     async with pair(own_postgres.url("app")) as (ours, theirs):
         await (await hand_on_untold(ours, theirs, monkeypatch, caplog)).release()
-        await hand_on(ours, theirs)
+        await hand_off(ours, theirs)
 
 
 async def test_an_answer_that_is_lost_with_the_flush(own_postgres: PostgresServer) -> None:
@@ -626,7 +635,7 @@ async def test_a_claim_that_ends_before_anybody_hears_of_it(own_postgres: Postgr
             await asyncio.sleep(3.3)  # a claim is 3 s
 
         link._greet = greets
-        await hand_on(ours, theirs, after=3.3)
+        await hand_off(ours, theirs, after=3.3)
 
 
 async def test_notifying_again_fails(own_postgres: PostgresServer) -> None:
@@ -634,7 +643,7 @@ async def test_notifying_again_fails(own_postgres: PostgresServer) -> None:
     at_first(own_postgres, ENDS)
     at_first(own_postgres, RAISES, "notify_again", "bytea")
     async with pair(own_postgres.url("app")) as (ours, theirs):
-        await hand_on(ours, theirs)
+        await hand_off(ours, theirs)
 
 
 async def test_a_flush_without_an_answer(
@@ -664,10 +673,10 @@ async def test_a_heartbeat_is_one_statement(
     )
     monkeypatch.setattr(_store, "HEARTBEAT", 0.05)
     async with aiolock.connect(own_postgres.url("app")) as client:
-        ear = store_of(client)._ear
+        listener = store_of(client)._listener
         for _ in range(3):
-            ear.word.clear()
-            await soon(ear.word.wait())
+            listener.word.clear()
+            await soon(listener.word.wait())
         assert not store_of(client)._pipe._notices.failed
 
 
@@ -678,7 +687,7 @@ async def test_what_is_not_flushed_needs_no_flush(own_postgres: PostgresServer) 
         " $$ BEGIN RAISE 'the test says so'; END $$"
     )
     async with pair(own_postgres.url("app", "?durable=0")) as (ours, theirs):
-        await hand_on(ours, theirs)
+        await hand_off(ours, theirs)
         assert not store_of(ours)._pipe._notices.failed
 
 
@@ -902,7 +911,7 @@ async def test_through_a_pooler_of_sessions(postgres_server: PostgresServer, pre
                 aiolock.connect(pooler.url(), prefix=prefix) as ours,
                 aiolock.connect(pooler.url(), prefix=prefix) as theirs,
             ):
-                await hand_on(ours, theirs)
+                await hand_off(ours, theirs)
 
 
 async def test_listening_elsewhere(
@@ -1466,7 +1475,7 @@ async def test_a_hostile_search_path(own_rights: PostgresServer) -> None:
         pooled = own_rights.url("app", f"?pooled=1&listen_url={own_rights.url('app')}")
         for url in (own_rights.url("app"), own_rights.url("app", "?create=1"), pooled):
             async with pair(url) as (ours, theirs):
-                await hand_on(ours, theirs)
+                await hand_off(ours, theirs)
                 async with ours.lock("x"), theirs.lock("y"):
                     assert await theirs.lock("x").try_acquire() is None
                     assert [each.name for each in await ours.snapshot()] == ["x", "y"]
@@ -1554,7 +1563,7 @@ async def test_unusual_settings(own_rights: PostgresServer) -> None:
         url = own_rights.url("app")
         for each in (url, f"{url}?pooled=1&listen_url={url}"):
             async with pair(each) as (ours, theirs):
-                await hand_on(ours, theirs)
+                await hand_off(ours, theirs)
                 async with ours.semaphore("s", 2), ours.lock("y") as lease:
                     assert [holder.client for holder in (await theirs.lock("y").status()).holders]
                     with contextlib.closing(own_rights.connect("app")) as connection:

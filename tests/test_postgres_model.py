@@ -19,7 +19,7 @@ import psycopg
 import pytest
 
 import aiolock
-from aiolock.store import Answer, Busy, Form, Granted, Party, Queued, Rule, Status, Waiter
+from aiolock.store import Answer, Busy, Form, Granted, Participant, Queued, Rule, Status, WaiterId
 from aiolock.stores import machine
 from aiolock.stores.machine import LOOKERS, STANDS_STILL, NameState, Push, Step
 from aiolock.stores.postgres import _codec as codec
@@ -128,8 +128,8 @@ class Both:
         self.alive = set(CLIENTS)
         self.key = codec.bytea(codec.key("test", f"name {seed}"))
         self.seqs = 0
-        self.known = list[tuple[Waiter, Form]]()
-        self.tickets = dict[Waiter, int]()
+        self.known = list[tuple[WaiterId, Form]]()
+        self.tickets = dict[WaiterId, int]()
         self.said = list[str]()
 
     def ask(self, function: str, *arguments: object) -> tuple[str, list[tuple[str, Push]]]:
@@ -159,12 +159,12 @@ class Both:
         pushes = [(push.waiter.client, push) for push in step.pushes]
         assert by_client(told) == by_client(pushes), trace
 
-    def waiter(self) -> tuple[Waiter, Form]:
+    def waiter(self) -> tuple[WaiterId, Form]:
         if self.known and self.dice.random() < 0.6:
             return self.dice.choice(self.known)
         self.seqs += 1
         self.known.append(
-            (Waiter(self.dice.choice(CLIENTS), self.seqs), self.dice.choice(self.forms))
+            (WaiterId(self.dice.choice(CLIENTS), self.seqs), self.dice.choice(self.forms))
         )
         return self.known[-1]
 
@@ -177,7 +177,7 @@ class Both:
 
     def acquire_as(
         self,
-        waiter: Waiter,
+        waiter: WaiterId,
         form: Form,
         ttl: int,
         ticket: int = 0,
@@ -197,7 +197,7 @@ class Both:
             self.tickets[waiter] = ours.ticket
         return ours
 
-    def holder(self) -> tuple[Waiter, int]:
+    def holder(self) -> tuple[WaiterId, int]:
         """Whoever holds, most often."""
         holders = [grant for grant in self.state.holders if grant.waiter.client != "-"]
         if holders and self.dice.random() < 0.9:
@@ -208,30 +208,34 @@ class Both:
         waiter, fence = self.holder()
         fence = fence if self.dice.random() < 0.6 else 0
         entered = self.dice.random() < 0.8
-        bury = self.now + 3_000_500 if self.dice.random() < 0.2 else 0
+        tombstone_until = self.now + 3_000_500 if self.dice.random() < 0.2 else 0
         lost = entered and self.losing.random() < 0.4
-        self.release_as(waiter, fence, bury, entered=entered, lost=lost)
+        self.release_as(waiter, fence, tombstone_until, entered=entered, lost=lost)
 
     def release_as(
         self,
-        waiter: Waiter,
+        waiter: WaiterId,
         fence: int,
-        bury: int = 0,
+        tombstone_until: int = 0,
         *,
         entered: bool = True,
         lost: bool = False,
     ) -> None:
         step = self.step()
-        ours = step.release(waiter, fence, entered=entered, lost=lost, bury=bury)
+        ours = step.release(
+            waiter, fence, entered=entered, lost=lost, tombstone_until=tombstone_until
+        )
         how = None if lost else entered
-        text, told = self.ask("release", self.key, waiter.client, waiter.seq, fence, how, bury)
+        text, told = self.ask(
+            "release", self.key, waiter.client, waiter.seq, fence, how, tombstone_until
+        )
         self.check(f"release {waiter} {fence} {how}", int(text), ours, step, told)
 
     def renew(self) -> None:
         waiter, fence = self.holder()
         self.renew_as(waiter, fence, self.dice.choice([0, 2000, 30_000]))
 
-    def renew_as(self, waiter: Waiter, fence: int, ttl: int) -> None:
+    def renew_as(self, waiter: WaiterId, fence: int, ttl: int) -> None:
         step = self.step()
         ours = step.renew(waiter, fence, ttl)
         text, told = self.ask(
@@ -284,8 +288,8 @@ class Both:
         token, value = self.dice.choice(["", "x", "y"]), self.dice.choice(["", "ü\0", "w"])
         step = self.step()
         ours = step.post(count, token=token, declared=declared, value=value, remember=9000)
-        put_up = codec.bytea(value.encode())
-        text, told = self.ask("post", self.key, "nobody", count, token, declared, put_up, 9000, 0)
+        publish = codec.bytea(value.encode())
+        text, told = self.ask("post", self.key, "nobody", count, token, declared, publish, 9000, 0)
         self.check(f"post {count} {token} {declared}", int(text), ours, step, told)
 
     def read(self) -> None:
@@ -317,9 +321,9 @@ def alike(answer: Any) -> Any:
         case Queued():
             # Who stands before it, a store need not say.
             return answer._replace(place=min(answer.place, 2), before=None)
-        case Busy(holder=Party()):
+        case Busy(holder=Participant()):
             return answer._replace(holder=alike(answer.holder))
-        case Party():
+        case Participant():
             return replace(answer, remaining=round(answer.remaining, 3))
         case Status():
             holders = tuple(map(alike, answer.holders))
@@ -368,7 +372,7 @@ def test_they_agree_if_few_enter_at_a_time(stage: psycopg.Connection[Any], forms
 LONG = 200_000_000
 """Microseconds after which nobody remembers how many permits there were."""
 TWO_OF_THREE = Form(claim=3000, shared=True, rule=Rule.PERMITS, number=2, declared=3)
-ADA, BOB, EVE = (Waiter(client, 1) for client in CLIENTS)
+ADA, BOB, EVE = (WaiterId(client, 1) for client in CLIENTS)
 
 
 def gives_up_what_is_not_there(both: Both) -> None:
@@ -428,7 +432,7 @@ def test_a_place_behind_the_dead(stage: psycopg.Connection[Any]) -> None:
     both.acquire_as(BOB, PLAIN, 2000)
     both.acquire_as(EVE, PLAIN, 2000)
     both.alive = {ADA.client}
-    queued = both.acquire_as(Waiter(ADA.client, 2), PLAIN, 2000, most=2)
+    queued = both.acquire_as(WaiterId(ADA.client, 2), PLAIN, 2000, most=2)
     assert isinstance(queued, Queued)
     assert queued.place == 1
 
@@ -461,7 +465,7 @@ def test_newcomers_look_for_the_dead(stage: psycopg.Connection[Any], priority: i
         looks = number > 180 and number % 7 == 0
         both.now += -both.now % LOOKERS if looks else both.now % LOOKERS == 0
         before = len(both.state.queue)
-        both.acquire_as(Waiter(f"gone{number}", 1), form, 2000)
+        both.acquire_as(WaiterId(f"gone{number}", 1), form, 2000)
         found += len(both.state.queue) < before
         both.status()
     assert found > 2
@@ -476,7 +480,7 @@ def test_the_first_behind_the_dead(stage: psycopg.Connection[Any]) -> None:
     both.alive = {ADA.client}
     both.now += 2_000_000
     both.now += -both.now % LOOKERS
-    queued = both.acquire_as(Waiter(ADA.client, 2), PLAIN, 2000)
+    queued = both.acquire_as(WaiterId(ADA.client, 2), PLAIN, 2000)
     assert isinstance(queued, Queued)
     assert queued.place == 1
 

@@ -18,12 +18,12 @@ from redis.asyncio import Redis
 import aiolock
 import aiolock.sync
 from aiolock import LeaseState, LockClient
-from aiolock.store import CLAIM, WAS_HOLDER, Form, Full, Granted, Queued, Waiter
-from aiolock.stores._member import Charter, Memory
+from aiolock.store import CLAIM, WAS_HOLDER, Form, Full, Granted, Queued, WaiterId
+from aiolock.stores._member import Memory, QuorumConfig
 from aiolock.stores.memory import MemoryServer
-from aiolock.stores.quorum._seat import OUT_AFTER
-from aiolock.stores.quorum._standing import Line, lasts
-from aiolock.stores.quorum._votes import GiveWay
+from aiolock.stores.quorum._acquisition import NameQueue, lasts
+from aiolock.stores.quorum._connection import OUT_AFTER
+from aiolock.stores.quorum._votes import YieldVote
 from aiolock.testing import Peer
 from aiolock.testing._peer import Grant
 from tests.cancel import KINDS, Kind, cancel_everywhere
@@ -334,11 +334,11 @@ async def test_who_is_let_in_line_is_in_line_everywhere() -> None:
         await ours.lock("a").acquire()
         waiting = later(other.lock("a"))
         await queued(ours.lock("a"), 1)
-        lines = [server.voter.states["lock:a"] for server in of]
-        lines[0].line_up((10**18, Waiter(other.id, 99)), Form(claim=1000))
+        lines = [server.quorum_server.states["lock:a"] for server in of]
+        lines[0].enqueue((10**18, WaiterId(other.id, 99)), Form(claim=1000))
         limited = later(other.lock("a", max_waiters=2))
         await asyncio.sleep(0.1)
-        assert [len(each.line) for each in lines] == [3, 2, 2]
+        assert [len(each.queue) for each in lines] == [3, 2, 2]
         waiting.cancel()
         limited.cancel()
 
@@ -354,7 +354,7 @@ async def test_each_asks_again_that_has_no_place() -> None:
         tasks.append(later(other.lock("a")))
         await asyncio.sleep(0.1)
         of[0].refuses = False
-        lines = [server.voter.states["lock:a"].line for server in of]
+        lines = [server.quorum_server.states["lock:a"].queue for server in of]
         assert [len(line) for line in lines] == [1, 2, 2]
         await asyncio.sleep(1)
         assert [len(line) for line in lines] == [2, 2, 2]
@@ -400,7 +400,7 @@ async def test_a_push_that_was_on_its_way_when_its_waiter_asked_again(*, fails: 
         candidates.ask_there(0)
         await asyncio.sleep(1)
         candidates.granted(0, waiter, 10**18, CLAIM, 0)
-        vote = candidates.standings[waiter].ballot.votes[0]
+        vote = candidates.acquisitions[waiter].vote_set.votes[0]
         assert vote.deadline == pytest.approx(began + lasts(CLAIM), abs=0.05)
         of[0].refuses = False
         of[0].resume()
@@ -416,13 +416,13 @@ async def test_a_push_that_was_on_its_way_when_an_earlier_vote_was_given_back() 
         waiter = (await ours.queue("a")).waiter
         await asyncio.sleep(0.1)
         candidates: Any = ours.store._candidates  # type: ignore[attr-defined]
-        standing, given = candidates.standings[waiter], time()
+        acquisition, given = candidates.acquisitions[waiter], time()
         of[0].stop()
         await asyncio.sleep(2)
-        candidates._give_way(standing, GiveWay(0, 1))
+        candidates._give_way(acquisition, YieldVote(0, 1))
         await asyncio.sleep(0.5)
         candidates.granted(0, waiter, 10**18, CLAIM, int((1e9 + given) * 1e6))
-        vote = standing.ballot.votes[0]
+        vote = acquisition.vote_set.votes[0]
         assert vote.deadline == pytest.approx(given + lasts(CLAIM), abs=0.05)
         of[0].resume()
 
@@ -442,7 +442,7 @@ async def test_a_waiter_that_was_away_until_all_numbers_were_forgotten() -> None
         async with other.lock("a") as lease:
             fence = lease.fence
         for server in of:
-            server.voter.states["lock:a"].last = 0  # ten idle minutes
+            server.quorum_server.states["lock:a"].last = 0  # ten idle minutes
         for server in of:
             server._members[0].connects()
         assert (await waiting).fence > fence
@@ -490,7 +490,7 @@ async def _misses_a_vote(of: list[Server], name: str) -> None:
     """A holder has the votes of two servers, and that of the third is of some time ago."""
     of[2]._members[0].breaks()
     await asyncio.sleep(1.9)
-    of[0].voter.states[name].vote = None
+    of[0].quorum_server.states[name].vote = None
     await asyncio.sleep(1)  # it is renewed, and hears of that
 
 
@@ -532,7 +532,7 @@ async def test_a_vote_that_is_lost_while_it_is_renewed() -> None:
         of[1].stop()
         renewing = ours.store.renew([ours.renewal("a", grant, 90_000)])
         await asyncio.sleep(0.01)
-        of[0].voter.step("a", lambda step: step.take_away(grant.waiter))
+        of[0].quorum_server.step("a", lambda step: step.take_away(grant.waiter))
         await asyncio.sleep(0.01)
         of[1].resume()
         assert await renewing == [None]
@@ -545,7 +545,7 @@ async def test_released_by_a_bare_majority_of_which_one_has_forgotten() -> None:
     async with clients(of := servers(), 1) as (client,):
         of[2].stop()
         lease = await client.lock("a").acquire()
-        of[1].voter.restart(empty=True)
+        of[1].quorum_server.restart(empty=True)
         assert await lease.release()
         of[2].resume()
         await asyncio.sleep(70)
@@ -610,9 +610,9 @@ async def test_a_release_that_fails_once_after_others_have_failed_for_long() -> 
         assert await second.release()
         await asyncio.sleep(0.1)
         of[0].refuses = False
-        assert "lock:b" in of[0].voter.left_behind
+        assert "lock:b" in of[0].quorum_server.left_behind
         await asyncio.sleep(1)
-        assert "lock:b" not in of[0].voter.left_behind
+        assert "lock:b" not in of[0].quorum_server.left_behind
         assert len(releases) == 1
 
 
@@ -620,14 +620,14 @@ async def _cancelled_in_line(of: list[Server], ours: LockClient) -> None:
     """A waiter that server 0 has let stand in line, and whose later question it has refused."""
     waiting = later(ours.lock("a"))
     await asyncio.sleep(0.1)
-    assert [len(server.voter.states["lock:a"].line) for server in of] == [1, 1, 1]
+    assert [len(server.quorum_server.states["lock:a"].queue) for server in of] == [1, 1, 1]
     of[0].refuses = True
     of[0].members[0].connects()
     await asyncio.sleep(0.01)
     waiting.cancel()
     await asyncio.sleep(0.01)
     of[0].refuses = False
-    assert [len(server.voter.states["lock:a"].line) for server in of] == [1, 0, 0]
+    assert [len(server.quorum_server.states["lock:a"].queue) for server in of] == [1, 0, 0]
 
 
 @virtual
@@ -636,7 +636,7 @@ async def test_a_release_that_is_refused_after_a_question_that_was() -> None:
     async with clients(of := servers(), 2) as (ours, other), other.lock("a"):
         await _cancelled_in_line(of, ours)
         await asyncio.sleep(1.1)
-        assert not of[0].voter.states["lock:a"].line
+        assert not of[0].quorum_server.states["lock:a"].queue
 
 
 @virtual
@@ -660,7 +660,7 @@ async def test_a_question_that_comes_long_after_its_release() -> None:
             of[0].members[0].late = 0.0
             waiting.cancel()
             await asyncio.sleep(2)
-            assert len(of[0].voter.states["lock:a"].line) == 1
+            assert len(of[0].quorum_server.states["lock:a"].queue) == 1
         await asyncio.sleep(0.1)
         assert await left_behind(of) == []
 
@@ -715,7 +715,7 @@ async def test_one_votes_one_is_taken_and_one_is_away(goes: str) -> None:
     first, _, third = of = servers()
     async with clients(of, 2) as (ours, other):
         lease = await later(ours.lock("a"))
-        first.voter.states.clear()
+        first.quorum_server.states.clear()
         getattr(third, goes)()
         async with asyncio.timeout(1):
             assert await other.lock("a").try_acquire() is None
@@ -759,7 +759,7 @@ async def test_a_vote_that_is_pushed_to_a_holder_lasts_as_long_as_the_others() -
         late.resume()
         await asyncio.sleep(0.1)
         assert isinstance(await asking, Queued)
-        votes = [server.voter.states["a"].vote for server in of]
+        votes = [server.quorum_server.states["a"].vote for server in of]
         assert [vote and vote.waiter for vote in votes] == [grant.waiter] * 3
         assert max(vote.end for vote in votes if vote) - min(vote.end for vote in votes if vote) < 9
 
@@ -778,7 +778,7 @@ async def test_a_vote_that_was_pushed_before_its_waiter_has_entered() -> None:
         candidates.granted(2, waiter, 10**18, CLAIM, 0)
         member, renewed = of[2]._members[0], list[int]()
 
-        def renew(stand: Any, number: int, ttl: int, fence: int, **_: Any) -> None:
+        def renew(request: Any, number: int, ttl: int, fence: int, **_: Any) -> None:
             renewed.append(ttl)
 
         member.renew = renew  # type: ignore[method-assign]
@@ -805,16 +805,16 @@ async def test_a_vote_that_was_pushed_is_kept() -> None:
         await ours.queue("a", waiter := ours.waiter(form))
         await asyncio.sleep(0.1)
         await other.queue("a", other.waiter(form))
-        back.voter.listeners.clear()
+        back.quorum_server.listeners.clear()
         back.down = False
         for member in (back._members[2], back._members[1]):  # the later waiter is there first
             member.connects()
             await asyncio.sleep(0.05)
-        vote = back.voter.states["a"].vote
+        vote = back.quorum_server.states["a"].vote
         assert vote is not None
         assert vote.waiter == waiter
         await asyncio.sleep(15)
-        assert back.voter.states["a"].vote is vote
+        assert back.quorum_server.states["a"].vote is vote
 
 
 @contextlib.asynccontextmanager
@@ -829,7 +829,9 @@ async def about_to_enter(
     async with Peer(store_on(of)) as holder, Peer(store_on(of)) as ours:
         grant = await holder.take("a")
         await ours.queue("a")
-        of[0].voter.states["a"].last += 1  # so the next has to hear of that before somebody enters
+        of[0].quorum_server.states[
+            "a"
+        ].last += 1  # so the next has to hear of that before somebody enters
         of[2].stop()
 
         def renews(renew: Callable[..., None], server: Server, *question: Any, **more: Any) -> None:
@@ -837,9 +839,9 @@ async def about_to_enter(
             happens(server, len(renewed))
             renew(*question, **more)
 
-        council = ours.store._council  # type: ignore[attr-defined]
-        for seat, server in zip(council.seats, of, strict=True):
-            seat.member.renew = partial(renews, seat.member.renew, server)
+        membership = ours.store._membership  # type: ignore[attr-defined]
+        for connection, server in zip(membership.connections, of, strict=True):
+            connection.member.renew = partial(renews, connection.member.renew, server)
         await holder.release("a", grant)
         yield ours, renewed
         for server in of:
@@ -864,7 +866,7 @@ async def test_closed_while_no_server_answers() -> None:
 @contextlib.asynccontextmanager
 async def closing_at_last(ours: Peer, server: int) -> AsyncIterator[None]:
     """While its store closes; that server hears of it a second later than the others."""
-    member = ours.store._council.seats[server].member  # type: ignore[attr-defined]
+    member = ours.store._membership.connections[server].member  # type: ignore[attr-defined]
     leave = member.leave
 
     async def leaves(patience: float) -> None:
@@ -882,13 +884,13 @@ async def closing_at_last(ours: Peer, server: int) -> AsyncIterator[None]:
 async def test_a_lease_is_lost_while_a_client_closes() -> None:
     """That has no consequences: no timer is left."""
     of = servers()
-    looks = list[Line]()
+    looks = list[NameQueue]()
     async with Peer(store_on(of)) as ours:
         grant = await ours.take("a")
         line = ours.store._candidates._lines["a"]  # type: ignore[attr-defined]
         line._due = looks.append
         async with closing_at_last(ours, 0):
-            of[0].voter.step("a", lambda step: step.take_away(grant.waiter))
+            of[0].quorum_server.step("a", lambda step: step.take_away(grant.waiter))
         await asyncio.sleep(60)
         assert looks == []
         assert line._timer is None
@@ -904,7 +906,7 @@ async def test_a_vote_comes_while_a_client_closes() -> None:
         async with closing_at_last(ours, 0):
             assert await other.release("a", held) == WAS_HOLDER
             await asyncio.sleep(0.1)
-            assert [server.voter.states["a"].vote for server in of] == [None] * 3
+            assert [server.quorum_server.states["a"].vote for server in of] == [None] * 3
 
 
 @virtual
@@ -940,16 +942,16 @@ async def test_a_vote_whose_giving_back_fails() -> None:
         _ = second.ask("a", ticket=2000)
         await asyncio.sleep(0.01)
         of[2]._backlog.reverse()  # the second has come first there
-        member = second.store._council.seats[2].member  # type: ignore[attr-defined]
-        give_way, failed = member.give_way, list[Any]()
+        member = second.store._membership.connections[2].member  # type: ignore[attr-defined]
+        yield_vote, failed = member.yield_vote, list[Any]()
 
         def fails(*question: Any) -> None:
             of[2].refuses = not failed
             failed.append(question)
-            give_way(*question)
+            yield_vote(*question)
             of[2].refuses = False
 
-        member.give_way = fails
+        member.yield_vote = fails
         of[2].resume()
         async with asyncio.timeout(2):
             if not isinstance(await asking, Granted):
@@ -970,16 +972,16 @@ async def test_a_server_that_refuses_is_not_asked_at_once() -> None:
 
 @virtual
 @pytest.mark.parametrize(("durable", "silent"), [(True, 61_000), (False, 21_000)])
-async def test_emptied_soon_after_its_start(*, durable: bool, silent: int) -> None:
+async def test_emptied_soon_after_its_start(*, durable: bool, not_voting: int) -> None:
     """What voted at once is silent from when it was emptied; what was silent, from its start."""
     (server,) = with_clocks(0.0)
-    charter = Charter(("a",), 60_000, durable)
-    server.voter.charter = charter
-    server.voter.restart(empty=False)
-    assert (server.voter.enrol(charter, Memory.UNSAID).left == 0) is durable
+    config = QuorumConfig(("a",), 60_000, durable)
+    server.quorum_server.config = config
+    server.quorum_server.restart(empty=False)
+    assert (server.quorum_server.register(config, Memory.UNSAID).left == 0) is durable
     await asyncio.sleep(40)
-    server.voter.forget()
-    assert server.voter.enrol(charter, Memory.UNSAID).left == silent
+    server.quorum_server.forget()
+    assert server.quorum_server.register(config, Memory.UNSAID).left == not_voting
 
 
 @virtual
@@ -996,11 +998,11 @@ async def test_who_reaches_a_minority_is_in_nobodys_way() -> None:
         await asyncio.sleep(1)
         behind = later(other.lock("a"))
         await asyncio.sleep(1)
-        assert [len(server.voter.states["lock:a"].line) for server in of] == [1, 1, 1]
+        assert [len(server.quorum_server.states["lock:a"].queue) for server in of] == [1, 1, 1]
         for member in mine[1:]:
             member.connects()
         await asyncio.sleep(1)
-        assert [len(server.voter.states["lock:a"].line) for server in of] == [2, 2, 2]
+        assert [len(server.quorum_server.states["lock:a"].queue) for server in of] == [2, 2, 2]
         await held.release()
         first = await waiting
         assert not behind.done()
@@ -1077,7 +1079,7 @@ async def test_max_waiters() -> None:
         await queued(ours.lock("a"), 1)
         with pytest.raises(aiolock.QueueFull):
             await ours.lock("a", max_waiters=1).acquire()
-        assert [len(server.voter.states["lock:a"].line) for server in of] == [1, 1, 1]
+        assert [len(server.quorum_server.states["lock:a"].queue) for server in of] == [1, 1, 1]
         await held.release()
         await (await waiting).release()
         assert await left_behind(of) == []
@@ -1220,7 +1222,7 @@ async def test_broken_at_one_server_after_the_other() -> None:
         async def is_broken() -> None:
             async with ours.lock("a"):
                 for server in of[:2]:
-                    vote = server.voter.states["lock:a"].vote
+                    vote = server.quorum_server.states["lock:a"].vote
                     assert vote is not None
                     server._members[1].take_away("lock:a", vote.waiter, lambda *_: None)
                     await asyncio.sleep(1)

@@ -10,9 +10,9 @@ import pytest
 
 from aiolock.store import Busy, Status, Store
 from aiolock.stores.memory import MemoryServer
-from aiolock.stores.quorum import _clock, _council, _store
-from aiolock.stores.quorum._council import ANSWER_TIMEOUT
-from aiolock.stores.quorum._memory import voter_of
+from aiolock.stores.quorum import _clock, _membership, _store
+from aiolock.stores.quorum._membership import ANSWER_TIMEOUT
+from aiolock.stores.quorum._memory import server_of
 from aiolock.testing import (
     BoardContract,
     FaultyStore,
@@ -52,7 +52,7 @@ class TestMemory(LockContract, OnceContract, BoardContract, ReadersContract):
         """A renewal makes no vote shorter, so each server is told that its own has ended."""
         assert await peer.holds(name, grant)
         for server in self._memory:
-            vote = voter_of(server).states[name].vote_of(grant.waiter)
+            vote = server_of(server).states[name].vote_of(grant.waiter)
             if vote is not None:
                 vote.end = server.now() // 1000
         await asyncio.sleep(0)
@@ -60,7 +60,7 @@ class TestMemory(LockContract, OnceContract, BoardContract, ReadersContract):
     async def left_behind(self, name: str) -> object:
         """At which of them there is a vote, or a line; once all have heard the last release."""
         await asyncio.sleep(0.01)
-        return [name in voter_of(server).left_behind for server in self._memory].count(True)
+        return [name in server_of(server).left_behind for server in self._memory].count(True)
 
     async def test_released_before_the_answer(self) -> None:
         """A waiter that is released before its answer is told so, and nothing is left of it."""
@@ -122,7 +122,7 @@ class TestRedis(LockContract, OnceContract, BoardContract, ReadersContract):
         self._majority, self._prefix, self._monkeypatch = majority, prefix, monkeypatch
         self._looks = list[Callable[[str], Awaitable[Status]]]()
         majority.vouch(prefix)
-        monkeypatch.setattr(_council, "OTHERS", ANSWER_TIMEOUT)
+        monkeypatch.setattr(_membership, "OTHERS", ANSWER_TIMEOUT)
         monkeypatch.setattr(_store, "_RENEWAL_TIMEOUT", ANSWER_TIMEOUT)
 
     def store(self) -> Store:

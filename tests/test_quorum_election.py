@@ -21,7 +21,7 @@ BOARD = "elected:a"
 
 def posted(server: Server) -> str:
     """The value at a server."""
-    state = server.voter.states.get(BOARD)
+    state = server.quorum_server.states.get(BOARD)
     return state.value.partition(" ")[2] if state is not None else ""
 
 
@@ -82,7 +82,7 @@ async def test_each_leader_is_seen_by_who_watches() -> None:
         await asyncio.wait(watching)
         await asyncio.sleep(1)
         assert set(await left_behind(of)) <= {BOARD}
-        assert [len(server.voter.states[BOARD].line) for server in of] == [0, 0, 0]
+        assert [len(server.quorum_server.states[BOARD].queue) for server in of] == [0, 0, 0]
 
 
 @virtual
@@ -136,7 +136,7 @@ async def test_what_ends_in_a_moment_is_not_written_back() -> None:
     async with clients(of := servers(), 1) as (client,):
         of[0]._members[0].post(BOARD, 7, "7 half", 900, lambda *_: None)
         assert (await client._engine.store.read(BOARD)).count == 7
-        assert of[1].voter.step(BOARD, lambda step: step.read()) == Kept(0, "", 0)
+        assert of[1].quorum_server.step(BOARD, lambda step: step.read()) == Kept(0, "", 0)
 
 
 @virtual

@@ -12,9 +12,9 @@ import pytest
 import aiolock
 from aiolock import LockClient
 from aiolock.store import WAS_HOLDER
-from aiolock.stores._member import UNBOUNDED, Heard, Stand
+from aiolock.stores._member import UNBOUNDED, Heard, VoteRequest
 from aiolock.stores.quorum._handing import LAZY
-from aiolock.stores.quorum._voter import VoterStep
+from aiolock.stores.quorum._server import QuorumServerStep
 from aiolock.testing import Peer
 from tests.majorities import LONGEST, Majority
 from tests.quorums import Server, clients, left_behind, servers, store_on
@@ -171,7 +171,7 @@ async def test_a_loss_is_told_to_who_has_it(*, own: bool) -> None:
         stays = asyncio.create_task(_stay(ann, entered, 1000))
         await asyncio.sleep(1)
         assert entered[-1][0] == -1
-        vote = of[0].voter.states["lock:a"].vote
+        vote = of[0].quorum_server.states["lock:a"].vote
         (holder,) = (await ann.lock("a").status()).holders
         assert vote is not None
         assert vote.waiter.seq != holder.seq, "it was handed on"
@@ -195,12 +195,16 @@ def _releases_for_good(of: Sequence[Server], client: int) -> list[Callable[[], o
         member = server._members[client]
         release = member.release
 
-        def releases(stand: Stand, highest: int, upto: int, *, entered: int, heard: Heard) -> None:
+        def releases(
+            request: VoteRequest, highest: int, upto: int, *, entered: int, on_reply: Heard
+        ) -> None:
             if upto == UNBOUNDED:
-                again = partial(VoterStep.release, waiter=stand.waiter, highest=highest, upto=upto)
+                again = partial(
+                    QuorumServerStep.release, waiter=request.waiter, highest=highest, upto=upto
+                )
                 step = partial(again, entered=entered)
-                sent.append(partial(server.voter.step, stand.name, step))
-            release(stand, highest, upto, entered=entered, heard=heard)
+                sent.append(partial(server.quorum_server.step, request.name, step))
+            release(request, highest, upto, entered=entered, on_reply=on_reply)
 
         member.release = releases  # type: ignore[method-assign]
 
@@ -235,10 +239,10 @@ async def test_who_comes_back_after_a_hand_off_has_another_number() -> None:
         lease = await inside
         await asyncio.sleep(0.1)
         assert sent
-        votes = [server.voter.states["lock:a"].vote for server in of]
+        votes = [server.quorum_server.states["lock:a"].vote for server in of]
         for release in sent:
             release()
-        assert [server.voter.states["lock:a"].vote for server in of] == votes != [None] * 3
+        assert [server.quorum_server.states["lock:a"].vote for server in of] == votes != [None] * 3
         (holder,) = (await client.lock("a").status()).holders
         assert (holder.seq, holder.fence) == (lease._hold.waiter.seq, lease.fence)
         await asyncio.gather(*tasks)
@@ -252,7 +256,7 @@ async def test_who_comes_back_after_a_loss_has_another_number() -> None:
         sent = _releases_for_good(of, 0)
         grant = await ours.take("a")
         for server in of[:2]:
-            server.voter.step("a", lambda step: step.take_away(grant.waiter))
+            server.quorum_server.step("a", lambda step: step.take_away(grant.waiter))
         await asyncio.sleep(0.1)
         again = await ours.take("a", grant.waiter)
         assert again.fence > grant.fence

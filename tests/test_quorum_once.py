@@ -16,10 +16,10 @@ import pytest
 
 import aiolock
 from aiolock import LockClient
-from aiolock.store import Form, Waiter
-from aiolock.stores._member import Stand
-from aiolock.stores.quorum._voter import NOBODY, Vote
-from aiolock.stores.quorum._votes import Ballot, Enter, Recall
+from aiolock.store import Form, WaiterId
+from aiolock.stores._member import VoteRequest
+from aiolock.stores.quorum._server import RESERVED, Vote
+from aiolock.stores.quorum._votes import Enter, QueryDone, VoteSet
 from tests.cancel import KINDS, Kind, cancel_everywhere
 from tests.quorums import Server, clients, dies, left_behind, servers
 from tests.virtual import run
@@ -32,7 +32,11 @@ LONGEST = 10.0
 
 def mark(server: Server) -> Vote | None:
     """The mark that a server has."""
-    vote = server.voter.states["once:a"].vote if "once:a" in server.voter.states else None
+    vote = (
+        server.quorum_server.states["once:a"].vote
+        if "once:a" in server.quorum_server.states
+        else None
+    )
     return vote if vote is not None and vote.marks else None
 
 
@@ -61,10 +65,10 @@ async def is_done(client: LockClient) -> bool:
 async def dies_half_way(of: Sequence[Server], client: LockClient, number: int) -> None:
     """A client does it, and is killed when one server has heard of that."""
     entered = await client.once("a", remember=DAY)._lock.acquire()
-    vote = of[0].voter.states["once:a"].vote
+    vote = of[0].quorum_server.states["once:a"].vote
     assert vote is not None
-    stand = Stand("once:a", vote.waiter, vote.form, 0)
-    of[0]._members[number].finish(stand, entered.fence, int(DAY * 1000), 0, lambda *_: None)
+    request = VoteRequest("once:a", vote.waiter, vote.form, 0)
+    of[0]._members[number].finish(request, entered.fence, int(DAY * 1000), 0, lambda *_: None)
     dies(of, number)
     assert marked(of) == [True, False, False]
 
@@ -191,7 +195,7 @@ async def test_a_majority_that_refuses_for_a_moment_is_told_again(those: Sequenc
         await refusing
         assert all(marked(of))
         assert not unfinished(ours)
-        assert not any(server.voter.states["once:a"].line for server in of)
+        assert not any(server.quorum_server.states["once:a"].queue for server in of)
         await asyncio.sleep(60)
         assert await do(other, remember=60)
 
@@ -224,7 +228,7 @@ async def test_one_that_refuses_is_told_by_whoever_asks() -> None:
         assert not unfinished(ours)
         await asyncio.sleep(0.01)
         assert marked(of) == [True, True, False]
-        assert not of[2].voter.states["once:a"].out
+        assert not of[2].quorum_server.states["once:a"].out
         of[2].refuses_marks = False
         assert await is_done(other)
         await asyncio.sleep(0.01)
@@ -294,10 +298,10 @@ async def test_died_half_way_and_somebody_waits() -> None:
         lease = await ours.once("a", remember=DAY)._lock.acquire()
         waiting = [asyncio.create_task(is_done(client)) for client in (other, third, other)]
         await queued(ours.once("a", remember=DAY), 3)
-        vote = of[2].voter.states["once:a"].vote
+        vote = of[2].quorum_server.states["once:a"].vote
         assert vote is not None
-        stand = Stand("once:a", vote.waiter, vote.form, 0)
-        of[2]._members[0].finish(stand, lease.fence, int(DAY * 1000), 0, lambda *_: None)
+        request = VoteRequest("once:a", vote.waiter, vote.form, 0)
+        of[2]._members[0].finish(request, lease.fence, int(DAY * 1000), 0, lambda *_: None)
         dies(of, 0)
         assert await asyncio.gather(*waiting) == [True] * 3
         assert sum(marked(of)) >= 2
@@ -332,7 +336,7 @@ async def test_a_copy_ends_with_its_mark() -> None:
         asked = asyncio.create_task(is_done(other))
         for _ in range(100):
             await asyncio.sleep(0)
-            if of[1].voter.states["once:a"].vote is not None:
+            if of[1].quorum_server.states["once:a"].vote is not None:
                 of[1].stop()  # it has voted, and is told of the mark later
             if of[0].asked and mark(of[1]):
                 break
@@ -414,7 +418,7 @@ async def test_one_of_two_that_knew_has_forgotten() -> None:
         of[2].kill()
         assert await do(ours)
         of[2].back()
-        of[2].voter.states.pop("once:a", None)
+        of[2].quorum_server.states.pop("once:a", None)
         await forgets(of[0])
         assert marked(of) == [False, True, False]
         of[1].stop()
@@ -539,7 +543,7 @@ async def test_cancelled_at_every_step(kind: Kind) -> None:
             names = await left_behind(of)
             assert len(names) == sum(marked(of))
             for server in of:
-                server.voter.states.clear()
+                server.quorum_server.states.clear()
         assert steps >= 3
 
 
@@ -548,20 +552,20 @@ async def test_cancelled_at_every_step(kind: Kind) -> None:
 
 def test_asks_before_it_enters() -> None:
     """A waiter with a majority asks; it asks again if it had none in between."""
-    ballot = Ballot(3, once=True)
+    vote_set = VoteSet(3, once=True)
     for server in (0, 1):
-        ballot.voted(server, 5, 9.0)
-    assert ballot.look(0.0) == [Recall()]
-    ballot.unsure = False
-    ballot.turned(1)
-    ballot.look(1.0)
-    assert ballot.unsure
-    assert ballot.voted(1, 5, 9.0) is None
-    assert ballot.look(1.0) == []
-    ballot.voted(2, 5, 9.0)
-    assert ballot.look(1.0) == [Recall()]
-    ballot.unsure = False
-    assert ballot.look(1.0) == [Enter(5)]
+        vote_set.voted(server, 5, 9.0)
+    assert vote_set.look(0.0) == [QueryDone()]
+    vote_set.unsure = False
+    vote_set.turned(1)
+    vote_set.look(1.0)
+    assert vote_set.unsure
+    assert vote_set.voted(1, 5, 9.0) is None
+    assert vote_set.look(1.0) == []
+    vote_set.voted(2, 5, 9.0)
+    assert vote_set.look(1.0) == [QueryDone()]
+    vote_set.unsure = False
+    assert vote_set.look(1.0) == [Enter(5)]
 
 
 @virtual
@@ -573,14 +577,14 @@ async def test_a_mark_or_a_vote() -> None:
         said = list[Any]()
 
         def finish(name: str, number: int) -> None:
-            stand = Stand(name, Waiter("other", number), form, 0)
-            of[0]._members[0].finish(stand, 7, 60_000, 0, lambda *each: said.append(each))
+            request = VoteRequest(name, WaiterId("other", number), form, 0)
+            of[0]._members[0].finish(request, 7, 60_000, 0, lambda *each: said.append(each))
 
         finish("lock:a", 1)
         finish("lock:b", 1)
         await asyncio.sleep(0.01)
         assert said == [(0, None), (1, None)]
-        vote = of[0].voter.states["lock:b"].vote
+        vote = of[0].quorum_server.states["lock:b"].vote
         assert vote is not None
-        assert vote.waiter.client == NOBODY
+        assert vote.waiter.client == RESERVED
         await lease.release()

@@ -16,7 +16,7 @@ from aiolock import LockClient
 from aiolock.store import CLAIM, Form
 from aiolock.stores.quorum._counts import Renewing
 from aiolock.stores.quorum._periods import UNKNOWN, Period, period_of
-from aiolock.stores.quorum._votes import Ballot, Enter, GiveWay, Raise
+from aiolock.stores.quorum._votes import Enter, Raise, VoteSet, YieldVote
 from aiolock.testing import Peer
 from tests.quorums import clients, servers, store_on, with_clocks
 from tests.virtual import run
@@ -38,95 +38,95 @@ MINUTE = 60_000
 )
 def test_votes_of_one_period(periods: list[int | str | None], together: list[int]) -> None:
     """Those of the period in which most were given count together; a client enters by these."""
-    ballot = Ballot(3, periodic=True)
+    vote_set = VoteSet(3, periodic=True)
     for server, period in enumerate(periods):
         if not isinstance(period, str):
-            ballot.voted(server, 7, 9.0, Period(period, 99.0))
-    assert ballot.together == together
-    assert ballot.look(1.0) == ([Enter(7)] if len(together) > 1 else [])
+            vote_set.voted(server, 7, 9.0, Period(period, 99.0))
+    assert vote_set.together == together
+    assert vote_set.look(1.0) == ([Enter(7)] if len(together) > 1 else [])
 
 
 def test_a_vote_is_exchanged_when_its_period_is_over() -> None:
     """Not before, and not if the client has entered and that is confirmed."""
-    ballot = Ballot(3, periodic=True)
-    ballot.voted(0, 7, 99.0, Period(4, 5.0))
-    ballot.voted(1, 8, 99.0, Period(5, 65.0))
-    assert ballot.look(4.9) == []
-    assert ballot.look(5.0) == [GiveWay(0, 7)]
-    ballot.voted(0, 8, 99.0, Period(5, 65.0))
-    assert ballot.look(5.1) == [Enter(8)]
-    ballot.voted(2, 9, 99.0, Period(4, 5.0))
-    assert ballot.look(5.2) == [GiveWay(2, 9)]
-    ballot.voted(2, 10, 99.0, Period(4, 5.0))
-    ballot.confirm()
-    assert ballot.look(5.3) == []
+    vote_set = VoteSet(3, periodic=True)
+    vote_set.voted(0, 7, 99.0, Period(4, 5.0))
+    vote_set.voted(1, 8, 99.0, Period(5, 65.0))
+    assert vote_set.look(4.9) == []
+    assert vote_set.look(5.0) == [YieldVote(0, 7)]
+    vote_set.voted(0, 8, 99.0, Period(5, 65.0))
+    assert vote_set.look(5.1) == [Enter(8)]
+    vote_set.voted(2, 9, 99.0, Period(4, 5.0))
+    assert vote_set.look(5.2) == [YieldVote(2, 9)]
+    vote_set.voted(2, 10, 99.0, Period(4, 5.0))
+    vote_set.confirm()
+    assert vote_set.look(5.3) == []
 
 
 def test_a_run_begins_in_its_period() -> None:
     """A majority of votes that are over is exchanged, though they are all of one period."""
-    ballot = Ballot(3, periodic=True)
-    ballot.voted(0, 7, 99.0, Period(4, 5.0))
-    ballot.voted(1, 8, 99.0, Period(4, 5.0))
-    assert ballot.look(4.0) == [Raise(0, 7, 8)]
-    assert ballot.look(5.0) == [GiveWay(0, 7), GiveWay(1, 8)]
+    vote_set = VoteSet(3, periodic=True)
+    vote_set.voted(0, 7, 99.0, Period(4, 5.0))
+    vote_set.voted(1, 8, 99.0, Period(4, 5.0))
+    assert vote_set.look(4.0) == [Raise(0, 7, 8)]
+    assert vote_set.look(5.0) == [YieldVote(0, 7), YieldVote(1, 8)]
 
 
 def test_while_a_fence_is_told_the_other_votes_are_exchanged() -> None:
     """The server that is told may have stopped: then a majority needs the next vote of another."""
-    ballot = Ballot(3, periodic=True)
-    ballot.voted(0, 7, 99.0, Period(5, 65.0))
-    ballot.voted(1, 8, 99.0, Period(5, 65.0))
-    ballot.voted(2, 9, 99.0, Period(4, 5.0))
-    assert ballot.look(4.0) == [Raise(0, 7, 8)]
-    assert ballot.look(5.0) == [GiveWay(2, 9)]
+    vote_set = VoteSet(3, periodic=True)
+    vote_set.voted(0, 7, 99.0, Period(5, 65.0))
+    vote_set.voted(1, 8, 99.0, Period(5, 65.0))
+    vote_set.voted(2, 9, 99.0, Period(4, 5.0))
+    assert vote_set.look(4.0) == [Raise(0, 7, 8)]
+    assert vote_set.look(5.0) == [YieldVote(2, 9)]
 
 
 def test_what_is_given_back_is_not_confirmed() -> None:
     """The next time, the votes have to be of one period again."""
-    ballot = Ballot(3, periodic=True)
+    vote_set = VoteSet(3, periodic=True)
     for server in (0, 1):
-        ballot.voted(server, 7, 99.0, Period(4, 5.0))
-    assert ballot.look(1.0) == [Enter(7)]
-    ballot.confirm()
-    ballot.give_back()
-    ballot.come_back()
-    ballot.voted(0, 8, 99.0, Period(4, 5.0))
-    ballot.voted(1, 8, 99.0, Period(5, 65.0))
-    assert ballot.look(2.0) == []
+        vote_set.voted(server, 7, 99.0, Period(4, 5.0))
+    assert vote_set.look(1.0) == [Enter(7)]
+    vote_set.confirm()
+    vote_set.give_back()
+    vote_set.come_back()
+    vote_set.voted(0, 8, 99.0, Period(4, 5.0))
+    vote_set.voted(1, 8, 99.0, Period(5, 65.0))
+    assert vote_set.look(2.0) == []
 
 
 def test_a_vote_of_an_unknown_period_is_exchanged_at_once() -> None:
     """It counts with no other vote, so the client gets one that was given just now."""
-    ballot = Ballot(3, periodic=True)
-    ballot.voted(0, 7, 99.0, UNKNOWN)
-    assert ballot.look(0.0) == [GiveWay(0, 7)]
+    vote_set = VoteSet(3, periodic=True)
+    vote_set.voted(0, 7, 99.0, UNKNOWN)
+    assert vote_set.look(0.0) == [YieldVote(0, 7)]
 
 
 def test_votes_of_unknown_periods_are_of_none() -> None:
     """Also not of the first period of all, which has the number 0."""
-    ballot = Ballot(3, periodic=True)
-    ballot.voted(0, 7, 99.0, UNKNOWN)
-    ballot.voted(1, 7, 99.0, UNKNOWN)
-    assert ballot.together == []
-    ballot.voted(2, 7, 99.0, Period(0, 60.0))
-    assert ballot.together == [2]
+    vote_set = VoteSet(3, periodic=True)
+    vote_set.voted(0, 7, 99.0, UNKNOWN)
+    vote_set.voted(1, 7, 99.0, UNKNOWN)
+    assert vote_set.together == []
+    vote_set.voted(2, 7, 99.0, Period(0, 60.0))
+    assert vote_set.together == [2]
 
 
 @pytest.mark.parametrize(("ttl", "confirms"), [(0, False), (1000, True)])
 def test_only_a_renewal_confirms_a_run(ttl: int, *, confirms: bool) -> None:
     """To ask whether the votes still stand tells no server that the client is inside."""
-    ballot = Ballot(3, periodic=True)
+    vote_set = VoteSet(3, periodic=True)
     for server in (0, 1):
-        ballot.voted(server, 7, 99.0, Period(4, 5.0))
-    assert ballot.look(1.0) == [Enter(7)]
+        vote_set.voted(server, 7, 99.0, Period(4, 5.0))
+    assert vote_set.look(1.0) == [Enter(7)]
     answers: list[bool | None] = []
-    standing: Any = SimpleNamespace(ballot=ballot, over=False, promised=0.0)
-    renewing = Renewing(standing, [0, 1], ttl, 90.0, answers.append)
+    acquisition: Any = SimpleNamespace(vote_set=vote_set, over=False, promised=0.0)
+    renewing = Renewing(acquisition, [0, 1], ttl, 90.0, answers.append)
     for _ in range(2):
-        renewing.heard(still=True, error=None)
+        renewing.on_reply(still=True, error=None)
     assert answers == [True]
-    ballot.voted(2, 8, 99.0, Period(5, 65.0))
-    assert ballot.counts_with(4, 2) is confirms
+    vote_set.voted(2, 8, 99.0, Period(5, 65.0))
+    assert vote_set.counts_with(4, 2) is confirms
 
 
 @pytest.mark.parametrize(
@@ -145,13 +145,13 @@ async def test_pushes_that_were_lost() -> None:
     first, second, third = of = servers()
     form = Form(CLAIM, period=MINUTE)
     async with Peer(store_on(of)) as ours, Peer(store_on(of)) as other:
-        await asyncio.sleep((MINUTE - first.voter.now() / 1000 % MINUTE) / 1000 - 1)
+        await asyncio.sleep((MINUTE - first.quorum_server.now() / 1000 % MINUTE) / 1000 - 1)
         grant = await other.take("a", other.waiter(form))
         await ours.queue("a", ours.waiter(form))
         third.stop()
         for server in (first, second):
             deaf: Any = SimpleNamespace(granted=lambda *_: None)  # pushes are lost
-            server.voter.listeners[ours.client] = deaf
+            server.quorum_server.listeners[ours.client] = deaf
         second.stop()
         releasing = other.release("a", grant, entered=False)
         await asyncio.sleep(1.5)
@@ -162,7 +162,7 @@ async def test_pushes_that_were_lost() -> None:
             server._members[0].breaks()
             server._members[0].connects()
         await ours.handed()
-        votes = [server.voter.states["a"].vote for server in (first, second)]
+        votes = [server.quorum_server.states["a"].vote for server in (first, second)]
         assert len({vote.granted // MINUTE for vote in votes if vote}) == 1
 
 
@@ -177,7 +177,7 @@ async def test_nothing_is_kept_of_who_has_left() -> None:
         await ours.release("a", grant)
         store: Any = ours.store
         assert not store._candidates._renewals
-        assert not store._candidates.standings
+        assert not store._candidates.acquisitions
 
 
 @virtual
@@ -201,9 +201,9 @@ async def test_a_late_confirmation() -> None:
         await given_back
         await asked
         store: Any = ours.store
-        standing = store._candidates.standings[waiter]
-        assert standing.inside
-        assert not standing.ballot._confirmed
+        acquisition = store._candidates.acquisitions[waiter]
+        assert acquisition.inside
+        assert not acquisition.vote_set._confirmed
 
 
 @virtual
@@ -257,7 +257,7 @@ async def test_a_waiter_keeps_its_turn(ahead: tuple[float, ...], forgetful: int)
         jobs = await begun(all_of_them, 60, job, apart=0.1)
         for _ in range(12):
             await asyncio.sleep(40)
-            of[forgetful].voter.states.clear()  # it votes for the next, and knows of no run
+            of[forgetful].quorum_server.states.clear()  # it votes for the next, and knows of no run
             await asyncio.sleep(20)
         for task in jobs:
             task.cancel()

@@ -9,7 +9,7 @@ import pytest
 import aiolock
 from aiolock import Lease, LockClient, StoreError
 from aiolock.stores._member import Heard
-from aiolock.stores.quorum._votes import Ballot, Enter, Raise, Recall
+from aiolock.stores.quorum._votes import Enter, QueryDone, Raise, VoteSet
 from tests.quorums import Server, clients, dies, servers, store_on
 from tests.test_quorum import later
 from tests.worlds import virtual
@@ -28,13 +28,13 @@ async def test_one_that_cannot_be_told_of_which_quorum_it_is() -> None:
         await asyncio.sleep(10)
         assert of[2].asked - before <= 3 * 10
         shown = ann.servers()[2]
-        assert (shown.state, shown.silent, shown.error) == ("silent", 0.0, "it is full")
+        assert (shown.state, shown.not_voting, shown.error) == ("not voting", 0.0, "it is full")
         of[2].full = False
         await asyncio.sleep(2)
         shown = ann.servers()[2]
-        assert shown.state == "silent"
+        assert shown.state == "not voting"
         assert "may have forgotten its votes" in shown.error
-        assert shown.silent > 0, "it may have forgotten its votes"
+        assert shown.not_voting > 0, "it may have forgotten its votes"
         await lease.release()
         for each in waiting:
             await (await each).release()
@@ -98,13 +98,13 @@ async def test_two_that_refuse_who_stands_in_line() -> None:
             server.members[0].connects()
         await asyncio.sleep(0.1)
         store = ann._engine.store
-        (standing,) = store._candidates.standings.values()
-        assert standing.ballot.aside
-        stand = standing.stand
+        (acquisition,) = store._candidates.acquisitions.values()
+        assert acquisition.vote_set.suspended
+        request = acquisition.request
         with pytest.raises(StoreError, match="something else"):
             await store.acquire(
-                *(stand.name, stand.waiter, stand.form, standing.ttl),
-                ticket=stand.ticket,
+                *(request.name, request.waiter, request.form, acquisition.ttl),
+                ticket=request.ticket,
                 wait=True,
                 max_waiters=0,
             )
@@ -148,7 +148,7 @@ async def test_one_that_refuses_one_name_and_one_that_is_away() -> None:
             async with asyncio.timeout(0.01), ann.lock(f"other {number}"):
                 pass
             await asyncio.sleep(0.1)
-            assert not of[0].voter.states["lock:odd"].line
+            assert not of[0].quorum_server.states["lock:odd"].queue
         last = later(bob.lock("a"))
         await asyncio.sleep(0.1)
         await lease.release()
@@ -169,7 +169,7 @@ async def test_one_goes_away_while_another_refuses_one_name() -> None:
     of = servers()
     async with clients(of, 2) as (ann, bob):
         lease = await bob.lock("odd").acquire()
-        line = of[0].voter.states["lock:odd"].line
+        line = of[0].quorum_server.states["lock:odd"].queue
         of[1].odd = {"lock:odd"}
         waiting = later(ann.lock("odd"))
         await asyncio.sleep(0.1)
@@ -201,12 +201,12 @@ async def test_a_question_that_fails_unanswered_is_no_refusal() -> None:
         of[1].stop()
         waiting = later(ann.lock("a"))
         await asyncio.sleep(1)
-        for heard in tuple(of[1].members[0]._unanswered):
-            heard(None, StoreError("it did not answer"))
-        assert not of[0].voter.states["lock:a"].line
+        for on_reply in tuple(of[1].members[0]._unanswered):
+            on_reply(None, StoreError("it did not answer"))
+        assert not of[0].quorum_server.states["lock:a"].queue
         of[1].resume()
         await asyncio.sleep(0.3)
-        assert len(of[0].voter.states["lock:a"].line) == 1
+        assert len(of[0].quorum_server.states["lock:a"].queue) == 1
         await lease.release()
         await (await waiting).release()
         of[2].members[0].connects()
@@ -233,7 +233,7 @@ async def _a_raise_to_one_that_stops(
     """
     async with ann.lock("a"):
         pass
-    of[1].voter.states["lock:a"].last += 5_000_000
+    of[1].quorum_server.states["lock:a"].last += 5_000_000
     for server in of[:2]:
         server.members[1].late = 0.010
     for server in of:
@@ -300,7 +300,7 @@ async def test_a_server_that_has_to_know_the_fence_was_away_and_comes_back() -> 
     async with clients(of := servers(), 3) as (ann, bob, cat):
         async with ann.lock("a"):
             pass
-        of[1].voter.states["lock:a"].last += 5_000_000
+        of[1].quorum_server.states["lock:a"].last += 5_000_000
         of[0].members[1].late = of[1].members[1].late = 1000.0
         of[0].members[2].late = of[2].members[2].late = 1000.0
         dead, before = later(bob.lock("a")), later(cat.lock("a"))
@@ -358,7 +358,7 @@ async def test_servers_that_miss_a_page_of_the_names() -> None:
         for name in "abcd":
             await ann.lock(name).acquire()
         await asyncio.sleep(0.1)
-        del of[0].voter.states["lock:d"]
+        del of[0].quorum_server.states["lock:d"]
         names, start = set[str](), ""
         for page in range(10):
             for number, server in enumerate(of):
@@ -379,39 +379,39 @@ async def test_servers_that_miss_a_page_of_the_names() -> None:
 def _give_one_name_a_page(server: Server) -> None:
     member = server.members[0]
 
-    def names(start: str, heard: Heard) -> None:
+    def names(start: str, on_reply: Heard) -> None:
         at = int(start or 0)
 
         def page() -> tuple[tuple[str, ...], str]:
-            found = sorted(server.voter.left_behind)
+            found = sorted(server.quorum_server.left_behind)
             return tuple(found[at : at + 1]), str(at + 1) if at + 1 < len(found) else ""
 
-        member._start(page, heard)
+        member._start(page, on_reply)
 
     member.names = names  # type: ignore[method-assign]
 
 
 def test_whether_it_is_done_is_asked_anew_after_a_raise_that_cannot_be() -> None:
     """Who is as short of a majority as without that vote may be told that it was done since."""
-    ballot = Ballot(3, once=True)
-    ballot.voted(0, 5, 30.0)
-    ballot.voted(1, 5, 30.0)
-    assert ballot.look(1.0) == [Recall()]
-    ballot.unsure = False
-    ballot.gone(1, 5, 1.0)
-    ballot.voted(1, 9, 30.0)
-    assert ballot.look(1.0, lambda server: server != 0) == []
-    assert ballot.stuck
-    assert ballot.look(1.0) == [Raise(0, 5, 9)]
-    ballot.renewed(0, 5, 30.0, 9)
-    assert ballot.look(1.0) == [Recall()]
+    vote_set = VoteSet(3, once=True)
+    vote_set.voted(0, 5, 30.0)
+    vote_set.voted(1, 5, 30.0)
+    assert vote_set.look(1.0) == [QueryDone()]
+    vote_set.unsure = False
+    vote_set.gone(1, 5, 1.0)
+    vote_set.voted(1, 9, 30.0)
+    assert vote_set.look(1.0, lambda server: server != 0) == []
+    assert vote_set.stuck
+    assert vote_set.look(1.0) == [Raise(0, 5, 9)]
+    vote_set.renewed(0, 5, 30.0, 9)
+    assert vote_set.look(1.0) == [QueryDone()]
 
 
 def test_a_raise_that_suffices_without_one_that_does_not_answer() -> None:
     """Nobody waits for that server: enough others know the fence, or can be told."""
-    ballot = Ballot(5)
+    vote_set = VoteSet(5)
     for server, number in enumerate((3, 5, 7, 9)):
-        ballot.voted(server, number, 30.0)
-    assert Raise(1, 5, 7) in ballot.look(1.0, lambda server: server != 0)
-    ballot.renewed(1, 5, 30.0, 7)
-    assert ballot.look(1.0, lambda server: server != 0) == [Enter(7)]
+        vote_set.voted(server, number, 30.0)
+    assert Raise(1, 5, 7) in vote_set.look(1.0, lambda server: server != 0)
+    vote_set.renewed(1, 5, 30.0, 7)
+    assert vote_set.look(1.0, lambda server: server != 0) == [Enter(7)]

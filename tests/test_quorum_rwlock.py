@@ -9,12 +9,12 @@ import pytest
 
 import aiolock
 from aiolock import LeaseState, LockClient
-from aiolock.store import Form, Party, Status, Waiter
-from aiolock.stores._member import Stand
+from aiolock.store import Form, Participant, Status, WaiterId
+from aiolock.stores._member import VoteRequest
 from aiolock.stores.machine import PushGranted
-from aiolock.stores.quorum._seat import OUT_AFTER
+from aiolock.stores.quorum._connection import OUT_AFTER
+from aiolock.stores.quorum._server import PushInquired, QuorumServerState, QuorumServerStep
 from aiolock.stores.quorum._statuses import merged
-from aiolock.stores.quorum._voter import PushInquired, VoterState, VoterStep
 from tests.cancel import KINDS, Kind, cancel_everywhere
 from tests.quorums import Server, clients, dies, left_behind, servers
 from tests.virtual import run
@@ -39,73 +39,73 @@ class Voter:
     """One server that votes, and its pushes."""
 
     def __init__(self) -> None:
-        self.state = VoterState()
+        self.state = QuorumServerState()
         self.dead = set[str]()
 
-    def step(self) -> VoterStep:
+    def step(self) -> QuorumServerStep:
         """One more of its steps."""
-        return VoterStep(self.state, 1_000_000, lambda client: client not in self.dead)
+        return QuorumServerStep(self.state, 1_000_000, lambda client: client not in self.dead)
 
-    def ask(self, client: str, ticket: int, form: Form, *, most: int = 0) -> VoterStep:
+    def ask(self, client: str, ticket: int, form: Form, *, most: int = 0) -> QuorumServerStep:
         """Ask it for a vote, and wait."""
         step = self.step()
-        stand = Stand("a", Waiter(client, 1), form, ticket)
-        step.vote(stand, 30_000, 0, wait=True, most=most)
+        request = VoteRequest("a", WaiterId(client, 1), form, ticket)
+        step.vote(request, 30_000, 0, wait=True, most=most)
         return step
 
 
 def test_who_comes_before_several_inquires_of_all_that_are_behind_it() -> None:
     """A writer wants the votes of all readers behind it; a reader none of theirs."""
-    voter = Voter()
+    quorum_server = Voter()
     for client, ticket in (("one", 10), ("two", 30), ("three", 40)):
-        assert voter.ask(client, ticket, READS).pushes == []
-    asked = voter.ask("writer", 20, WRITES).pushes
+        assert quorum_server.ask(client, ticket, READS).pushes == []
+    asked = quorum_server.ask("writer", 20, WRITES).pushes
     assert [push.waiter.client for push in asked] == ["two", "three"]
     assert all(isinstance(push, PushInquired) for push in asked)
-    assert voter.ask("four", 15, READS).pushes == []
-    assert len(voter.state.shared) == 4
-    assert voter.ask("five", 25, READS).pushes == []
-    assert len(voter.state.shared) == 4
+    assert quorum_server.ask("four", 15, READS).pushes == []
+    assert len(quorum_server.state.shared) == 4
+    assert quorum_server.ask("five", 25, READS).pushes == []
+    assert len(quorum_server.state.shared) == 4
 
 
 def test_all_that_are_in_the_way_give_way() -> None:
     """The earlier waiter gets the vote with the last of them; they stand in line behind it."""
-    voter = Voter()
+    quorum_server = Voter()
     for client, ticket in (("two", 30), ("three", 40)):
-        voter.ask(client, ticket, READS)
-    asked = voter.ask("writer", 20, WRITES).pushes
+        quorum_server.ask(client, ticket, READS)
+    asked = quorum_server.ask("writer", 20, WRITES).pushes
     for push in asked:
         assert isinstance(push, PushInquired)
-        step = voter.step()
-        step.give_way(Stand("a", push.waiter, READS, 30), push.number)
+        step = quorum_server.step()
+        step.yield_vote(VoteRequest("a", push.waiter, READS, 30), push.number)
         granted = [push.waiter.client for push in step.pushes if isinstance(push, PushGranted)]
         assert granted == (["writer"] if push is asked[-1] else [])
-    assert voter.state.shared == []
-    assert len(voter.state.line) == 2
+    assert quorum_server.state.shared == []
+    assert len(quorum_server.state.queue) == 2
 
 
 def test_who_finds_a_full_line_lets_those_in_that_the_dead_kept_back() -> None:
     """Readers behind a writer that has died, where no other may join them."""
-    voter = Voter()
+    quorum_server = Voter()
     for ticket, (client, form) in enumerate(
         [("one", READS), ("writer", WRITES), ("two", READS), ("three", READS)], start=10
     ):
-        voter.ask(client, ticket, form)
-    voter.dead.add("writer")
-    step = voter.ask("four", 20, READS, most=2)
+        quorum_server.ask(client, ticket, form)
+    quorum_server.dead.add("writer")
+    step = quorum_server.ask("four", 20, READS, most=2)
     assert [push.waiter.client for push in step.pushes] == ["two", "three"]
-    assert voter.state.line == []
+    assert quorum_server.state.queue == []
 
 
 def test_no_mark_where_others_read() -> None:
     """Work done once leaves no mark at a server whose votes are out to readers, until they end."""
-    voter = Voter()
-    voter.ask("one", 10, READS)
-    doer = Waiter("doer", 1)
-    assert voter.step().finish(doer, 99, 60_000, 0) == 0
-    assert len(voter.state.shared) == 1
-    voter.state.shared[0].end = 0
-    assert voter.step().finish(doer, 99, 60_000, 0) == 1
+    quorum_server = Voter()
+    quorum_server.ask("one", 10, READS)
+    doer = WaiterId("doer", 1)
+    assert quorum_server.step().finish(doer, 99, 60_000, 0) == 0
+    assert len(quorum_server.state.shared) == 1
+    quorum_server.state.shared[0].end = 0
+    assert quorum_server.step().finish(doer, 99, 60_000, 0) == 1
 
 
 # Several
@@ -230,7 +230,7 @@ async def test_broken_by_its_fence_and_not_by_a_number_of_another() -> None:
         leases = await first, await second
         of[2]._members[0].connects()
         await asyncio.sleep(1)
-        votes = [server.voter.states["lock:a"].shared for server in of]
+        votes = [server.quorum_server.states["lock:a"].shared for server in of]
         orders = [[vote.waiter.client for vote in each] for each in votes]
         assert orders == [[one.id, two.id], [one.id, two.id], [two.id, one.id]]
         assert [vote.number for vote in votes[0]] == [vote.number for vote in votes[2]]
@@ -247,7 +247,7 @@ def test_who_holds_it_where_some_do_not_answer() -> None:
 
     def seen(shared: bool) -> list[str]:  # the inquired waiters
         parties = {
-            client: Party(client, "", 1, 0.0, 0, fence=fence, remaining=1.0, shared=shared)
+            client: Participant(client, "", 1, 0.0, 0, fence=fence, remaining=1.0, shared=shared)
             for fence, client in enumerate(("one", "two"), start=1)
         }
         status = Status("a", tuple(parties.values()), ())
@@ -283,7 +283,7 @@ async def test_a_dead_reader_costs_its_lease() -> None:
         dies(of, 0)
         await asyncio.sleep(20)
         assert not waiting.done()
-        assert [len(server.voter.states["lock:a"].shared) for server in of] == [1, 1, 1]
+        assert [len(server.quorum_server.states["lock:a"].shared) for server in of] == [1, 1, 1]
         assert lost.state is LeaseState.LOST
         await reading.release()
         await (await waiting).release()

@@ -23,21 +23,21 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from aiolock.store import Late, Waiter
+from aiolock.store import Late, WaiterId
 from aiolock.stores._member import (
     ALONE,
     GONE,
     UNBOUNDED,
-    InLine,
-    Marked,
-    Recalled,
+    DoneMarker,
+    DoneRecord,
+    InQueue,
+    NotVoting,
     Refused,
-    Silent,
-    Stand,
     Voted,
+    VoteRequest,
 )
 from aiolock.stores.machine import PushDone, PushGranted, PushLost, PushRequested
-from aiolock.stores.quorum._voter import Push, PushInquired, VoterState, VoterStep
+from aiolock.stores.quorum._server import Push, PushInquired, QuorumServerState, QuorumServerStep
 from aiolock.stores.redis import _scripts as scripts
 from aiolock.stores.redis import _voting as voting
 from aiolock.stores.redis._codec import decode_any
@@ -94,7 +94,7 @@ class Scripts:
         self.raw: Any = redis.Redis(port=server.port)
         self.names = VoteNames(f"model-{uuid.uuid4().hex[:8]}")
         self.keys = self.names.keys(NAME)
-        self.votes, self.line, self.last, self.marker = self.keys
+        self.votes, self.queue, self.last, self.marker = self.keys
         self.value = self.names.value(NAME)
         self.pubsubs: dict[str, Any] = {}
         self.log: list[Told] = []
@@ -157,7 +157,7 @@ class Scripts:
         values = (self.names.channels, *terms, waiter, ticket, proposal, late)
         return self.call(voting.VOTE, *values)
 
-    def out(self) -> dict[tuple[int, Waiter], tuple[VoteText, str, float]]:
+    def out(self) -> dict[tuple[int, WaiterId], tuple[VoteText, str, float]]:
         """The votes that are out as they are written, and their scores, by number and waiter."""
         found = self.redis.zrangebyscore(self.votes, "-inf", f"({10**15}", withscores=True)
         read = [(VoteText.read(text), text, score) for text, score in found]
@@ -180,16 +180,18 @@ class Model:
     """The same, by the machine."""
 
     def __init__(self) -> None:
-        self.state = VoterState()
+        self.state = QuorumServerState()
         self.began = now()
-        self.silent = 0
+        self.not_voting = 0
         self.listening = set[str]()
         self.log: list[Told] = []
 
-    def step(self) -> VoterStep:
-        return VoterStep(self.state, self.began * 1000, self.listening.__contains__, self.silent)
+    def step(self) -> QuorumServerStep:
+        return QuorumServerStep(
+            self.state, self.began * 1000, self.listening.__contains__, self.not_voting
+        )
 
-    def done(self, step: VoterStep, answered: str = "") -> None:
+    def done(self, step: QuorumServerStep, answered: str = "") -> None:
         """Its pushes, as they are written down; with the answer comes a grant, if it is one."""
         for push in step.pushes:
             client = push.waiter.client
@@ -251,13 +253,13 @@ class Differential(RuleBasedStateMachine):
     @rule(left=st.sampled_from([0, 0, 0, 0, MINUTE, -1]))
     def speak(self, left: int) -> None:
         """It votes, or not for a while, or knows of no quorum."""
-        self.model.silent = left
+        self.model.not_voting = left
         if left < 0:
             self.real.redis.delete(self.real.marker)
         else:
             self.real.redis.set(self.real.marker, f"run {now() + left if left else 0} charter")
 
-    def stand(self, text: str, *, early: bool = False) -> Stand:
+    def vote_request(self, text: str, *, early: bool = False) -> VoteRequest:
         waiter, form, _ = decode_any(text)
         if text not in self.tickets:
             self.ticket += 100
@@ -266,7 +268,7 @@ class Differential(RuleBasedStateMachine):
             alike = 0 if waiter.seq < 2 else waiter.seq
             own = self.ticket + ahead + alike + form.priority * 10**14
             self.tickets[text] = own
-        return Stand(NAME, waiter, form, self.tickets[text])
+        return VoteRequest(NAME, waiter, form, self.tickets[text])
 
     @rule(
         text=waiters,
@@ -280,17 +282,17 @@ class Differential(RuleBasedStateMachine):
     def vote(  # noqa: PLR0917  # as the machine's
         self, text: str, early: bool, ttl: int, proposal: int, wait: bool, most: int, late: int
     ) -> None:
-        stand = self.stand(text, early=early)
+        request = self.vote_request(text, early=early)
         proposed = self.ticket + proposal if proposal else 0
         not_after = (now() + late) * 1000 if late else 0
-        real = self.real.vote(text, stand.ticket, ttl, proposed, wait, most, not_after)
+        real = self.real.vote(text, request.ticket, ttl, proposed, wait, most, not_after)
         if late < 0:
             assert isinstance(real, Late)
             return
         step = self.model.step()
-        model = step.vote(stand, ttl, proposed, wait=wait, most=most)
+        model = step.vote(request, ttl, proposed, wait=wait, most=most)
         self.model.done(step)
-        if stand.form.counts and isinstance(real, InLine):  # it waits for no lease
+        if request.form.counts and isinstance(real, InQueue):  # it waits for no lease
             assert real._replace(now=0) == model._replace(now=0)
         else:
             self.same(real, model)
@@ -304,7 +306,7 @@ class Differential(RuleBasedStateMachine):
         if isinstance(real, Voted):
             assert real.number == model.number
             assert self.near(real.lease, model.lease)
-        elif isinstance(real, InLine):
+        elif isinstance(real, InQueue):
             assert real.place == model.place
             assert self.near(real.until, model.until)
             out = self.model.state.out
@@ -313,11 +315,11 @@ class Differential(RuleBasedStateMachine):
                 who = real.holder.client, real.holder.seq
                 assert (who, real.holder.fence) in [(each.waiter, each.number) for each in out]
             elif real.place == 0:  # of several it is that which ends first
-                assert not out or any(each.nobodys for each in out)
-        elif isinstance(real, Silent):
+                assert not out or any(each.is_reserved for each in out)
+        elif isinstance(real, NotVoting):
             assert self.near(real.left, model.left)
             assert (real.left < 0) == (model.left < 0)
-        elif isinstance(real, Marked):
+        elif isinstance(real, DoneMarker):
             assert real.number == model.number
             assert self.near(real.left, model.left)
         elif not isinstance(real, Refused):
@@ -345,7 +347,7 @@ class Differential(RuleBasedStateMachine):
 
     def out(self, which: int = 0) -> tuple[str, int]:
         """Whose vote is out, and its number: one of them."""
-        votes = [vote for vote in self.model.state.out if not vote.nobodys]
+        votes = [vote for vote in self.model.state.out if not vote.is_reserved]
         if not votes:
             return WAITERS[0], 12345
         vote = votes[which % len(votes)]
@@ -357,35 +359,41 @@ class Differential(RuleBasedStateMachine):
         highest=st.sampled_from([None, None, 0, 0, -5, 5, 100]),
         upto=st.sampled_from(["any", "any", "below", "this"]),
         entered=st.sampled_from([-2, -1, 0, 10_000, 30_000]),
-        bury=st.sampled_from([0, 0, 0, MINUTE, -MINUTE]),
+        tombstone_until=st.sampled_from([0, 0, 0, MINUTE, -MINUTE]),
     )
     def release(  # noqa: PLR0917  # as the machine's
-        self, text: str, mine: int | None, highest: int | None, upto: str, entered: int, bury: int
+        self,
+        text: str,
+        mine: int | None,
+        highest: int | None,
+        upto: str,
+        entered: int,
+        tombstone_until: int,
     ) -> None:
         holder, number = self.out(mine or 0)
         text = text if mine is None else holder
         bound = {"any": UNBOUNDED, "below": number - 1, "this": number}[upto]
         top = 0 if highest is None else number + highest
-        buried = (now() + bury) * 1000 if bury else 0
+        buried = (now() + tombstone_until) * 1000 if tombstone_until else 0
         channels = self.real.names.channels
         form = decode_any(text)[1]
         simple = int(not form.shared and not form.closes)
         values = (channels, bound, simple, text, top, entered, buried)
         real = self.real.call(voting.RELEASE, *values)
         step, waiter = self.model.step(), decode_any(text)[0]
-        model = step.release(waiter, top, bound, entered=entered, bury=buried)
+        model = step.release(waiter, top, bound, entered=entered, tombstone_until=buried)
         self.model.done(step, waiter.client if model == 1 else "")
         assert real == model
 
     @rule(text=waiters, mine=st.sampled_from([0, 1, None]))
-    def give_way(self, text: str, mine: int | None) -> None:
+    def yield_vote(self, text: str, mine: int | None) -> None:
         holder, number = self.out(mine or 0)
-        stand = self.stand(text if mine is None else holder)
-        text = TEXTS[stand.waiter]
-        values = (text, number, stand.ticket, self.real.names.channels)
+        request = self.vote_request(text if mine is None else holder)
+        text = TEXTS[request.waiter]
+        values = (text, number, request.ticket, self.real.names.channels)
         real = self.real.call(voting.GIVE_WAY, *values)
         step = self.model.step()
-        model = step.give_way(stand, number)
+        model = step.yield_vote(request, number)
         self.model.done(step)
         self.same(real, model)
 
@@ -461,10 +469,10 @@ class Differential(RuleBasedStateMachine):
         assert real == model
 
     @rule()
-    def recall(self) -> None:
-        real: Recalled = self.real.call(voting.RECALL)
-        silent = self.model.silent
-        model = self.model.step().recall(-1 if not silent else 0)
+    def query_done(self) -> None:
+        real: DoneRecord = self.real.call(voting.RECALL)
+        not_voting = self.model.not_voting
+        model = self.model.step().query_done(-1 if not not_voting else 0)
         assert (real.number, real.forgot) == (model.number, model.forgot)
         assert self.near(real.left, model.left)
 
@@ -526,7 +534,7 @@ class Differential(RuleBasedStateMachine):
         assert sorted(out) == sorted((vote.number, vote.waiter) for vote in state.out)
         for vote in state.out:
             text, _, score = out[vote.number, vote.waiter]
-            if vote.nobodys:
+            if vote.is_reserved:
                 mode = "s" if vote.form.shared else "x"
                 assert text.waiter == ("xfo0:-:1" if vote.marks else f"{mode}f0:-:0")
             else:
@@ -536,17 +544,17 @@ class Differential(RuleBasedStateMachine):
             assert self.near(text.granted, vote.granted)
             assert self.near(int(score), vote.end)
             assert self.real.redis.pttl(self.real.votes) > vote.end - now()
-            if vote.form.shared and not vote.nobodys:
+            if vote.form.shared and not vote.is_reserved:
                 assert self.real.redis.pttl(self.real.last) > vote.end - now()
-        line = [TEXTS[waiter] for _, waiter in state.line]
-        assert self.real.redis.zrange(self.real.line, 0, -1) == line
+        line = [TEXTS[waiter] for _, waiter in state.queue]
+        assert self.real.redis.zrange(self.real.queue, 0, -1) == line
         assert int(self.real.redis.get(self.real.last) or 0) == state.last
-        buried = {TEXTS[each] for each, end in state.given_up.items() if end > self.model.began}
+        buried = {TEXTS[each] for each, end in state.tombstones.items() if end > self.model.began}
         assert self.real.tombstones() == buried
 
     @invariant()
     def keys_expire(self) -> None:
-        for key in (self.real.votes, self.real.line, self.real.last):
+        for key in (self.real.votes, self.real.queue, self.real.last):
             assert self.real.redis.pttl(key) != -1
 
     def teardown(self) -> None:
@@ -564,7 +572,7 @@ def test_who_comes_before_several_inquires_of_all_that_are_behind_it(
     for ticket, text in zip((10, 30, 40), readers, strict=True):
         assert isinstance(real.vote(text, ticket, MINUTE, FIRST, True, 0, 0), Voted)
     assert real.log == []
-    assert isinstance(real.vote("x10000:ada:2", 20, MINUTE, FIRST, True, 0, 0), InLine)
+    assert isinstance(real.vote("x10000:ada:2", 20, MINUTE, FIRST, True, 0, 0), InQueue)
     assert sorted(real.log) == [
         ("inquired", text, FIRST + number) for number, text in enumerate(readers) if number
     ]

@@ -15,7 +15,7 @@ from aiolock import LeaseState, LockClient
 from aiolock.store import WAS_QUEUED, WAS_UNKNOWN
 from aiolock.stores._member import OUTSIDE, UNBOUNDED
 from aiolock.stores.quorum import QuorumStore
-from aiolock.stores.quorum._council import ANSWER_TIMEOUT
+from aiolock.stores.quorum._membership import ANSWER_TIMEOUT
 from aiolock.stores.redis._member import RedisMember
 from aiolock.stores.redis._voting import VoteNames
 from tests.failures import soon
@@ -68,8 +68,8 @@ async def until_all_have_voted_for_it(client: LockClient) -> None:
     """Wait until the only waiter of this client has all their votes: two are enough to enter."""
     store = client._engine.store
     assert isinstance(store, QuorumStore)
-    (standing,) = store._candidates.standings.values()
-    await until(lambda: None not in standing.ballot.votes)
+    (acquisition,) = store._candidates.acquisitions.values()
+    await until(lambda: None not in acquisition.vote_set.votes)
 
 
 def left(of: Sequence[RedisServer], prefix: str) -> list[str]:
@@ -95,8 +95,8 @@ async def test_one_killed_and_started_again(of: list[RedisServer], prefix: str) 
             assert lease.state is LeaseState.HELD
         assert await waiting > lease.fence
         of[0].start()
-        await until(lambda: ours.servers()[0].state == "silent")
-        assert 0 < ours.servers()[0].silent <= LONGEST + 1.5
+        await until(lambda: ours.servers()[0].state == "not voting")
+        assert 0 < ours.servers()[0].not_voting <= LONGEST + 1.5
         of[1].kill()
         await until(lambda: ours.servers()[1].state == "out")
         with pytest.raises(aiolock.AcquireTimeout):  # two of three answer: it waits for their votes
@@ -178,7 +178,7 @@ async def test_emptied_while_it_runs(of: list[RedisServer], prefix: str) -> None
         async with ours.lock("a") as lease:
             of[1].call("FLUSHALL")
             async with asyncio.timeout(20):
-                while other.servers()[1].state != "silent":  # the other two may answer before it
+                while other.servers()[1].state != "not voting":  # the others may answer before it
                     assert await other.lock("a").try_acquire() is None
                     await asyncio.sleep(0.01)
             await asyncio.sleep(LONGEST)
@@ -194,7 +194,7 @@ async def test_one_that_is_full_when_the_quorum_is_new(of: list[RedisServer], pr
     try:
         async with connect(of, prefix) as ours:
             await until(lambda: "maxmemory" in ours.servers()[2].error)
-            assert ours.servers()[2].state == "silent"
+            assert ours.servers()[2].state == "not voting"
             of[2].call("CONFIG", "SET", "maxmemory", "0")
             await until_all_vote(ours)
             assert not ours.servers()[2].error
@@ -208,7 +208,7 @@ async def test_restarted_with_what_it_had_saved(of: list[RedisServer], prefix: s
         await until_all_vote(client)
         of[0].call("SAVE")
         of[0].restart()
-        await soon(until(lambda: client.servers()[0].state == "silent"))
+        await soon(until(lambda: client.servers()[0].state == "not voting"))
         await _enter(client.lock("a"))
         of[0].dump.unlink()
 
@@ -239,7 +239,7 @@ async def test_one_server_twice(of: list[RedisServer], prefix: str) -> None:
 @pytest.fixture
 def _third_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """A client that opens waits for the third server, also where a busy machine keeps that one."""
-    monkeypatch.setattr("aiolock.stores.quorum._council.OTHERS", 8.0)
+    monkeypatch.setattr("aiolock.stores.quorum._membership.OTHERS", 8.0)
 
 
 @pytest.mark.usefixtures("_third_in_time")
@@ -315,7 +315,7 @@ async def test_a_lease_outlives_that_all_durable_servers_are_restarted(
 ) -> None:
     """All servers at once: leases stay and are renewed; waiters keep their places."""
     # With two of three servers, a status may show the number of another vote as the fence.
-    monkeypatch.setattr("aiolock.stores.quorum._council.OTHERS", ANSWER_TIMEOUT)
+    monkeypatch.setattr("aiolock.stores.quorum._membership.OTHERS", ANSWER_TIMEOUT)
     monkeypatch.setattr("aiolock.stores.quorum._store._RENEWAL_TIMEOUT", ANSWER_TIMEOUT)
     async with connect_durable(durable, prefix) as ours, connect_durable(durable, prefix) as other:
         await until_all_vote(ours)
@@ -348,14 +348,15 @@ async def test_a_durable_server_that_is_emptied(
         async with ours.lock("a") as lease:
             durable[1].call("FLUSHALL")
             async with asyncio.timeout(20):
-                while other.servers()[1].silent < 0.9 * FOR_LONG:  # the others may answer before it
+                # The others may answer before it.
+                while other.servers()[1].not_voting < 0.9 * FOR_LONG:
                     assert await other.lock("a").try_acquire() is None
-            assert other.servers()[1].silent < 1.05 * FOR_LONG
+            assert other.servers()[1].not_voting < 1.05 * FOR_LONG
             durable[1].kill()
             await until(lambda: other.servers()[1].state == "out")
             durable[1].start()  # that it is silent is written down
-            await until(lambda: other.servers()[1].state == "silent")
-            assert 0.9 * FOR_LONG < other.servers()[1].silent < 1.05 * FOR_LONG
+            await until(lambda: other.servers()[1].state == "not voting")
+            assert 0.9 * FOR_LONG < other.servers()[1].not_voting < 1.05 * FOR_LONG
             assert await lease.verify()
 
 
@@ -369,7 +370,7 @@ async def test_a_durable_server_that_is_emptied_soon_after_its_start(
         seconds, _ = durable[1].call("TIME")
         durable[1].call("FLUSHALL")
         await client.lock("a").acquire()
-        await until(lambda: client.servers()[1].state == "silent")
+        await until(lambda: client.servers()[1].state == "not voting")
         _, votes_from, _ = durable[1].call("GET", f"{prefix}:quorum").split(" ", 2)
         assert int(votes_from) >= (int(seconds) + FOR_LONG) * 1000
 
@@ -424,19 +425,23 @@ async def test_a_question_that_was_not_sent_again(of: list[RedisServer], prefix:
             await queued(ours.lock("a"), 1)
             store = other._engine.store
             assert isinstance(store, QuorumStore)
-            (standing,) = store._candidates.standings.values()
+            (acquisition,) = store._candidates.acquisitions.values()
             member = store.members[0]
             assert isinstance(member, RedisMember)
             member._pipe._link.drop(ConnectionError("on purpose"))
-            name, stand = "lock:a", standing.stand
+            name, request = "lock:a", acquisition.request
             member.vote(
-                *(stand, standing.ttl, 0), wait=True, most=0, new=False, heard=lambda *_: None
+                *(request, acquisition.ttl, 0),
+                wait=True,
+                most=0,
+                new=False,
+                on_reply=lambda *_: None,
             )
             released = asyncio.get_running_loop().create_future()
             member.release(
-                *(stand, 0, UNBOUNDED),
+                *(request, 0, UNBOUNDED),
                 entered=OUTSIDE,
-                heard=lambda was, _: released.set_result(was),
+                on_reply=lambda was, _: released.set_result(was),
             )
             assert await released in (WAS_QUEUED, WAS_UNKNOWN)
             assert of[0].call("ZRANGE", VoteNames(prefix).keys(name)[1], 0, -1) == []

@@ -18,7 +18,7 @@ from redis.asyncio.connection import SSLConnection
 
 import aiolock
 from aiolock import StoreError
-from aiolock._engine import lookout
+from aiolock._engine import slow_monitor
 from aiolock.observer import Link, Observer
 from aiolock.store import (
     WAS_ABSENT,
@@ -32,9 +32,9 @@ from aiolock.store import (
 )
 from aiolock.stores.redis import ClusterStore, from_url
 from aiolock.stores.redis._command import Command
-from aiolock.stores.redis._echoes import Echoes
 from aiolock.stores.redis._errors import Refusal
 from aiolock.stores.redis._node import Node as CNode
+from aiolock.stores.redis._push_deduplicator import PushDeduplicator
 from aiolock.stores.redis._replies import Range, ranges
 from aiolock.stores.redis._scripts import ACQUIRE, READ, Script
 from aiolock.stores.redis._seeds import seeds_of
@@ -146,27 +146,27 @@ async def test_sent_on_to_one_that_has_no_name() -> None:
 def test_a_push_is_taken_once() -> None:
     """By whichever connection it comes first; by that one it may come again, or long after."""
     now = 0.0
-    echoes = Echoes(lambda: now)
-    assert echoes.is_new("a", b"d key")
-    assert not echoes.is_new("b", b"d key")
-    assert not echoes.is_new("c", b"d key")
-    assert echoes.is_new("a", b"d key")
-    assert not echoes.is_new("b", b"d key")
+    deduplicator = PushDeduplicator(lambda: now)
+    assert deduplicator.is_new("a", b"d key")
+    assert not deduplicator.is_new("b", b"d key")
+    assert not deduplicator.is_new("c", b"d key")
+    assert deduplicator.is_new("a", b"d key")
+    assert not deduplicator.is_new("b", b"d key")
     now = 60.0
-    assert echoes.is_new("b", b"d key")
-    assert echoes.is_new("b", b"p")
-    assert echoes.is_new("c", b"p")
-    echoes.forget("b")
-    assert echoes.is_new("c", b"d key")
+    assert deduplicator.is_new("b", b"d key")
+    assert deduplicator.is_new("b", b"p")
+    assert deduplicator.is_new("c", b"p")
+    deduplicator.forget("b")
+    assert deduplicator.is_new("c", b"d key")
 
 
 def test_it_remembers_so_many_pushes() -> None:
     """And forgets the oldest."""
-    echoes = Echoes(lambda: 0.0)
+    deduplicator = PushDeduplicator(lambda: 0.0)
     for number in range(5000):
-        assert echoes.is_new("a", b"%d" % number)
-    assert not echoes.is_new("b", b"4999")
-    assert echoes.is_new("b", b"0")
+        assert deduplicator.is_new("a", b"%d" % number)
+    assert not deduplicator.is_new("b", b"4999")
+    assert deduplicator.is_new("b", b"0")
 
 
 def test_a_waiter_keeps_its_tag() -> None:
@@ -346,19 +346,23 @@ async def test_who_waits_listens_everywhere(
     own_cluster: Cluster, prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its slot may move to any master, and there it would be taken for dead."""
-    monkeypatch.setattr(lookout, "_EVERY", 3600.0)  # whoever puts a label up may go elsewhere
+    monkeypatch.setattr(slow_monitor, "_EVERY", 3600.0)  # whoever puts a label up may go elsewhere
 
-    def heard(client: aiolock.LockClient) -> list[int]:
+    def on_reply(client: aiolock.LockClient) -> list[int]:
         channel = f"{prefix}:push:{client.id}"
         return [node.call("PUBSUB", "NUMSUB", channel)[1] for node in own_cluster.masters]
 
     async with aiolock.connect(own_cluster.url, prefix=prefix) as ann, AsyncExitStack() as stack:
         bob = await stack.enter_async_context(aiolock.connect(own_cluster.url, prefix=prefix))
-        while heard(bob) == [1, 1, 1]:  # one that was slow to answer, so that it asked the others
+        while on_reply(bob) == [
+            1,
+            1,
+            1,
+        ]:  # one that was slow to answer, so that it asked the others
             bob = await stack.enter_async_context(aiolock.connect(own_cluster.url, prefix=prefix))
         lease = await ann.lock("a").acquire()
         second = asking(bob.lock("a"))
-        await until(lambda: heard(bob) == [1, 1, 1])
+        await until(lambda: on_reply(bob) == [1, 1, 1])
         await lease.release()
         await (await second).release()
 
@@ -577,7 +581,7 @@ async def test_what_stays_behind_what_is_refused(
         passed = ann.passed(name, held, three)
         taken = Grant(three, passed.fence)
         answers: list[asyncio.Future[Any]] = [
-            store.pass_on(passed),
+            store.report_handoff(passed),
             renewing(ann, name, taken),
             renewing(ann, beside, other),
             ann.leave(name, two),
@@ -718,7 +722,7 @@ async def test_a_slot_that_nobody_has(
     async with aiolock.connect(own_cluster.url, prefix=prefix) as client:
         with monkeypatch.context() as impatient:
             impatient.setattr("aiolock.stores.redis._outbox.COMMAND_TIMEOUT", 1.0)
-            impatient.setattr("aiolock.stores.redis._parked.COMMAND_TIMEOUT", 1.0)
+            impatient.setattr("aiolock.stores.redis._pending.COMMAND_TIMEOUT", 1.0)
             with pytest.raises(StoreError, match=r"no node of the cluster has the slot|is down"):
                 await client.lock("a").acquire()
         late = asking(client.lock("a"))
@@ -796,7 +800,7 @@ async def test_a_master_that_is_down(
     async with aiolock.connect(own_cluster.url, prefix=prefix) as client:
         with monkeypatch.context() as impatient:
             impatient.setattr("aiolock.stores.redis._outbox.COMMAND_TIMEOUT", 1.0)
-            impatient.setattr("aiolock.stores.redis._parked.COMMAND_TIMEOUT", 1.0)
+            impatient.setattr("aiolock.stores.redis._pending.COMMAND_TIMEOUT", 1.0)
             with pytest.raises(StoreError, match="nothing listens there"):
                 await client.lock(its).acquire()
         for name in theirs:
@@ -899,7 +903,7 @@ async def test_nothing_is_kept_of_what_was_given_up(cluster: Cluster, prefix: st
             for wait in (True, False):
                 ann.ask("lock:a", waiter, wait=wait).cancel()
                 assert await ann.leave("lock:a", waiter) == WAS_ABSENT
-        await until(lambda: not node.parked)
+        await until(lambda: not node.pending)
         assert not store._first
 
 
@@ -907,7 +911,7 @@ async def test_a_fault_does_not_end_the_dialling(
     cluster: Cluster, prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whatever it is that a node cannot be connected to for; whoever waits is told."""
-    monkeypatch.setattr("aiolock.stores.redis._parked.COMMAND_TIMEOUT", 0.2)
+    monkeypatch.setattr("aiolock.stores.redis._pending.COMMAND_TIMEOUT", 0.2)
     async with Peer(store := store_at(cluster, prefix)) as ann, away(store, "lock:a") as node:
         opened = list[str]()
 
@@ -947,7 +951,7 @@ async def test_what_is_to_be_done_in_any_case_waits_for_no_longer_than_a_command
     cluster: Cluster, prefix: str, monkeypatch: pytest.MonkeyPatch, *, known: bool
 ) -> None:
     """Not until a master is there at last: nobody would expect it any more."""
-    monkeypatch.setattr("aiolock.stores.redis._parked.COMMAND_TIMEOUT", 0.1)
+    monkeypatch.setattr("aiolock.stores.redis._pending.COMMAND_TIMEOUT", 0.1)
     async with Peer(store := store_at(cluster, prefix)) as ann, away(store, "lock:a") as node:
         if not known:
             store._topology.owners[slot_of("lock:a")] = None
@@ -977,9 +981,9 @@ async def test_what_was_parked_goes_before_what_is_asked_since(
         monkeypatch.setattr(store, "is_ready", lambda _: store.read("lock:a"))
         monkeypatch.setattr(node, "open", lambda *_: asyncio.sleep(0))
         node.ready = False
-        parked = ann.ask("lock:a", waiter)
+        pending = ann.ask("lock:a", waiter)
         await node.open_now(store._client, ann)
-        await parked
+        await pending
         assert called == [ACQUIRE, READ]
         await ann.leave("lock:a", waiter)
 

@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aiolock.store import CLAIM, Form, Rule, Waiter
+from aiolock.store import CLAIM, Form, Rule, WaiterId
 from aiolock.stores.redis._codec import decode, decode_any, encode, stem, waiter_of
 
-ADA = Waiter("ada", 7)
+ADA = WaiterId("ada", 7)
 ms = st.integers(0, 10**18 - 1)
 waiters = st.builds(
-    Waiter, st.one_of(st.just("-"), st.from_regex(r"[A-Za-z0-9_-]{16}", fullmatch=True)), ms
+    WaiterId, st.one_of(st.just("-"), st.from_regex(r"[A-Za-z0-9_-]{16}", fullmatch=True)), ms
 )
 
 
@@ -71,7 +71,7 @@ def test_what_is_written(text: str, form: Form, blind: bool) -> None:
 
 
 @given(waiters, forms(), st.booleans())
-def test_there_and_back(waiter: Waiter, form: Form, blind: bool) -> None:
+def test_there_and_back(waiter: WaiterId, form: Form, blind: bool) -> None:
     """Whatever is written is read back, all of it or only who it is."""
     text = encode(waiter, form, blind=blind)
     assert decode(text) == decode_any(text) == (waiter, form, blind)
@@ -111,7 +111,7 @@ UNKNOWN = st.from_regex(r"(%[a-z0-9*&^/ ]{0,5})?", fullmatch=True)
     st.tuples(st.text("aceghijklmnpqrtuvwxyzABCDFOXS"), UNKNOWN, UNKNOWN),
 )
 def test_letters_and_text_of_a_later_version(
-    waiter: Waiter, form: Form, blind: bool, more: tuple[str, str, str]
+    waiter: WaiterId, form: Form, blind: bool, more: tuple[str, str, str]
 ) -> None:
     """Other letters before the claim, and other text behind it and its rule, change nothing."""
     letters, before, behind = more
@@ -128,9 +128,9 @@ def test_a_mode_of_a_later_version() -> None:
     assert decode("y3000:ada:7") == (ADA, Form(CLAIM), False)
 
 
-def nobody(text: str) -> tuple[Waiter, Form, bool]:
+def nobody(text: str) -> tuple[WaiterId, Form, bool]:
     """What is read in a text that is no waiter."""
-    return Waiter(text, 0), Form(claim=0), False
+    return WaiterId(text, 0), Form(claim=0), False
 
 
 @pytest.mark.parametrize(

@@ -760,7 +760,7 @@ async def test_idle_waiters_send_next_to_nothing(
         waiting = [asyncio.create_task(take(client.lock("lock"))) for _ in range(waiters)]
         await peek.queued(place - 1 + waiters)
         known = client._engine.waiters._queues
-        await until(lambda: sum(len(queue._attempts) for queue in known.values()) == waiters)
+        await until(lambda: sum(len(queue._acquisitions) for queue in known.values()) == waiters)
         proxy.recording = True
         start = time.monotonic()
         await asyncio.sleep(1.4)

@@ -13,10 +13,19 @@ from unittest.mock import Mock
 import pytest
 
 import aiolock
-from aiolock._engine.acquisition import Attempt, Question
+from aiolock._engine.acquisition import Acquisition, Question
 from aiolock._engine.waiters import Waiters
-from aiolock.store import WAS_ABSENT, WAS_HOLDER, WAS_QUEUED, Form, Granted, Pass, Renewal, Waiter
-from aiolock.stores._copies import LATE_AFTER
+from aiolock.store import (
+    WAS_ABSENT,
+    WAS_HOLDER,
+    WAS_QUEUED,
+    Form,
+    Granted,
+    HandoffReport,
+    Renewal,
+    WaiterId,
+)
+from aiolock.stores._retry_window import LATE_AFTER
 from aiolock.stores.redis import RedisStore
 from aiolock.stores.redis._codec import encode
 from aiolock.stores.redis._command import Called, Command
@@ -60,9 +69,9 @@ def impatient(
 FORM = Form(claim=3000)
 
 
-def waiter(number: int) -> Waiter:
+def waiter(number: int) -> WaiterId:
     """One that asks for a lock of its own."""
-    return Waiter("me", number)
+    return WaiterId("me", number)
 
 
 def text(number: int) -> str:
@@ -169,13 +178,13 @@ async def test_whoever_hears_of_a_failure_may_ask_again(
     command_link(proxy).deaf()
     again = list[asyncio.Future[Any]]()
 
-    def heard(_: Any, error: Exception | None) -> None:
+    def on_reply(_: Any, error: Exception | None) -> None:
         assert isinstance(error, aiolock.StoreError)
         again.append(look(store))
 
     for _ in range(2):
         names = (2, store._names.keys("looked at")[0], store._names.value("looked at"))
-        _ = store._pipe.call(READ, 3, b"".join(map(bulk, names)), reply=Called(heard))
+        _ = store._pipe.call(READ, 3, b"".join(map(bulk, names)), reply=Called(on_reply))
     monkeypatch.setattr("aiolock.stores.redis._outbox.COMMAND_TIMEOUT", 0.0)
     timers = list[Callable[..., object]]()
 
@@ -201,7 +210,7 @@ async def test_what_came_from_another_node_waits_no_longer_than_others(
     young = look(store)
     born = store._loop.time() - 59.5
     answer: asyncio.Future[Any] = store._loop.create_future()
-    pipe.again([Command(READ, 0, b"", answer, born, sure=True)])
+    pipe.again([Command(READ, 0, b"", answer, born, must_run=True)])
     with pytest.raises(aiolock.StoreError):
         await asyncio.wait_for(answer, 10)
     assert not young.done()
@@ -349,9 +358,11 @@ async def test_what_relies_on_a_refused_report_comes_behind_it(
         if forgets:
             redis_server.call("SCRIPT", "FLUSH", "SYNC")
             redis_server.call("SCRIPT", "LOAD", RELEASE.source)  # as another client may
-        passed = Pass("name 1", FORM, waiter(1), granted.fence, waiter(3), fence, (waiter(3),))
+        passed = HandoffReport(
+            "name 1", FORM, waiter(1), granted.fence, waiter(3), fence, (waiter(3),)
+        )
         commands = (
-            store.pass_on(passed),
+            store.report_handoff(passed),
             store.release("name 1", waiter(3), FORM, fence),
             leave(store, 2),
         )
@@ -413,7 +424,7 @@ async def test_clock_that_jumps_all_the_time(
     store: RedisStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Even so there is an end: the caller is told, and that nothing was done."""
-    monkeypatch.setattr("aiolock.stores._copies.LATE_AFTER", -(10**9))
+    monkeypatch.setattr("aiolock.stores._retry_window.LATE_AFTER", -(10**9))
     with pytest.raises(aiolock.StoreError, match="LATE") as caught:
         await ask(store, 1)
     assert caught.value.refused
@@ -433,18 +444,18 @@ async def test_late_and_not_wanted_any_more(store: RedisStore, redis_server: Red
 async def test_what_to_bury(store: RedisStore, proxy: Proxy, redis_server: RedisServer) -> None:
     """For as long as old copies may arrive, and no longer, a release says until when that is."""
     pipe = store._pipe
-    assert pipe.copies.bury() == 0
+    assert pipe.copies.tombstone_until() == 0
     await ask(store, 1)
-    assert pipe.copies.bury() == 0
+    assert pipe.copies.tombstone_until() == 0
     await cut_off(store, proxy)
-    assert pipe.copies.bury() >= pipe.copies._last_stamp > 0
+    assert pipe.copies.tombstone_until() >= pipe.copies._last_stamp > 0
     proxy.accept()
     await leave(store, 1)
     seconds, micros = redis_server.call("TIME")
     now = int(seconds) * 10**6 + int(micros)
-    assert now < pipe.copies._lost_stamp <= pipe.copies.bury() < now + LATE_AFTER + 10**6
+    assert now < pipe.copies._lost_stamp <= pipe.copies.tombstone_until() < now + LATE_AFTER + 10**6
     pipe.copies._ahead = now + 2 * LATE_AFTER, now + 2 * LATE_AFTER  # all that was written is over
-    assert pipe.copies.bury() == 0
+    assert pipe.copies.tombstone_until() == 0
 
 
 async def test_what_to_bury_is_said_when_it_is_written(store: RedisStore, proxy: Proxy) -> None:
@@ -454,7 +465,7 @@ async def test_what_to_bury_is_said_when_it_is_written(store: RedisStore, proxy:
     link.deaf(drop=True)
     ask(store, 1).cancel()
     arguments = store._names.three("name 1") + bulk(text(1)) + bulk(0) + store._channels
-    left = store._pipe.call(RELEASE, 8, arguments + bulk(1), buries=True)
+    left = store._pipe.call(RELEASE, 8, arguments + bulk(1), leaves_tombstone=True)
     await asyncio.sleep(0)
     link.cut()
     await left
@@ -688,11 +699,11 @@ async def test_answers_are_heard_in_the_order_in_which_they_come(
     redis_server: RedisServer, prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Behind one that goes on in the next turn nobody goes on at once."""
-    heard = list[int]()
+    on_reply = list[int]()
     hear = Waiters.hear
 
-    def noted(waiters: Waiters, attempt: Attempt, question: Question) -> bool:
-        heard.append(attempt.waiter.seq)
+    def noted(waiters: Waiters, attempt: Acquisition, question: Question) -> bool:
+        on_reply.append(attempt.waiter.seq)
         return hear(waiters, attempt, question)
 
     monkeypatch.setattr(Waiters, "hear", noted)
@@ -701,16 +712,16 @@ async def test_answers_are_heard_in_the_order_in_which_they_come(
         aiolock.connect(redis_server.url, prefix=prefix) as client,
     ):
         lease = await take(other.lock("lock"))
-        heard.clear()
+        on_reply.clear()
         for _ in range(60):  # seldom all three come at once where the machine is busy
             tasks = await newcomers(client, 2)
             _ = store_of(client).read("lock:another")
-            await until(lambda: len(heard) == 2)
-            assert heard == sorted(heard)
+            await until(lambda: len(on_reply) == 2)
+            assert on_reply == sorted(on_reply)
             for task in tasks:
                 task.cancel()
             await asyncio.wait(tasks)
-            heard.clear()
+            on_reply.clear()
         await lease.release()
 
 

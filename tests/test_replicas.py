@@ -15,7 +15,7 @@ import pytest
 
 import aiolock
 from aiolock._engine import policy
-from aiolock.store import Form, Granted, Store, Waiter
+from aiolock.store import Form, Granted, Store, WaiterId
 from aiolock.stores.memory import MemoryServer
 from aiolock.stores.redis import _barrier, _replicated, _session, from_url
 from aiolock.stores.redis._errors import ACL_RULE
@@ -357,7 +357,7 @@ async def test_given_back_though_nobody_waits_any_more(*, shared: bool) -> None:
     """What is pushed to one that is not known any more, and nobody confirms, is in others' way."""
     form = Form(claim=3000, shared=shared)
     async with aiolock.connect(MemoryServer()) as client:
-        store, waiter = client._engine.store, Waiter(client.id, 10**6)
+        store, waiter = client._engine.store, WaiterId(client.id, 10**6)
         granted = await store.acquire(
             "lock:lock", waiter, form, 1000 * LONG, ticket=0, wait=True, max_waiters=0
         )
@@ -714,7 +714,7 @@ async def test_a_push_is_of_the_connection_by_which_it_came() -> None:
     store._barrier, store.history, store.losses = Asked(), "of the commands", 0
     for speaks in (True, False):
         store._subscription = SimpleNamespace(speaks=speaks, history="of the subscription")
-        store._granted("name", Waiter("client", 1), Form(claim=3000), 1, 3000, 1)
+        store._granted("name", WaiterId("client", 1), Form(claim=3000), 1, 3000, 1)
     assert asked == ["of the subscription", "of the commands"]
 
 
@@ -841,7 +841,7 @@ async def test_cancelled_at_every_step(followed: RedisServer, prefix: str, *, wa
             giving.clear()
             await empty(others)
             engine = client._engine
-            assert not engine.waiters.attempts
+            assert not engine.waiters.acquisitions
             assert not engine.watchdog.holds
             assert not engine.watchdog.owned
             ran += 1

@@ -13,12 +13,14 @@ from aiolock import Deadlock
 from aiolock.cli.rows import COLUMNS, cells
 from aiolock.cli.top import _Look
 from aiolock.observer import Blocked
-from aiolock.store import Party, Status
+from aiolock.store import Participant, Status
 
 EVIL = "\x1b]0;evil\x07\x9b2J\u202e\nnew line"
 """Sets the title of a terminal, clears it, and turns around what comes behind."""
 
-HOLDER = Party(client="ab" * 12, host="web-3", pid=7, since=90.0, place=0, fence=1, remaining=20.0)
+HOLDER = Participant(
+    client="ab" * 12, host="web-3", pid=7, since=90.0, place=0, fence=1, remaining=20.0
+)
 FIRST = replace(HOLDER, since=98.0, place=1, fence=0, remaining=0.0)
 STATUS = Status("order:42", (HOLDER,), (FIRST,), kind="lock", now=100.0)
 

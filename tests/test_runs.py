@@ -15,7 +15,7 @@ import pytest
 import aiolock
 from aiolock import Lease, LeaseLost, Lock, StoreError
 from aiolock._engine.lease import give_back
-from aiolock.store import RUN
+from aiolock.store import MAX_AHEAD
 from aiolock.stores.memory import MemoryServer, MemoryStore
 from aiolock.testing import FaultyStore
 from tests.virtual import VirtualLoop
@@ -47,7 +47,7 @@ class Scene:
             await queued(lock, len(waiting))
         return held, waiting
 
-    async def hand_on(self, held: Lease) -> asyncio.Task[bool]:
+    async def hand_off(self, held: Lease) -> asyncio.Task[bool]:
         """Release it; who is next has it when this returns, and nothing is reported yet."""
         released = asyncio.create_task(held.release())
         await asyncio.sleep(0)
@@ -66,7 +66,7 @@ async def scene() -> AsyncGenerator[Scene]:
     ):
         yield Scene(server, faulty, ours, theirs)
         assert not (await theirs.lock("l").status()).waiters
-        assert len(ours._engine.runs) == 0, "nothing is kept of a run that is over"
+        assert len(ours._engine.handoff) == 0, "nothing is kept of a run that is over"
 
 
 @virtual
@@ -142,7 +142,7 @@ async def test_who_gives_up_leaves_no_gap() -> None:
         held, (first, second, third) = await s.line_up(s.lock, s.lock, s.lock, s.lock)
         first.cancel()
         await settled()
-        released = await s.hand_on(held)
+        released = await s.hand_off(held)
         lease = await second
         assert lease.fence == held.fence + 1
         third.cancel()
@@ -160,7 +160,7 @@ async def test_the_deadline_is_that_of_the_one_before() -> None:
         await asyncio.sleep(1.3)  # just before it is renewed
         left = held.remaining()
         assert left < 2.7
-        released = await s.hand_on(held)
+        released = await s.hand_off(held)
         lease = await waiting
         assert lease.remaining() <= left
         assert await released
@@ -194,7 +194,7 @@ async def body(lock: Lock, leases: list[Lease]) -> None:
 
 @pytest.mark.parametrize("heard", [True, False])
 @virtual
-async def test_what_was_broken_had_been_handed_on(heard: bool) -> None:
+async def test_what_was_broken_had_been_handed_on(on_reply: bool) -> None:
     """Whoever has it by then has lost it: by the word that it was broken, or by the report."""
     async with scene() as s:
         leases = list[Lease]()
@@ -204,11 +204,11 @@ async def test_what_was_broken_had_been_handed_on(heard: bool) -> None:
         await queued(s.lock, 1)
         other = asking(s.theirs.lock("l"))
         await queued(s.lock, 2)
-        released = await s.hand_on(held)
-        if not heard:
+        released = await s.hand_off(held)
+        if not on_reply:
             s.faulty.lose("push")
         assert s.server.break_(KEY, [held.fence]) == 1
-        with pytest.raises(LeaseLost, match=r"break_\(\)" if heard else "does not know it"):
+        with pytest.raises(LeaseLost, match=r"break_\(\)" if on_reply else "does not know it"):
             await task
         assert asyncio.get_running_loop().time() < 0.5, "not when it is to be renewed"
         assert not await released, "it was not ours when it was released"
@@ -222,7 +222,7 @@ async def test_who_is_asked_for_it_is_who_has_it() -> None:
     """The store knows of an older grant of the run."""
     async with scene() as s:
         held, (waiting,) = await s.line_up(s.lock, s.lock)
-        released = await s.hand_on(held)
+        released = await s.hand_off(held)
         assert s.server.request(KEY) == 1
         lease = await waiting
         async with asyncio.timeout(1):
@@ -238,7 +238,7 @@ async def test_a_report_that_failed_is_sent_again(carried_out: bool) -> None:
     async with scene() as s:
         held, (waiting,) = await s.line_up(s.lock, s.lock)
         (s.faulty.lose if carried_out else s.faulty.refuse)("pass_on", 2)
-        released = await s.hand_on(held)
+        released = await s.hand_off(held)
         lease = await waiting
         with pytest.raises(StoreError):
             await released
@@ -255,7 +255,7 @@ async def test_after_a_report_that_failed_nothing_is_handed_on() -> None:
     async with scene() as s:
         held, (second, third) = await s.line_up(s.lock, s.lock, s.lock)
         s.faulty.refuse("pass_on", 1)
-        released = await s.hand_on(held)
+        released = await s.hand_off(held)
         lease = await second
         with pytest.raises(StoreError):
             await released
@@ -273,8 +273,8 @@ async def test_what_was_not_handed_on_leaves_the_queue() -> None:
         third = asyncio.create_task(body(s.lock, leases))
         await queued(s.lock, 2)
         s.faulty.lose("push", 9)  # nor that it was granted to them again
-        released = await s.hand_on(held)
-        then = await s.hand_on(await second)
+        released = await s.hand_off(held)
+        then = await s.hand_off(await second)
         assert s.server.break_(KEY, [held.fence]) == 1
         with pytest.raises(LeaseLost):
             await third
@@ -289,7 +289,7 @@ async def test_what_the_store_has_not_heard_of_is_not_lost() -> None:
     async with scene() as s:
         held, (waiting,) = await s.line_up(s.lock, s.lock)
         s.faulty.refuse("pass_on", 2)
-        released = await s.hand_on(held)
+        released = await s.hand_off(held)
         lease = await waiting
         with pytest.raises(StoreError):
             await released
@@ -307,11 +307,11 @@ async def test_a_report_that_is_sent_again_may_be_old() -> None:
         held, (second, third) = await s.line_up(s.lock, s.lock, s.lock)
         s.faulty.hold("pass_on")
         s.faulty.lose("pass_on", 1)
-        first = await s.hand_on(held)
+        first = await s.hand_off(held)
         lease = await second
         await settled()
         assert s.faulty.calls["pass_on"] == 1
-        then = await s.hand_on(lease)
+        then = await s.hand_off(lease)
         lease = await third
         await settled()
         assert s.faulty.calls["pass_on"] == 2
@@ -434,22 +434,22 @@ async def test_a_client_is_not_too_far_ahead() -> None:
         async def enter() -> None:
             async with s.lock as lease:
                 fences.append(lease.fence)
-                assert len(s.ours._engine.runs._runs[KEY].passed) <= RUN
+                assert len(s.ours._engine.handoff._names[KEY].handed_off) <= MAX_AHEAD
 
         held = await s.lock.acquire()
         assert held is not None
-        tasks = [asyncio.create_task(enter()) for _ in range(RUN + 20)]
-        await queued(s.lock, RUN + 20)
+        tasks = [asyncio.create_task(enter()) for _ in range(MAX_AHEAD + 20)]
+        await queued(s.lock, MAX_AHEAD + 20)
         s.faulty.hold("pass_on")
         s.faulty.calls.clear()
         released = asyncio.create_task(held.release())
         await settled(400)
-        assert fences[RUN - 1] == held.fence + RUN
+        assert fences[MAX_AHEAD - 1] == held.fence + MAX_AHEAD
         assert s.faulty.calls["release"] >= 1
         s.faulty.resume()
         await asyncio.gather(*tasks, released)
         assert fences == sorted(fences)
-        assert len(fences) == RUN + 20
+        assert len(fences) == MAX_AHEAD + 20
 
 
 @virtual
@@ -475,14 +475,14 @@ async def test_what_is_said_of_one_run_is_not_said_of_the_next() -> None:
         held, (second, other, third, fourth) = await s.line_up(*locks)
         s.faulty.hold("pass_on")
         s.faulty.lose("push")
-        released = await s.hand_on(held)
+        released = await s.hand_off(held)
         assert s.server.break_(KEY, [held.fence]) == 1
         lease = await second
         theirs = await other
         await settled()  # the report is refused, which we hear only later
         assert await lease.release()
         assert await theirs.release()
-        then = await s.hand_on(await third)
+        then = await s.hand_off(await third)
         lease = await fourth
         await settled()
         s.faulty.resume()
@@ -537,14 +537,14 @@ async def test_a_report_is_not_sent_for_ever() -> None:
     async with scene() as s:
         held, (waiting,) = await s.line_up(s.lock, s.lock)
         s.faulty.refuse("pass_on", 10**6)
-        released = await s.hand_on(held)
+        released = await s.hand_off(held)
         lease = await waiting
         with pytest.raises(StoreError):
             await released
         s.faulty.refuse("renew", 10**6)
         await asyncio.sleep(3700)
         assert lease.state == "lost"
-        assert len(s.ours._engine.runs) == 0
+        assert len(s.ours._engine.handoff) == 0
         tried = s.faulty.calls["pass_on"]
         assert tried < 3700 / 20
         await asyncio.sleep(3700)

@@ -15,7 +15,7 @@ import redis
 
 import aiolock
 from aiolock.store import (
-    RUN,
+    MAX_AHEAD,
     WAS_ABSENT,
     WAS_HOLDER,
     WAS_QUEUED,
@@ -28,7 +28,7 @@ from aiolock.store import (
     Late,
     Queued,
     Status,
-    Waiter,
+    WaiterId,
 )
 from aiolock.stores.redis import _scripts as scripts
 from aiolock.stores.redis import _voting as voting
@@ -197,8 +197,8 @@ def test_whoever_is_not_counted_is_skipped_and_hears_nothing(lua: Scripts) -> No
     (held,) = lua.holders()
     lua.release(*held)
     assert [waiter for waiter, _ in lua.holders()] == ["x9000:ada:1"]
-    heard = [push["channel"] for push in iter(lambda: listening.get_message(timeout=0.05), None)]
-    assert f"{lua.names.channels}gone" not in heard
+    on_reply = [push["channel"] for push in iter(lambda: listening.get_message(timeout=0.05), None)]
+    assert f"{lua.names.channels}gone" not in on_reply
     listening.close()
 
 
@@ -209,7 +209,7 @@ def test_the_fence_above_a_run_is_kept(lua: Scripts) -> None:
     assert lua.break_([ahead]) == 1
     granted = lua.acquire("x9000:ada:2", 60_000, 0, 0)
     assert isinstance(granted, Granted)
-    assert granted.fence > ahead + RUN
+    assert granted.fence > ahead + MAX_AHEAD
 
 
 def test_the_dead_do_not_fill_the_queue(lua: Scripts) -> None:
@@ -307,7 +307,7 @@ def test_several_stand_in_the_order_in_which_they_asked(lua: Scripts, taken: boo
     seqs = range(8, 13)  # as texts the tenth would come before the ninth
     first, *others = asked(lua, seqs)
     assert isinstance(first, Queued if taken else Granted)
-    before = Before(Waiter("ada", 8), 0 if isinstance(first, Queued) else first.fence)
+    before = Before(WaiterId("ada", 8), 0 if isinstance(first, Queued) else first.fence)
     last = first.ticket if isinstance(first, Queued) else 0
     for seq, answer in zip(seqs[1:], others, strict=True):
         assert isinstance(answer, Queued)
@@ -316,7 +316,7 @@ def test_several_stand_in_the_order_in_which_they_asked(lua: Scripts, taken: boo
         assert answer.ticket > last
         assert 50_000 < answer.until <= 60_000
         assert abs(answer.now - time.time() * 1e6) < MINUTE
-        before, last = Before(Waiter("ada", seq), 0), answer.ticket
+        before, last = Before(WaiterId("ada", seq), 0), answer.ticket
     queue = [f"x9000:ada:{seq}" for seq in seqs]
     assert lua.redis.zrange(lua.keys[1], 0, -1) == (queue if taken else queue[1:])
     assert 0 < lua.redis.pttl(lua.keys[1]) <= 300_000
@@ -325,7 +325,7 @@ def test_several_stand_in_the_order_in_which_they_asked(lua: Scripts, taken: boo
 def test_several_of_which_one_was_given_up(lua: Scripts) -> None:
     """A copy that comes late does not queue it, and does the others no harm."""
     lua.acquire("x9000:bob:1", 60_000, 0, 0)
-    lua.release("x9000:ada:2", 0, bury=in_a_minute())
+    lua.release("x9000:ada:2", 0, tombstone_until=in_a_minute())
     first, given_up, third = asked(lua, (1, 2, 3))
     assert given_up == Busy(0)
     assert isinstance(first, Queued)
@@ -440,7 +440,7 @@ def test_a_copy_of_what_was_given_up_takes_nothing(lua: Scripts, form: str, take
     if taken:
         lua.acquire("s9000*3/3:ada:9" if "*" in form else "x9000:ada:9", 60_000, 0, 0)
     first = lua.acquire(waiter, 60_000, 0, 0)
-    was = lua.release(waiter, 0, bury=in_a_minute())
+    was = lua.release(waiter, 0, tombstone_until=in_a_minute())
     assert was == (WAS_HOLDER if isinstance(first, Granted) else WAS_QUEUED)
     for ticket in (0, 7, -1):
         assert lua.acquire(waiter, 60_000, ticket, 0) == Busy(0)
@@ -448,19 +448,19 @@ def test_a_copy_of_what_was_given_up_takes_nothing(lua: Scripts, form: str, take
     assert lua.redis.zrange(lua.keys[1], 0, -1) == []
     assert type(lua.acquire(other, 60_000, 0, 0)) is type(first), "it is in nobody else's way"
     assert lua.redis.pttl(lua.keys[0]) > 50_000
-    assert lua.release(waiter, 0, bury=in_a_minute()) == WAS_ABSENT
+    assert lua.release(waiter, 0, tombstone_until=in_a_minute()) == WAS_ABSENT
 
 
 def test_a_tombstone_does_not_last(lua: Scripts) -> None:
     """It ends at its time; the next takes away those that have ended; the key, with the lease."""
     gone, waiter = "x9000:ada:1", "x9000:ada:2"
-    assert lua.release(gone, 0, bury=int(time.time() * 1e6) - MINUTE) == WAS_ABSENT
+    assert lua.release(gone, 0, tombstone_until=int(time.time() * 1e6) - MINUTE) == WAS_ABSENT
     assert isinstance(lua.acquire(gone, 60_000, 0, 0), Granted)
-    assert lua.release(*lua.holders()[0], bury=in_a_minute()) == WAS_HOLDER
-    assert lua.release(waiter, 0, bury=in_a_minute()) == WAS_ABSENT
+    assert lua.release(*lua.holders()[0], tombstone_until=in_a_minute()) == WAS_HOLDER
+    assert lua.release(waiter, 0, tombstone_until=in_a_minute()) == WAS_ABSENT
     assert lua.tombstones() == {gone, waiter}
     lua.redis.zadd(lua.keys[0], {f"!{gone}": 10**15 + 10**12 + 5})
-    assert lua.release("x9000:ada:3", 0, bury=in_a_minute()) == WAS_ABSENT
+    assert lua.release("x9000:ada:3", 0, tombstone_until=in_a_minute()) == WAS_ABSENT
     assert set(lua.redis.zrange(lua.keys[0], 0, -1)) == {f"!{waiter}", "!x9000:ada:3"}
     assert 0 < lua.redis.pttl(lua.keys[0]) <= 60_000 + KEPT
 
@@ -469,7 +469,7 @@ def test_tombstones_are_no_holders(lua: Scripts) -> None:
     """Whatever looks at the holders passes over what was given up."""
     lua.listen("ada")
     for seq in range(3):
-        lua.release(f"x9000:ada:{seq}", 0, bury=in_a_minute())
+        lua.release(f"x9000:ada:{seq}", 0, tombstone_until=in_a_minute())
     assert lua.status() == Status("the {name}", (), ())
     assert lua.request() == 0
     assert lua.break_([0, 1, 2]) == 0
@@ -496,8 +496,8 @@ def test_a_full_server_takes_a_release_that_leaves_a_tombstone(own_server: Redis
     try:
         lua.acquire("x9000:ada:1", 60_000, 0, 0)
         own_server.call("CONFIG", "SET", "maxmemory", "1")
-        assert lua.release("x9000:ada:2", 0, bury=in_a_minute()) == WAS_ABSENT
-        assert lua.release(*lua.holders()[0], bury=in_a_minute()) == WAS_HOLDER
+        assert lua.release("x9000:ada:2", 0, tombstone_until=in_a_minute()) == WAS_ABSENT
+        assert lua.release(*lua.holders()[0], tombstone_until=in_a_minute()) == WAS_HOLDER
         own_server.call("CONFIG", "SET", "maxmemory", "0")
         assert lua.acquire("x9000:ada:1", 60_000, 0, 0) == Busy(0)
         assert lua.acquire("x9000:ada:2", 60_000, 0, 0) == Busy(0)
@@ -512,8 +512,8 @@ async def test_what_a_release_carries(
     store = store_on(redis_server.url, prefix)
     async with Peer(store) as ann:
         pipe, waiter = store._pipe, ann.waiter()
-        monkeypatch.setattr(pipe.copies, "bury", in_a_minute)  # as after a break
-        pipe.copies.about = True
+        monkeypatch.setattr(pipe.copies, "tombstone_until", in_a_minute)  # as after a break
+        pipe.copies.copies_may_arrive = True
         assert await ann.leave("n", waiter) == WAS_ABSENT
         assert await ann.ask("n", waiter) == Busy(0)
         grant = await ann.take("n")
@@ -537,7 +537,7 @@ def test_what_is_finished_is_remembered_while_copies_may_come(lua: Scripts) -> N
     waiter = "xo3000:ada:1"
     granted = lua.acquire(waiter, 60_000, 0, 0)
     assert isinstance(granted, Granted)
-    assert lua.finish(waiter, granted.fence, 10, bury=in_a_minute()) == WAS_HOLDER
+    assert lua.finish(waiter, granted.fence, 10, tombstone_until=in_a_minute()) == WAS_HOLDER
     assert lua.redis.zrange(lua.keys[0], 0, 0, withscores=True)[0][1] - time.time() * 1e3 > 59_000
     assert isinstance(lua.acquire(waiter, 60_000, 0, 0), Done)
 

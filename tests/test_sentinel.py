@@ -15,9 +15,9 @@ import pytest
 from redis.asyncio.connection import ConnectionPool
 
 import aiolock
-from aiolock.stores.redis import _switches
+from aiolock.stores.redis import _sentinel_watcher
 from aiolock.stores.redis._link import Link
-from aiolock.stores.redis._switches import Switches
+from aiolock.stores.redis._sentinel_watcher import SentinelWatcher
 from tests.failures import Peek, check_nothing_left, until
 from tests.sentinels import SERVICE, ScriptedSentinel
 from tests.servers import RedisServer, store_on
@@ -97,12 +97,12 @@ async def test_any_of_them_may_say_it(
     prefix: str,
     *,
     which: int,
-    says: str,
+    metadata: str,
 ) -> None:
     """The one that carries a fail-over out knows first, and both links leave an old master."""
     await is_master(servers[0], client, prefix)
     sentinels[which].master, sentinels[which].epoch = servers[1], 2
-    sentinels[which].say(says)
+    sentinels[which].say(metadata)
     await until(lambda: len(connections(servers[1])) == 2 and not connections(servers[0]))
     await is_master(servers[1], client, prefix)
 
@@ -157,14 +157,14 @@ async def test_nobody_is_believed_who_knows_of_an_earlier_one_only(
     sentinels[1].master, sentinels[1].epoch = servers[1], 2
     sentinels[1].say("+switch-master")
     await until(lambda: len(connections(servers[1])) == 2)
-    sentinels[1].silent = True
+    sentinels[1].not_voting = True
     asked = sentinels[0].asked
     sentinels[0].say("+switch-master")
     await until(lambda: sentinels[0].asked >= asked + 2)  # once more: it was not believed
     assert len(connections(servers[1])) == 2
     monkeypatch.setattr("aiolock.stores.redis._sentinel._known", {})  # ten seconds later
     await until(lambda: len(connections(servers[0])) == 2)
-    sentinels[1].silent = False
+    sentinels[1].not_voting = False
     sentinels[1].master = servers[0]
 
 
@@ -178,12 +178,12 @@ async def test_what_was_said_is_not_lost_with_the_answer(
     """All of them were too busy to answer: they are asked again, for nobody says it twice."""
     monkeypatch.setattr("aiolock.stores.redis._sentinel._ANSWER", 0.1)
     for sentinel in sentinels:
-        sentinel.master, sentinel.epoch, sentinel.silent = servers[1], 2, True
+        sentinel.master, sentinel.epoch, sentinel.not_voting = servers[1], 2, True
     sentinels[0].say("+switch-master")
     await asyncio.sleep(0.3)
     assert connections(servers[0])
     for sentinel in sentinels:
-        sentinel.silent = False
+        sentinel.not_voting = False
     await until(lambda: len(connections(servers[1])) == 2)
     assert [sentinel.subscriptions for sentinel in sentinels] == [1, 1, 1]
 
@@ -202,7 +202,7 @@ async def test_a_fault_does_not_end_the_following(
         if len(told) == 1:
             raise LookupError("not expected")
 
-    switches = Switches(store_on(url_of(sentinels), prefix)._pool, moved)
+    switches = SentinelWatcher(store_on(url_of(sentinels), prefix)._pool, moved)
     await until(lambda: len(told) > 1)
     await switches.aclose()
     assert told[0] == told[1] == ("127.0.0.1", servers[0].port)
@@ -213,16 +213,16 @@ async def test_closed_though_the_cancellation_is_lost(
     sentinels: list[ScriptedSentinel], prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In a driver, as it happens: whoever had begun to subscribe ends all the same."""
-    begin, begun = _switches._Subscribed.begin, list[object]()
+    begin, begun = _sentinel_watcher._Subscribed.begin, list[object]()
 
-    async def begins(self: _switches._Subscribed, sentinel: ConnectionPool) -> None:
+    async def begins(self: _sentinel_watcher._Subscribed, sentinel: ConnectionPool) -> None:
         begun.append(self)
         with contextlib.suppress(asyncio.CancelledError):
             await asyncio.sleep(60)
         await begin(self, sentinel)
 
-    monkeypatch.setattr(_switches._Subscribed, "begin", begins)
-    switches = Switches(store_on(url_of(sentinels), prefix)._pool, lambda _: None)
+    monkeypatch.setattr(_sentinel_watcher._Subscribed, "begin", begins)
+    switches = SentinelWatcher(store_on(url_of(sentinels), prefix)._pool, lambda _: None)
     await until(lambda: len(begun) == 3)
     await asyncio.wait_for(switches.aclose(), 5)
     await until(lambda: not any(sentinel.connections for sentinel in sentinels))
@@ -266,14 +266,14 @@ async def test_silent_sentinel_is_left(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Its connection may be dead, and what it says would not arrive."""
-    monkeypatch.setattr("aiolock.stores.redis._switches._SILENCE", 0.2)
-    monkeypatch.setattr("aiolock.stores.redis._switches._ANSWER", 0.5)
-    monkeypatch.setattr("aiolock.stores.redis._switches._PAUSE", 0.0)
+    monkeypatch.setattr("aiolock.stores.redis._sentinel_watcher._SILENCE", 0.2)
+    monkeypatch.setattr("aiolock.stores.redis._sentinel_watcher._ANSWER", 0.5)
+    monkeypatch.setattr("aiolock.stores.redis._sentinel_watcher._PAUSE", 0.0)
     async with aiolock.connect(url_of(sentinels), prefix=prefix):
         await subscribed(sentinels)
-        sentinels[1].silent = True
+        sentinels[1].not_voting = True
         await until(lambda: not sentinels[1].subscribers)
-        sentinels[1].silent = False
+        sentinels[1].not_voting = False
         await until(lambda: sentinels[1].subscribers)
 
 
@@ -281,7 +281,7 @@ async def test_sentinel_that_answers_is_kept(
     sentinels: list[ScriptedSentinel], prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It says nothing for months, where there is nothing to say."""
-    monkeypatch.setattr("aiolock.stores.redis._switches._SILENCE", 0.5)
+    monkeypatch.setattr("aiolock.stores.redis._sentinel_watcher._SILENCE", 0.5)
     async with aiolock.connect(url_of(sentinels), prefix=prefix):
         await until(lambda: sentinels[0].pinged >= 2, after=2)
         assert sentinels[0].subscriptions == 1
@@ -295,7 +295,7 @@ async def test_sentinel_that_lets_nobody_subscribe(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """It is warned of, once; the others are listened to, and the lock works."""
-    monkeypatch.setattr("aiolock.stores.redis._switches._PAUSE", 0.0)
+    monkeypatch.setattr("aiolock.stores.redis._sentinel_watcher._PAUSE", 0.0)
     for sentinel in sentinels[:2]:
         sentinel.refuses = True
     with caplog.at_level(logging.WARNING, "aiolock"):
@@ -336,7 +336,7 @@ async def test_closed_client_leaves_no_sentinel_a_connection(
     sentinels: list[ScriptedSentinel], prefix: str
 ) -> None:
     """Nor any task: whether it has subscribed, or is about to."""
-    sentinels[1].silent = True
+    sentinels[1].not_voting = True
     async with aiolock.connect(url_of(sentinels), prefix=prefix):
         await until(lambda: sentinels[0].subscribers and sentinels[2].subscribers)
     await until(lambda: not any(sentinel.connections for sentinel in sentinels))

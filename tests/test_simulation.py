@@ -270,7 +270,7 @@ class World:
         await asyncio.wait(mine)
         engine = client._engine
         left = (
-            engine.waiters.attempts,
+            engine.waiters.acquisitions,
             engine.waiters._queues,
             engine.watchdog.holds,
             engine.watchdog.owned,
@@ -385,7 +385,9 @@ COMMANDS = (
     *("acquire", "release", "renew", "status", "finish", "request", "downgrade", "resize"),
     *("post", "read", "break_"),
 )
-"""Each comes late in each part; `pass_on`, which is seldom sent here, in `test_simulation_runs`."""
+"""Each comes late in each part; `report_handoff`, which is seldom sent here, in
+`test_simulation_runs`.
+"""
 
 
 @pytest.mark.long

@@ -16,7 +16,16 @@ import pytest
 
 import aiolock
 from aiolock import LockClient, StoreError
-from aiolock.store import RUN, WAS_HOLDER, Answer, Form, Granted, Late, Pass, Waiter
+from aiolock.store import (
+    MAX_AHEAD,
+    WAS_HOLDER,
+    Answer,
+    Form,
+    Granted,
+    HandoffReport,
+    Late,
+    WaiterId,
+)
 from aiolock.stores.machine import NameState, PushGranted, Step
 from tests import virtual
 from tests.ledger import Ledger
@@ -37,8 +46,8 @@ class Watched(Server):
         self.passes = 0
         self.minted = set[int]()
         """The fences of grants that the server made itself."""
-        self.tickets = dict[Waiter, int]()
-        self.since = dict[Waiter, float]()
+        self.tickets = dict[WaiterId, int]()
+        self.since = dict[WaiterId, float]()
 
     @property
     def crowd(self) -> NameState:
@@ -46,7 +55,7 @@ class Watched(Server):
         return self._states.get(f"lock:{NAME}") or NameState()
 
     def acquire(
-        self, name: str, waiter: Waiter, form: Form, ttl: int, **options: Any
+        self, name: str, waiter: WaiterId, form: Form, ttl: int, **options: Any
     ) -> Answer | Late:
         there = waiter in self.crowd.waiting
         answer = super().acquire(name, waiter, form, ttl, **options)
@@ -64,12 +73,12 @@ class Watched(Server):
     def break_(self, name: str, fences: Sequence[int]) -> int:
         # Whoever has it by then: what was broken may have been passed on before that was heard.
         for fence in fences:
-            self.broken.update(range(fence, fence + RUN + 1))
+            self.broken.update(range(fence, fence + MAX_AHEAD + 1))
         return super().break_(name, fences)
 
-    def pass_on(self, passed: Pass, *, not_after: int = 0) -> int | Late:
-        answer = super().pass_on(passed, not_after=not_after)
-        self.passes += len(passed.through) if answer == WAS_HOLDER else 0
+    def report_handoff(self, passed: HandoffReport, *, not_after: int = 0) -> int | Late:
+        answer = super().report_handoff(passed, not_after=not_after)
+        self.passes += len(passed.via) if answer == WAS_HOLDER else 0
         return answer
 
 

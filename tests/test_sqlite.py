@@ -25,18 +25,18 @@ from hypothesis import strategies as st
 
 import aiolock
 import aiolock.store
-from aiolock._engine import lookout
-from aiolock.store import Answer, Form, Granted, Renewal, Rule, Waiter
+from aiolock._engine import slow_monitor
+from aiolock.store import Answer, Form, Granted, Renewal, Rule, WaiterId
 from aiolock.stores._codec import decode, encode
 from aiolock.stores._holders import Grant, Holder
 from aiolock.stores._operations import Operation
 from aiolock.stores.machine import NameState, Step
 from aiolock.stores.sqlite import (
     SQLiteStore,
-    _bell,
     _clock,
     _database,
     _filelock,
+    _notifier,
     _places,
     _presence,
     _session,
@@ -53,7 +53,7 @@ from tests.failures import take, until
 @pytest.fixture(autouse=True)
 def no_labels(monkeypatch: pytest.MonkeyPatch) -> None:
     """Or whoever puts one up fetches what was left for it, bell or no bell."""
-    monkeypatch.setattr(lookout, "_EVERY", 3600.0)
+    monkeypatch.setattr(slow_monitor, "_EVERY", 3600.0)
 
 
 @pytest.fixture
@@ -489,7 +489,7 @@ async def test_an_error_after_the_commit(url: str, monkeypatch: pytest.MonkeyPat
     async with aiolock.connect(url) as ours, aiolock.connect(url) as theirs:
         lease = await take(ours.lock("x", ttl=30))
         waiting = await waits(theirs, "x")
-        monkeypatch.setattr(_bell, "ring", fails)
+        monkeypatch.setattr(_notifier, "ring", fails)
         assert await lease.release()
         holders = (await ours.lock("x").status()).holders
         assert [party.client for party in holders] == [theirs.id]
@@ -674,18 +674,18 @@ async def test_files_are_left_by_nobody(path: Path, url: str) -> None:
 BELLS = ["path", "long path", "port"]
 
 
-def have(bell: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def have(notifier: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Have bells of this sort."""
-    if bell != "path":
-        monkeypatch.setattr(_bell, "LONGEST_PATH", 0)
-    if bell == "port":
-        monkeypatch.setattr(_bell, "_DESCRIPTORS", Path("/nowhere"))
+    if notifier != "path":
+        monkeypatch.setattr(_notifier, "LONGEST_PATH", 0)
+    if notifier == "port":
+        monkeypatch.setattr(_notifier, "_DESCRIPTORS", Path("/nowhere"))
 
 
 @pytest.mark.parametrize("bell", BELLS)
-async def test_handed_over(url: str, monkeypatch: pytest.MonkeyPatch, bell: str) -> None:
+async def test_handed_over(url: str, monkeypatch: pytest.MonkeyPatch, notifier: str) -> None:
     """A waiter of another client is rung, whichever bell it has."""
-    have(bell, monkeypatch)
+    have(notifier, monkeypatch)
     async with aiolock.connect(url) as ours, aiolock.connect(url) as theirs:
         lease = await take(ours.lock("x", ttl=30))
         waiting = asyncio.create_task(take(theirs.lock("x", ttl=30)))
@@ -724,7 +724,7 @@ asyncio.run(main(sys.argv[1]))
             text=True,
         )
 
-    async def says(self) -> str:
+    async def metadata(self) -> str:
         """Its next line."""
         assert self._process.stdout is not None
         line = await asyncio.to_thread(self._process.stdout.readline)
@@ -782,7 +782,7 @@ async def test_a_waiter_that_was_killed_costs_nothing(url: str, process: Process
         await swept(other)
         lock = client.lock("x", ttl=60)
         lease = await take(lock)
-        assert await process.says() == "open"
+        assert await process.metadata() == "open"
         while len((await lock.status()).waiters) < 1:  # noqa: ASYNC110  # nothing announces it
             await asyncio.sleep(0.01)
         waiting = asyncio.create_task(take(other.lock("x", ttl=60)))
@@ -797,8 +797,8 @@ async def test_a_waiter_that_was_killed_costs_nothing(url: str, process: Process
 async def test_nothing_is_left_for_the_dead(path: Path, url: str, process: Process) -> None:
     """What nobody would fetch is not written down."""
     async with aiolock.connect(url) as client:
-        assert await process.says() == "open"
-        assert (await process.says()).startswith("in ")
+        assert await process.metadata() == "open"
+        assert (await process.metadata()).startswith("in ")
         await swept(client)
         process.end()
         assert await client.lock("x").break_()
@@ -808,8 +808,8 @@ async def test_nothing_is_left_for_the_dead(path: Path, url: str, process: Proce
 
 async def test_a_holder_that_was_killed_costs_its_lease(url: str, process: Process) -> None:
     """And what it has left is removed by the next one that opens."""
-    assert await process.says() == "open"
-    assert (await process.says()).startswith("in ")
+    assert await process.metadata() == "open"
+    assert (await process.metadata()).startswith("in ")
     process.end()
     async with aiolock.connect(url) as client:
         lease = await take(client.lock("x", timeout=10))
@@ -824,7 +824,7 @@ async def test_what_a_stopped_process_is_told_is_there_when_it_goes_on(
     async with aiolock.connect(url) as client:
         lock = client.lock("x", ttl=60)
         lease = await take(lock)
-        assert await process.says() == "open"
+        assert await process.metadata() == "open"
         while len((await lock.status()).waiters) < 1:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
         await process.stop(path)
@@ -832,9 +832,9 @@ async def test_what_a_stopped_process_is_told_is_there_when_it_goes_on(
         second = await take(client.lock("x", ttl=60, timeout=10))  # after its claim, of 1.5 s
         process.go_on()
         await second.release()
-        assert (await process.says()).startswith("in ")
+        assert (await process.metadata()).startswith("in ")
         process.leave()
-        assert await process.says() == "out"
+        assert await process.metadata() == "out"
 
 
 async def test_a_child_does_not_keep_its_parent_alive(url: str, path: Path) -> None:
@@ -847,7 +847,7 @@ async def test_a_child_does_not_keep_its_parent_alive(url: str, path: Path) -> N
     reads, writes = os.pipe()
     child = os.fork()
     if not child:  # pragma: no cover
-        os.write(writes, json.dumps([presence._lock is None, not presence.bells]).encode())
+        os.write(writes, json.dumps([presence._lock is None, not presence.notifiers]).encode())
         os.kill(os.getpid(), signal.SIGSTOP)
         os._exit(0)
     try:
@@ -894,7 +894,7 @@ def test_a_file_that_is_cleaned_up_as_it_is_made(
     ada, bob = (_presence.Presence(tmp_path, client) for client in ("ada", "bob"))
     ada.enter()
     assert bob.listens("ada")
-    assert bob.says("ada").pid == os.getpid()
+    assert bob.metadata("ada").pid == os.getpid()
     ada.leave()
     assert not bob.listens("ada")
 
@@ -929,7 +929,7 @@ async def test_after_another_start_of_the_machine(
     inbox: Any = object()
     await store.open("dead", inbox)
     before = await store.acquire(
-        "lock:x", Waiter("dead", 1), Form(claim=0), 300, ticket=0, wait=False, max_waiters=0
+        "lock:x", WaiterId("dead", 1), Form(claim=0), 300, ticket=0, wait=False, max_waiters=0
     )
     assert isinstance(before, Granted)
     await store.aclose()  # which gives nothing back
@@ -954,7 +954,7 @@ async def test_after_a_start_that_ended_a_renewed_lease(
     store = from_url(url, "aiolock")
     inbox: Any = object()
     await store.open("dead", inbox)
-    form, waiter = Form(claim=0), Waiter("dead", 1)
+    form, waiter = Form(claim=0), WaiterId("dead", 1)
     granted = await store.acquire(
         "lock:x", waiter, form, 30_000, ticket=0, wait=False, max_waiters=0
     )
@@ -1037,11 +1037,11 @@ async def waits(client: aiolock.LockClient, name: str) -> asyncio.Task[aiolock.L
 @pytest.mark.parametrize("what", ["*.lock", "*.sock", "*"])
 @pytest.mark.parametrize("bell", BELLS)
 async def test_a_directory_that_is_cleared_out(
-    path: Path, url: str, monkeypatch: pytest.MonkeyPatch, what: str, bell: str
+    path: Path, url: str, monkeypatch: pytest.MonkeyPatch, what: str, notifier: str
 ) -> None:
     """A client whose files are removed makes new ones, and takes its places in the queues again."""
     monkeypatch.setattr("aiolock.stores.sqlite._session.HEARTBEAT", 0.1)
-    have(bell, monkeypatch)
+    have(notifier, monkeypatch)
     async with aiolock.connect(url) as ours, aiolock.connect(url) as theirs:
         lease = await take(ours.lock("x", ttl=30))
         waiting = await waits(theirs, "x")
@@ -1064,21 +1064,21 @@ async def test_a_directory_that_is_cleared_out(
 
 @pytest.mark.parametrize("bell", BELLS)
 async def test_a_bell_that_is_replaced_is_closed(
-    path: Path, url: str, monkeypatch: pytest.MonkeyPatch, bell: str
+    path: Path, url: str, monkeypatch: pytest.MonkeyPatch, notifier: str
 ) -> None:
     """However often somebody removes it, a client has one."""
     monkeypatch.setattr("aiolock.stores.sqlite._session.HEARTBEAT", 0.05)
-    have(bell, monkeypatch)
+    have(notifier, monkeypatch)
     async with aiolock.connect(url) as client:
         session = session_of(client)
-        bells = session._presence.bells
+        notifiers = session._presence.notifiers
         for _ in range(3):
-            first = bells[0]
+            first = notifiers[0]
             for file in Path(f"{path}.clients").glob(f"{client.id}.*"):
                 file.unlink()
-            await until(lambda: session._presence.is_there() and len(bells) == 1)
-            assert (bells[0] is first) == (bell == "port"), "which nobody can remove"
-            assert (first._socket.fileno() < 0) == (bells[0] is not first)
+            await until(lambda: session._presence.is_there() and len(notifiers) == 1)
+            assert (notifiers[0] is first) == (notifier == "port"), "which nobody can remove"
+            assert (first._socket.fileno() < 0) == (notifiers[0] is not first)
 
 
 async def test_who_was_taken_for_dead(
@@ -1326,7 +1326,7 @@ async def test_a_file_that_is_removed_while_it_is_opened(
 @pytest.mark.one_loop
 def test_a_snapshot_between_two_operations(path: Path) -> None:
     """It shows what those before it have done, and those behind it are saved as well."""
-    ada, form = Waiter("ada", 1), Form(3000)
+    ada, form = WaiterId("ada", 1), Form(3000)
     presence = _presence.Presence(path.with_name("locks.db.clients"), "ada")
     database = Database(path, "aiolock", "ada", presence, path, lost=list, replaced=bool)
     database.open()
@@ -1357,7 +1357,7 @@ async def test_a_ring_during_a_fetch(url: str, monkeypatch: pytest.MonkeyPatch) 
 
         monkeypatch.setattr(session, "call", call)
         for _ in range(3):
-            session._rung()
+            session._notified()
         for fetched in (1, 2):
             assert len(fetches) == fetched
             fetches[-1].set_result(None)
@@ -1460,7 +1460,7 @@ async def test_many_open_a_new_file_at_once(url: str) -> None:
     processes = [Process(url, ttl=5) for _ in range(6)]
     try:
         for process in processes:
-            assert await process.says() == "open"
+            assert await process.metadata() == "open"
     finally:
         for process in processes:
             process.end()
@@ -1682,17 +1682,17 @@ async def test_a_push_is_delivered_once(
     path: Path, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What was read when the bell rang is not told again by the transaction that removes it."""
-    heard: list[str] = []
+    on_reply: list[str] = []
     async with aiolock.connect(url) as ours, aiolock.connect(url) as theirs:
         await swept(ours)
         lease = await take(ours.lock("x", ttl=30))
         waiters = type(session_of(ours)._inbox)
-        monkeypatch.setattr(waiters, "requested", lambda _, name, *__: heard.append(name))
+        monkeypatch.setattr(waiters, "requested", lambda _, name, *__: on_reply.append(name))
         with contextlib.closing(sqlite3.connect(path)) as database:
             count = "SELECT count(*) FROM inbox"
             for times in (1, 2):
                 assert await theirs.lock("x").request_release()
-                await until(lambda: len(heard) == times)  # noqa: B023  # it has ended by then
+                await until(lambda: len(on_reply) == times)  # noqa: B023  # it has ended by then
                 assert database.execute(count).fetchone() == (times,)
             # As at a fork: the file is opened again, and is the same.
             session_of(ours)._database.before_fork()
@@ -1700,7 +1700,7 @@ async def test_a_push_is_delivered_once(
             await ours.lock("y").status()
             assert database.execute(count).fetchone() == (0,)
         await lease.release()
-    assert heard == ["lock:x"] * 2
+    assert on_reply == ["lock:x"] * 2
 
 
 async def test_what_cannot_be_fetched_is_tried_less_and_less_often(
@@ -1796,7 +1796,7 @@ def swept_alone(path: Path) -> Iterator[Database]:
 def fill(database: Database, names: Sequence[str], client: str, changed: int) -> None:
     """Leave names for which a client waits, changed at that time (µs)."""
     state = NameState()
-    state.enqueue(1, Waiter(client, 1), Form(1000))
+    state.enqueue(1, WaiterId(client, 1), Form(1000))
     database._connection._database.executemany(  # type: ignore[union-attr]  # it is open
         "INSERT INTO names VALUES (?, ?, 0, ?)",
         [(name.encode(), encode(state), changed) for name in names],
@@ -1911,7 +1911,7 @@ async def test_what_nobody_asks_for_is_forgotten(
         assert (await client.lock("held").status()).holders
 
 
-waiters = st.builds(Waiter, st.sampled_from(["ada", "bob"]), st.integers(1, 10**9))
+waiters = st.builds(WaiterId, st.sampled_from(["ada", "bob"]), st.integers(1, 10**9))
 forms = st.builds(
     Form,
     claim=st.integers(0, 10**6),
@@ -1943,7 +1943,7 @@ def states(draw: st.DrawFn) -> NameState:
         st.lists(st.tuples(waiters, moments, forms), unique_by=lambda each: each[0])
     ):
         state.enqueue(ticket, waiter, form)
-    state.given_up = draw(st.dictionaries(waiters, moments))
+    state.tombstones = draw(st.dictionaries(waiters, moments))
     state.resized = draw(st.dictionaries(st.text(), st.tuples(st.integers(0), moments)))
     state.until = draw(moments)
     state.limit = draw(st.none() | st.integers(0, 10**9))

@@ -18,7 +18,7 @@ from typing import Final
 import pytest
 
 import aiolock
-from aiolock._engine import lookout
+from aiolock._engine import slow_monitor
 from aiolock.stores.sqlite import _places, _session
 from tests.failures import take
 
@@ -28,7 +28,7 @@ LINUX: Final = pytest.mark.skipif(sys.platform != "linux", reason="only Linux ha
 @pytest.fixture(autouse=True)
 def no_labels(monkeypatch: pytest.MonkeyPatch) -> None:
     """Or whoever puts one up notices what an idle client is to notice."""
-    monkeypatch.setattr(lookout, "_EVERY", 3600.0)
+    monkeypatch.setattr(slow_monitor, "_EVERY", 3600.0)
 
 
 @pytest.fixture

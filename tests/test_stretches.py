@@ -16,7 +16,7 @@ from aiolock import AcquireTimeout, ClientClosed
 from aiolock.page._limits import Limits
 from aiolock.page._poller import Poller
 from aiolock.page._view import Wanted
-from aiolock.store import Waiter
+from aiolock.store import WaiterId
 from aiolock.stores.memory import MemoryServer
 from tests import stretches
 from tests.servers import RedisServer
@@ -100,7 +100,7 @@ async def test_waiters(client: aiolock.LockClient, other: aiolock.LockClient) ->
         await client.lock("crowded").status()  # behind all of the questions
 
     def stuck() -> None:
-        waiters.lost("lock:crowded", Waiter("nobody", 1), 1, "expired")
+        waiters.lost("lock:crowded", WaiterId("nobody", 1), 1, "expired")
 
     await check_short(lambda: asyncio.sleep(2.5))  # looks for what is new, and for what is slow
     await check_short(lock.status)

@@ -113,7 +113,7 @@ async def test_holders(client: aiolock.LockClient, other: aiolock.LockClient, ta
     semaphore = other.semaphore("api", _HOLDERS)
     await check_short(semaphore.status)
     await check_short(other.snapshot)
-    few = await other._engine.runs.status("semaphore:api", waiters=False)
+    few = await other._engine.handoff.status("semaphore:api", waiters=False)
     assert (len(few.holders), few.more_holders) == (FEW, _HOLDERS - FEW)
     status = await semaphore.status()
     assert len({holder.seq for holder in status.holders}) == _HOLDERS
@@ -122,7 +122,7 @@ async def test_holders(client: aiolock.LockClient, other: aiolock.LockClient, ta
 async def test_replies_that_come_at_once(redis_server: RedisServer, prefix: str) -> None:
     """Ten thousand answers and as many pushes, read from the sockets in one piece."""
     async with aiolock.connect(redis_server.url, prefix=prefix) as client:
-        store: Any = client._engine.runs._store
+        store: Any = client._engine.handoff._store
         told = list[str]()
         store._subscription._inbox.done = told.append
         wires = (store._pipe._wire, store._subscription._link.wire)
@@ -161,7 +161,7 @@ async def test_holders_whose_leases_end_together(redis_server: RedisServer, pref
     """Readers that were let in at once, for example: the server has one score for all of them."""
     async with aiolock.connect(redis_server.url, prefix=prefix, ttl=600) as client:
         await each(lambda _: client.semaphore("api", MANY).acquire(), MANY)
-        store: Any = client._engine.runs._store
+        store: Any = client._engine.handoff._store
         key = store._names.keys("semaphore:api")[0]
         async with redis.asyncio.Redis.from_url(redis_server.url) as server:
             found: Any = await server.zrange(key, 0, -1, withscores=True)
@@ -188,7 +188,7 @@ async def test_waiters_of_a_quorum_of_redis_servers(prefix: str) -> None:
                     await asyncio.sleep(0.002)
                 while len((await lock.status()).waiters) < _IN_QUORUM:  # noqa: ASYNC110  # no Event
                     await asyncio.sleep(0.05)
-                await check_short(lambda: client._engine.runs.status("lock:crowded"))
+                await check_short(lambda: client._engine.handoff.status("lock:crowded"))
                 status = await lock.status()
                 assert [each.place for each in status.waiters] == list(range(1, _IN_QUORUM + 1))
                 for task in tasks:

@@ -25,7 +25,7 @@ from aiolock.store import (
     Relay,
     Renewal,
     Status,
-    Waiter,
+    WaiterId,
 )
 from aiolock.stores.memory import MemoryServer, MemoryStore
 from tests.virtual import VirtualLoop
@@ -67,7 +67,7 @@ class ByHand(Relay):
     def acquire(
         self,
         name: str,
-        waiter: Waiter,
+        waiter: WaiterId,
         form: Form,
         ttl: int,
         *,
@@ -80,7 +80,7 @@ class ByHand(Relay):
     def release(
         self,
         name: str,
-        waiter: Waiter,
+        waiter: WaiterId,
         form: Form,
         fence: int,
         *,
@@ -136,9 +136,9 @@ class Scene:
         return task
 
     @property
-    def waiter(self) -> Waiter:
+    def waiter(self) -> WaiterId:
         waiter = self.store.sent[0].arguments[0]
-        assert isinstance(waiter, Waiter)
+        assert isinstance(waiter, WaiterId)
         return waiter
 
     @property
@@ -332,7 +332,7 @@ def test_a_late_push_at_the_timeout_waits_for_nothing() -> None:
         s.answer(0, queued(0.0))
         await asyncio.sleep(6.0)
         s.push(7, 0.1)  # for 5 s from then
-        s.client._engine.waiters.attempts["lock:n"][s.waiter].stop(
+        s.client._engine.waiters.acquisitions["lock:n"][s.waiter].stop(
             _TimedOut()
         )  # by its timer, before the task
         await settle()

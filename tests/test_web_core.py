@@ -398,7 +398,7 @@ async def test_cancelled_at_any_step(kind: Kind, monkeypatch: pytest.MonkeyPatch
         async for _ in cancel_everywhere(scenario, [kind]):
             async with theirs.lock("x", timeout=10):
                 assert not ours._engine.watchdog.holds
-                assert not ours._engine.waiters.attempts
+                assert not ours._engine.waiters.acquisitions
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -434,7 +434,7 @@ async def test_leases_of_a_request_cancelled_at_any_step_leave_nothing(
         async for _ in cancel_everywhere(scenario, [kind]):
             async with theirs.lock("x", timeout=10), theirs.lock("y", timeout=10):
                 assert not ours._engine.watchdog.holds
-                assert not ours._engine.waiters.attempts
+                assert not ours._engine.waiters.acquisitions
 
 
 async def test_body_that_is_cancelled_while_it_learns_of_a_loss_releases_its_leases() -> None:

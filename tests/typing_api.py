@@ -108,8 +108,8 @@ async def acquiring(lock: aiolock.Lock) -> None:
     async with AsyncExitStack() as stack:
         assert_type(await stack.enter_async_context(lock), aiolock.Lease)
         assert_type(await stack.enter_async_context(lock.acquire(timeout=2)), aiolock.Lease)
-    _ = assert_type(lock.acquire(), aiolock.Acquisition[aiolock.Lease])
-    _ = assert_type(lock.acquire(timeout=1), aiolock.Acquisition[aiolock.Lease])
+    _ = assert_type(lock.acquire(), aiolock.AcquireContext[aiolock.Lease])
+    _ = assert_type(lock.acquire(timeout=1), aiolock.AcquireContext[aiolock.Lease])
     assert_type(await lock.acquire(), aiolock.Lease)
     assert_type(await lock.acquire(timeout=timedelta(seconds=1)), aiolock.Lease)
     await lock.acquire(blocking=False)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]  # see try_acquire
@@ -158,7 +158,7 @@ async def looking(lock: aiolock.Lock) -> None:
     status = await lock.status()
     assert_type(status, aiolock.Status)
     for party in (*status.holders, *status.waiters):
-        assert_type(party, aiolock.Party)
+        assert_type(party, aiolock.Participant)
         assert_type((party.client, party.host, party.pid), tuple[str, str, int])
         assert_type((party.since, party.remaining), tuple[float, float])
         assert_type((party.place, party.fence), tuple[int, int])

@@ -16,13 +16,13 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Final
 
-from aiolock._engine import deadlock, refusals
-from aiolock._engine.acquisition import Attempt, Phase
+from aiolock._engine import deadlock, error_factories
+from aiolock._engine.acquisition import Acquisition, Phase
 from aiolock._engine.grant import lasts
 from aiolock._engine.hold import Hold, Owned, Owner
 from aiolock._engine.labels import labelled
-from aiolock._engine.lookout import Lookout
 from aiolock._engine.policy import Policy
+from aiolock._engine.slow_monitor import SlowMonitor
 from aiolock._engine.waiters import Waiters
 from aiolock._engine.watchdog import Watchdog, retrieve
 from aiolock._prompt import Prompt
@@ -39,11 +39,11 @@ from aiolock.store import (
     Busy,
     Done,
     Full,
-    Party,
+    Participant,
     Renewal,
     Rule,
     ServerStatus,
-    Waiter,
+    WaiterId,
 )
 
 _TOO_LATE: Final = 5
@@ -88,7 +88,7 @@ class Acquirer:
         self,
         waiters: Waiters,
         watchdog: Watchdog,
-        lookout: Lookout,
+        slow_monitor: SlowMonitor,
         client: str,
         *,
         answer_timeout: float,
@@ -101,9 +101,9 @@ class Acquirer:
         self._answer_timeout = answer_timeout
         self._servers = servers
         self._waiters = waiters
-        self._lookout = lookout
+        self._slow_monitor = slow_monitor
         self._events = watchdog.events
-        self._runs = watchdog.runs
+        self._handoff = watchdog.handoff
         self._watchdog = watchdog
         self._client = client
         self._loop = asyncio.get_running_loop()
@@ -133,219 +133,231 @@ class Acquirer:
         held = self._held(policy, owner)
         if held is not None:
             return held
-        attempt = self._begin(policy, owner[0], timeout, label)
+        acquisition = self._begin(policy, owner[0], timeout, label)
         timer = None
         limit = timeout if wait else self._answer_timeout
-        used = attempt.began - since if since is not None and timeout else 0.0
+        used = acquisition.began - since if since is not None and timeout else 0.0
         left = max(0.0, limit - used) if used and limit is not None else limit
         why: GaveUp = "busy"
         try:
             if left is not None:
-                timer = self._loop.call_later(left, self._time_is_up, attempt, _TURNS)
-            if await self._granted(attempt, wait=wait):
-                return self._keep(attempt, owner)
+                timer = self._loop.call_later(left, self._time_is_up, acquisition, _TURNS)
+            if await self._granted(acquisition, wait=wait):
+                return self._keep(acquisition, owner)
         except _TimedOut:
-            why = "timeout" if wait and self._answers(attempt, used, left) else "store"
-            self._give_up(attempt)
+            why = "timeout" if wait and self._answers(acquisition, used, left) else "store"
+            self._give_up(acquisition)
         except BaseException as error:  # noqa: BLE001  # it is raised below
             why = _why(error)
-            self._give_up(attempt)
-            raise policy.told(error)  # noqa: B904  # it has the cause of the other
+            self._give_up(acquisition)
+            raise policy.with_context(error)  # noqa: B904  # it has the cause of the other
         finally:
             if timer is not None:
                 timer.cancel()
-            if attempt.phase is not Phase.HELD:
-                self._left(attempt, why)
+            if acquisition.phase is not Phase.HELD:
+                self._left(acquisition, why)
         if why == "store" and limit is not None:
             name = "timeout" if wait else "answer_timeout"
-            raise refusals.unanswered(policy, name, limit, self._runs, self._waiters.broken)
+            raise error_factories.unanswered(
+                policy, name, limit, self._handoff, self._waiters.broken
+            )
         if not raises:
             return None
-        raise await self._not_acquired(attempt, timeout, left, since)
+        raise await self._not_acquired(acquisition, timeout, left, since)
 
     # One acquisition, in the order of its phases
 
     def _begin(
         self, policy: Policy, owner: asyncio.Task[Any] | None, timeout: float | None, label: str
-    ) -> Attempt:
-        waiter = Waiter(self._client, next(self._numbers))
-        attempt = Attempt(waiter, policy, owner, self._time())
+    ) -> Acquisition:
+        waiter = WaiterId(self._client, next(self._numbers))
+        acquisition = Acquisition(waiter, policy, owner, self._time())
         if timeout is None:
-            attempt.patient = True
+            acquisition.patient = True
         if label:
-            attempt.label = label
-        if not self._lookout.awake:
-            self._lookout.wake()
-        self._waiters.add(attempt)  # last: whoever is added leaves again
-        return attempt
+            acquisition.label = label
+        if not self._slow_monitor.awake:
+            self._slow_monitor.wake()
+        self._waiters.add(acquisition)  # last: whoever is added leaves again
+        return acquisition
 
-    def _time_is_up(self, attempt: Attempt, turns: int) -> None:
+    def _time_is_up(self, acquisition: Acquisition, turns: int) -> None:
         """Stop the waiting; but first hear an answer that came while the process stood still."""
-        if turns and attempt.phase is Phase.ASKING:
-            self._loop.call_soon(self._time_is_up, attempt, turns - 1)
-        elif not attempt.ended:
-            attempt.stop(_TimedOut())
+        if turns and acquisition.phase is Phase.ASKING:
+            self._loop.call_soon(self._time_is_up, acquisition, turns - 1)
+        elif not acquisition.ended:
+            acquisition.stop(_TimedOut())
 
-    def _answers(self, attempt: Attempt, used: float, left: float | None) -> bool:
+    def _answers(self, acquisition: Acquisition, used: float, left: float | None) -> bool:
         """Whether the store has answered, or may be well though it has not.
 
         That is so if little time was left after ``used`` seconds for the locks before.
         """
         little = left is not None and left < min(used, self._answer_timeout)
-        return attempt.clocks is not None or (little and self._waiters.broken is None)
+        return acquisition.clocks is not None or (little and self._waiters.broken is None)
 
-    async def _granted(self, attempt: Attempt, *, wait: bool) -> bool:
+    async def _granted(self, acquisition: Acquisition, *, wait: bool) -> bool:
         """Ask, wait for the push, and return grants that are too late; False if it is not free."""
         told = False
         for _ in range(_TOO_LATE):
-            while attempt.phase is Phase.ASKING:  # more than once: see `Busy`
-                if attempt.stopped is not None:
-                    raise attempt.stopped
-                question = self._waiters.ask(attempt, wait=wait)
-                attempt.waits_for = question.answer
+            while acquisition.phase is Phase.ASKING:  # more than once: see `Busy`
+                if acquisition.stopped is not None:
+                    raise acquisition.stopped
+                question = self._waiters.ask(acquisition, wait=wait)
+                acquisition.waits_for = question.answer
                 await question.answer
-                self._waiters.hear(attempt, question)
-            if attempt.phase is Phase.QUEUED:
+                self._waiters.hear(acquisition, question)
+            if acquisition.phase is Phase.QUEUED:
                 if self._events.often and not told:
                     told = True
-                    self._events.waiting(attempt)
-                await self._pushed(attempt)
-            if attempt.phase is Phase.DECLINED:
-                return self._declined(attempt)
-            _raise_if_over(attempt)
-            if attempt.accepts(self._time()) and (
-                not attempt.must_confirm or await self._confirmed(attempt)
+                    self._events.waiting(acquisition)
+                await self._pushed(acquisition)
+            if acquisition.phase is Phase.DECLINED:
+                return self._declined(acquisition)
+            _raise_if_over(acquisition)
+            if acquisition.accepts(self._time()) and (
+                not acquisition.must_confirm or await self._confirmed(acquisition)
             ):
                 return True
-            await self._give_back(attempt)
-        raise refusals.too_slow(attempt.policy, _TOO_LATE)
+            await self._give_back(acquisition)
+        raise error_factories.too_slow(acquisition.policy, _TOO_LATE)
 
-    async def _pushed(self, attempt: Attempt) -> None:
+    async def _pushed(self, acquisition: Acquisition) -> None:
         """Wait in the queue, for the push or for anything else that ends the waiting."""
-        if attempt.stopped is not None:
-            raise attempt.stopped
+        if acquisition.stopped is not None:
+            raise acquisition.stopped
         # If another task awaits this, it is unknown what the owner does meanwhile.
-        attempt.stands_still = attempt.owner is self._watchdog.current_task()
+        acquisition.stands_still = acquisition.owner is self._watchdog.current_task()
         # A deadlock is possible only if a task of this process holds something.
         owned = self._watchdog.owned
-        looked = self._look_for_deadlock(attempt, owned) if attempt.blocked and owned else None
-        attempt.waits_for = Prompt(loop=self._loop)
+        looked = (
+            self._look_for_deadlock(acquisition, owned) if acquisition.blocked and owned else None
+        )
+        acquisition.waits_for = Prompt(loop=self._loop)
         try:
-            await attempt.waits_for
+            await acquisition.waits_for
         finally:
             if looked is not None:
                 looked()
 
-    def _declined(self, attempt: Attempt) -> bool:
+    def _declined(self, acquisition: Acquisition) -> bool:
         """False if the lock is not free; other ways to say no raise an error."""
-        if attempt.crossed:
+        if acquisition.crossed:
             # A late copy of the question may take the lock when it is free.
-            self._release(attempt)
-        if isinstance(attempt.declined, Done):
+            self._release(acquisition)
+        if isinstance(acquisition.declined, Done):
             raise AlreadyDone
-        if isinstance(attempt.declined, Full):
-            raise refusals.full(attempt.policy, attempt.declined)
+        if isinstance(acquisition.declined, Full):
+            raise error_factories.full(acquisition.policy, acquisition.declined)
         return False
 
-    async def _confirmed(self, attempt: Attempt) -> bool:
+    async def _confirmed(self, acquisition: Acquisition) -> bool:
         """Whether its grant could be confirmed in time, for the whole ttl."""
-        policy, grant = attempt.policy, attempt.confirms()
+        policy, grant = acquisition.policy, acquisition.confirms()
         sent = self._time()
-        renewal = Renewal(policy.key, attempt.waiter, policy.form, grant.fence, policy.lease)
-        answer = attempt.waits_for = self._runs.renew([renewal])
+        renewal = Renewal(policy.key, acquisition.waiter, policy.form, grant.fence, policy.lease)
+        answer = acquisition.waits_for = self._handoff.renew([renewal])
         still: bool | None = None
         with contextlib.suppress(StoreError):
             (still,) = await answer
-        _raise_if_over(attempt)
+        _raise_if_over(acquisition)
         if still:
-            attempt.confirmed(sent + lasts(policy.lease))
-        return bool(still) and attempt.accepts(self._time())
+            acquisition.confirmed(sent + lasts(policy.lease))
+        return bool(still) and acquisition.accepts(self._time())
 
-    async def _give_back(self, attempt: Attempt) -> None:
+    async def _give_back(self, acquisition: Acquisition) -> None:
         """Release a grant that may have ended before we knew, and be ready to ask again.
 
         It came late because the process was stopped or blocked. It is released so that others need
         not wait for its end. The old place is asked for only when the store has answered: the store
         must not find the old grant and take it for the new one.
         """
-        fence = attempt.gives_back()
-        self._runs.returns(attempt)
-        policy = attempt.policy
+        fence = acquisition.gives_back()
+        self._handoff.returns(acquisition)
+        policy = acquisition.policy
         # If this fails, the acquisition gives up and releases all that the store has of it.
-        released = self._runs.release(policy.key, attempt.waiter, policy.form, fence, entered=False)
+        released = self._handoff.release(
+            policy.key, acquisition.waiter, policy.form, fence, entered=False
+        )
         released.add_done_callback(retrieve)
-        attempt.waits_for = released
-        if attempt.stopped is None:  # else there is no time left to wait for the answer
+        acquisition.waits_for = released
+        if acquisition.stopped is None:  # else there is no time left to wait for the answer
             await released
-        if attempt.stopped is not None:
-            raise attempt.stopped
-        attempt.returned()
+        if acquisition.stopped is not None:
+            raise acquisition.stopped
+        acquisition.returned()
 
-    def _keep(self, attempt: Attempt, owner: Owner) -> Hold:
+    def _keep(self, acquisition: Acquisition, owner: Owner) -> Hold:
         """Keep and renew the grant from now on. If this raises, the acquisition gives up."""
-        self._waiters.leave(attempt)
-        policy, grant = attempt.policy, attempt.grant
+        self._waiters.leave(acquisition)
+        policy, grant = acquisition.policy, acquisition.grant
         assert grant is not None
         hold = Hold(
             policy,
             owner,
-            attempt.waiter,
+            acquisition.waiter,
             grant,
             ends=None if policy.max_hold is None else self._time() + policy.max_hold,
-            crossed=attempt.crossed,
+            crossed=acquisition.crossed,
         )
-        hold.wanted = attempt.wanted == grant.fence
-        if attempt.label:
-            hold.label = attempt.label
+        hold.wanted = acquisition.wanted == grant.fence
+        if acquisition.label:
+            hold.label = acquisition.label
         self._watchdog.keep(hold, grant.lease)
         try:
-            attempt.kept()
+            acquisition.kept()
             if self._events.often:
-                self._events.acquired(hold, attempt, hold.since)
+                self._events.acquired(hold, acquisition, hold.since)
         except BaseException:  # else it would be renewed for ever
             self._watchdog.abandon(hold)
             raise
         return hold
 
-    def _left(self, attempt: Attempt, why: GaveUp) -> None:
+    def _left(self, acquisition: Acquisition, why: GaveUp) -> None:
         """The acquisition has ended without a grant."""
-        self._waiters.leave(attempt)
+        self._waiters.leave(acquisition)
         if self._events.often:
-            self._events.gave_up(attempt, why, self._time())
+            self._events.gave_up(acquisition, why, self._time())
 
-    def _give_up(self, attempt: Attempt) -> None:
+    def _give_up(self, acquisition: Acquisition) -> None:
         """Release what the store has of it: a place, or a grant that comes at this moment."""
-        if attempt.gives_up():
-            self._release(attempt)
+        if acquisition.gives_up():
+            self._release(acquisition)
 
-    def _release(self, attempt: Attempt) -> None:
-        policy = attempt.policy
-        _ = self._watchdog.releases.release(policy.key, attempt.waiter, policy.form, policy.lease)
+    def _release(self, acquisition: Acquisition) -> None:
+        policy = acquisition.policy
+        _ = self._watchdog.releases.release(
+            policy.key, acquisition.waiter, policy.form, policy.lease
+        )
 
     # What an error says
 
     async def _not_acquired(
-        self, attempt: Attempt, timeout: float | None, left: float | None, since: float | None
+        self,
+        acquisition: Acquisition,
+        timeout: float | None,
+        left: float | None,
+        since: float | None,
     ) -> AcquireTimeout:
         """The error with the time that it waited, if it was not only tried, and the holders.
 
         The store is asked for the holders together with the release, so that costs no further round
         trip. Reading the holder's label costs one, so it is left out if the store is far away.
         """
-        policy, holders, more = attempt.policy, tuple[Party, ...](), 0
+        policy, holders, more = acquisition.policy, tuple[Participant, ...](), 0
         if not timeout or left is None:
-            declined = attempt.declined
+            declined = acquisition.declined
             holder = declined.holder if isinstance(declined, Busy) and not policy.passes else None
-            return refusals.not_free(policy, (holder,) if holder else ())
-        if not policy.passes and attempt.clocks is not None:
+            return error_factories.not_free(policy, (holder,) if holder else ())
+        if not policy.passes and acquisition.clocks is not None:
             with contextlib.suppress(TimeoutError, StoreError):
                 async with asyncio.timeout(_WHO_HOLDS):
-                    status = await self._runs.status(policy.key, waiters=False)
+                    status = await self._handoff.status(policy.key, waiters=False)
                     holders, more = status.holders, status.more_holders
                     async with asyncio.timeout(_WHAT_CALLED):
-                        holders = (await labelled(self._runs, [status]))[0].holders
-        error = refusals.not_in_time(policy, timeout, left, holders, more, self._servers())
-        error.waited = self._time() - (attempt.began if since is None else since)
+                        holders = (await labelled(self._handoff, [status]))[0].holders
+        error = error_factories.not_in_time(policy, timeout, left, holders, more, self._servers())
+        error.waited = self._time() - (acquisition.began if since is None else since)
         return error
 
     def _held(self, policy: Policy, owner: Owner) -> Hold | None:
@@ -356,56 +368,60 @@ class Acquirer:
         if held is None:
             return None
         if (held.shared or held.policy.shared) and not policy.shared:
-            raise refusals.reads_already(policy)
+            raise error_factories.reads_already(policy)
         if not policy.reentrant:
-            raise refusals.holds_already(policy)
+            raise error_factories.holds_already(policy)
         return held
 
     # While it stands in the queue
 
-    def _look_for_deadlock(self, attempt: Attempt, owned: Owned) -> Callable[[], None] | None:
+    def _look_for_deadlock(
+        self, acquisition: Acquisition, owned: Owned
+    ) -> Callable[[], None] | None:
         """`WouldDeadlock` if a deadlock is certain; what ends a warning if it is possible."""
-        assert attempt.blocked is not None
-        if len(owned) > 1 and attempt.blocked in owned:  # another task also holds something
-            circle = (attempt, attempt.blocked, owned, self._waiters.attempts)
-            if deadlock.check(*circle):
+        assert acquisition.blocked is not None
+        if len(owned) > 1 and acquisition.blocked in owned:  # another task also holds something
+            cycle = (acquisition, acquisition.blocked, owned, self._waiters.acquisitions)
+            if deadlock.check(*cycle):
                 timer = self._loop.call_later(
-                    deadlock.SUSPICIOUS, partial(deadlock.warn_of_circle, *circle)
+                    deadlock.SUSPICIOUS, partial(deadlock.warn_of_cycle, *cycle)
                 )
                 return timer.cancel
         parent = deadlock.parent()
-        if parent is None or attempt.policy.key not in owned.get(parent, {}):
+        if parent is None or acquisition.policy.key not in owned.get(parent, {}):
             return None
-        key = parent, attempt.policy.key
+        key = parent, acquisition.policy.key
         children = self._children.get(key)
         if children is None:
             children = self._children[key] = deadlock.Children(self._time)
-        children.add(attempt, attempt.blocked, parent)
-        return partial(self._waits_no_more, attempt, key)
+        children.add(acquisition, acquisition.blocked, parent)
+        return partial(self._waits_no_more, acquisition, key)
 
-    def _waits_no_more(self, attempt: Attempt, key: tuple[asyncio.Task[Any], str]) -> None:
-        if self._children[key].remove(attempt):
+    def _waits_no_more(self, acquisition: Acquisition, key: tuple[asyncio.Task[Any], str]) -> None:
+        if self._children[key].remove(acquisition):
             del self._children[key]
 
     # The end
 
     async def aclose(self) -> None:
         """Stop all acquisitions, with `ClientClosed`, and give them up."""
-        attempts = self._waiters.attempts.values()
-        left = deque(attempt for each in attempts for attempt in each.values())
+        acquisitions = self._waiters.acquisitions.values()
+        left = deque(acquisition for each in acquisitions for acquisition in each.values())
         take = turns().take
         try:
-            await self._runs.finish_passing()
+            await self._handoff.flush_reports()
             while left:
                 await take(_CLOSING)
                 self._close(left.popleft())
         finally:
-            for attempt in left:  # without a pause, for this was cancelled
-                self._close(attempt)
+            for acquisition in left:  # without a pause, for this was cancelled
+                self._close(acquisition)
 
-    def _close(self, attempt: Attempt) -> None:
-        attempt.stop(ClientClosed("this client was closed while a task waited for it", closed=True))
-        self._give_up(attempt)
+    def _close(self, acquisition: Acquisition) -> None:
+        acquisition.stop(
+            ClientClosed("this client was closed while a task waited for it", closed=True)
+        )
+        self._give_up(acquisition)
 
 
 def _why(error: BaseException) -> GaveUp:
@@ -415,8 +431,8 @@ def _why(error: BaseException) -> GaveUp:
     return "store"
 
 
-def _raise_if_over(attempt: Attempt) -> None:
+def _raise_if_over(acquisition: Acquisition) -> None:
     """Raise the error that ended the acquisition, if anything but the calling task ended it."""
-    if attempt.phase in _OVER:
-        assert attempt.stopped is not None
-        raise attempt.stopped
+    if acquisition.phase in _OVER:
+        assert acquisition.stopped is not None
+        raise acquisition.stopped

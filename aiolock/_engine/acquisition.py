@@ -1,6 +1,6 @@
 """One acquisition as a state machine: its phases, and every step from one to the next.
 
-There is no I/O here, no clock and no task. The methods of `Attempt` are events ("the store
+There is no I/O here, no clock and no task. The methods of `Acquisition` are events ("the store
 answers", "a push arrives", "its time is over") and change the phase. Their caller, `Acquirer`,
 looks at the phase and does what it asks for, in a few lines for each phase::
 
@@ -22,12 +22,12 @@ import asyncio
 from enum import Enum
 from typing import Any, Final
 
-from aiolock._engine import refusals
+from aiolock._engine import error_factories
 from aiolock._engine.grant import ClockPair, Grant, lasts
 from aiolock._engine.policy import Policy
 from aiolock.errors import StoreError
 from aiolock.observer import LockRequest
-from aiolock.store import Answer, Busy, Differs, Done, Full, Granted, Queued, Waiter
+from aiolock.store import Answer, Busy, Differs, Done, Full, Granted, Queued, WaiterId
 
 
 class Phase(Enum):
@@ -87,7 +87,7 @@ class Question:
         """Something happened after it was sent that its answer may not know of: ask once more."""
 
 
-class Attempt:
+class Acquisition:
     """One acquisition that is under way: its phase, and what is known of it."""
 
     # Defaults on the class: a free lock is held before most of these are written.
@@ -106,7 +106,7 @@ class Attempt:
     """DECLINED: the answer by which the store said no."""
     stopped: Exception | None = None
     """Why its waiting must end. A grant that is already there comes first, if it is in time."""
-    void = 0
+    stale_fence = 0
     """Grants up to this fence must not be entered: they were taken away, or returned too late."""
     limit: tuple[int, float] | None = None
     """The grant of this fence is only certain until that time, though it came with more."""
@@ -119,7 +119,7 @@ class Attempt:
     """QUEUED: when the first question failed of those since the last answer."""
     waits_for: asyncio.Future[Any] | None = None
     """The future that its task awaits."""
-    behind: Waiter | None = None
+    behind: WaiterId | None = None
     """QUEUED: the waiter or holder of its own client directly before it; None if not known."""
     patient = False
     """It has no timeout."""
@@ -129,11 +129,11 @@ class Attempt:
     """The label that its user gave it."""
     request: LockRequest | None = None
     """The acquisition as observers know it; None before they were told of it."""
-    handed_on_by: LockRequest | None = None
+    handed_off_by: LockRequest | None = None
     """GRANTED: the acquisition that held the lock directly before, if observers know that one."""
 
     def __init__(
-        self, waiter: Waiter, policy: Policy, owner: asyncio.Task[Any] | None, began: float
+        self, waiter: WaiterId, policy: Policy, owner: asyncio.Task[Any] | None, began: float
     ) -> None:
         self.waiter = waiter
         self.policy = policy
@@ -203,7 +203,7 @@ class Attempt:
             self._queued(question.sent, answer)
         elif isinstance(answer, Differs):
             # Not DECLINED: the store may still have a place for it.
-            self.stopped = refusals.mismatch(self.policy, answer)
+            self.stopped = error_factories.mismatch(self.policy, answer)
             self._go(Phase.STOPPED)
         elif not (isinstance(answer, Busy) and answer.until < 0):  # else it is to ask again
             self.declined = answer
@@ -242,7 +242,7 @@ class Attempt:
 
         True if its task must be woken.
         """
-        if fence <= self.void or self.phase not in (Phase.ASKING, Phase.QUEUED):
+        if fence <= self.stale_fence or self.phase not in (Phase.ASKING, Phase.QUEUED):
             return False  # its task finds the grant by the question or the release that follows
         grant = Grant(fence, lease, self._deadline(lease, granted, now), claim=True)
         if self.phase is Phase.ASKING:
@@ -285,7 +285,7 @@ class Attempt:
         """Whether its task waits in the queue, and has not been woken."""
         return self.phase is Phase.QUEUED and not (self.waits_for is None or self.waits_for.done())
 
-    def passed(self, grant: Grant) -> None:
+    def handed_off(self, grant: Grant) -> None:
         """Its own client hands it the lock, on behalf of the store. It `waits`."""
         assert self.waits_for is not None
         self._granted(grant)
@@ -293,7 +293,7 @@ class Attempt:
 
     def taken_away(self, fence: int) -> None:
         """The grant of this fence is not ours any more, though it may still be on its way."""
-        self.void = max(self.void, fence)
+        self.stale_fence = max(self.stale_fence, fence)
 
     # What its task does with the grant
 
@@ -306,7 +306,7 @@ class Attempt:
         """
         grant = self.grant
         assert grant is not None
-        return self.policy.passes or (now < grant.deadline and grant.fence > self.void)
+        return self.policy.passes or (now < grant.deadline and grant.fence > self.stale_fence)
 
     @property
     def must_confirm(self) -> bool:

@@ -8,9 +8,9 @@ from collections.abc import Callable
 from itertools import islice
 from typing import Final
 
-from aiolock._engine.acquisition import Attempt, Phase
+from aiolock._engine.acquisition import Acquisition, Phase
 from aiolock._engine.timers import shared_timers
-from aiolock.store import CLAIM, Queued, Waiter
+from aiolock.store import CLAIM, Queued, WaiterId
 
 KEEP_ALIVE: Final = 60.0
 """Seconds after which every waiter asks again, so that the store keeps a queue that is in use."""
@@ -26,62 +26,64 @@ JUST_AFTER: Final = 0.003
 class LocalQueue:
     """One client's waiters for one name. The first asks for all of them; the others ask rarely."""
 
-    def __init__(self, ask_again: Callable[[Attempt], None], time: Callable[[], float]) -> None:
-        """``time`` is the clock of `Attempt.last_asked`."""
+    def __init__(self, ask_again: Callable[[Acquisition], None], time: Callable[[], float]) -> None:
+        """``time`` is the clock of `Acquisition.last_asked`."""
         self._ask_again = ask_again
         self._time = time
         self._call_later = shared_timers()
-        self._attempts: dict[Waiter, Attempt] = {}
+        self._acquisitions: dict[WaiterId, Acquisition] = {}
         """In the order in which they were queued."""
-        self._asked: dict[Waiter, Attempt] = {}
+        self._asked: dict[WaiterId, Acquisition] = {}
         """The same, in the order in which they last had an answer."""
         self.ask_at = math.inf
         """When the first asks again by itself."""
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = math.inf  # kept here: a handle of uvloop's does not always know it
 
-    def queued(self, attempt: Attempt, answer: Queued) -> None:
+    def queued(self, acquisition: Acquisition, answer: Queued) -> None:
         """The store answers that this waiter is queued, and when the first lease ends.
 
         The first in the queue asks when that lease ends: so the death of a holder is noticed. A
         waiter further back may not hear of hand-offs before it, so it asks often enough to learn of
         each claim before that claim ends.
         """
-        waiter = attempt.waiter
-        self._attempts[waiter] = attempt
+        waiter = acquisition.waiter
+        self._acquisitions[waiter] = acquisition
         self._asked.pop(waiter, None)
-        self._asked[waiter] = attempt
+        self._asked[waiter] = acquisition
         until = (
-            answer.until if answer.place == 1 else min(answer.until, attempt.policy.lease, CLAIM)
+            answer.until
+            if answer.place == 1
+            else min(answer.until, acquisition.policy.lease, CLAIM)
         )
-        if next(iter(self._attempts)) == waiter:
+        if next(iter(self._acquisitions)) == waiter:
             # Only an answer to the first may put off its next question. Otherwise a stream of
             # newcomers could keep a waiter from asking whose place is lost.
             self.ask_at = math.inf
         self._ask_by(self._time() + min(until / 1000, KEEP_ALIVE) + JUST_AFTER)
 
     @property
-    def first(self) -> Attempt:
+    def first(self) -> Acquisition:
         """The waiter that has waited longest."""
-        return next(iter(self._attempts.values()))
+        return next(iter(self._acquisitions.values()))
 
     @property
-    def first_without_grant(self) -> Attempt | None:
+    def first_without_grant(self) -> Acquisition | None:
         """The same, but for those that have been granted the lock, and whose tasks run soon."""
-        waiting = (each for each in self._attempts.values() if each.phase is Phase.QUEUED)
+        waiting = (each for each in self._acquisitions.values() if each.phase is Phase.QUEUED)
         return next(waiting, None)
 
-    def leave(self, attempt: Attempt) -> bool:
+    def leave(self, acquisition: Acquisition) -> bool:
         """The waiter waits no more; True if none is left."""
-        self._asked.pop(attempt.waiter, None)
-        if self._attempts.pop(attempt.waiter, None) is not None and self._attempts:
+        self._asked.pop(acquisition.waiter, None)
+        if self._acquisitions.pop(acquisition.waiter, None) is not None and self._acquisitions:
             # It may have been granted the lock. If we never hear of that, its claim still ends.
-            ends = min(attempt.policy.lease, CLAIM) / 1000
-            shares = attempt.policy.shared and not attempt.policy.passes
+            ends = min(acquisition.policy.lease, CLAIM) / 1000
+            shares = acquisition.policy.shared and not acquisition.policy.passes
             self._ask_by(self._time() + (min(SOON, ends) if shares else ends))
-        if not self._attempts and self._timer is not None:
+        if not self._acquisitions and self._timer is not None:
             self._timer.cancel()
-        return not self._attempts
+        return not self._acquisitions
 
     def _ask_by(self, when: float) -> None:
         """Let the first ask again at that time, unless it does so earlier."""
@@ -100,12 +102,14 @@ class LocalQueue:
             if self.first.is_quiet:
                 self._ask_again(self.first)
             some = list(islice(self._asked.values(), _TOGETHER))
-            due = [attempt for attempt in some if now - attempt.last_asked >= KEEP_ALIVE]
-            for attempt in due:
-                if attempt.is_quiet:
-                    self._ask_again(attempt)
+            due = [
+                acquisition for acquisition in some if now - acquisition.last_asked >= KEEP_ALIVE
+            ]
+            for acquisition in due:
+                if acquisition.is_quiet:
+                    self._ask_again(acquisition)
                 # It comes to the end with its answer, or else here.
-                self._asked[attempt.waiter] = self._asked.pop(attempt.waiter)
+                self._asked[acquisition.waiter] = self._asked.pop(acquisition.waiter)
             more = len(due) == _TOGETHER
             self.ask_at = now + (JUST_AFTER if more else CLAIM / 1000)
         self._ask_by(self.ask_at)

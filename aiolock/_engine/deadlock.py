@@ -18,11 +18,11 @@ from contextvars import ContextVar
 from typing import Any, Final
 from weakref import ref
 
-from aiolock._engine.acquisition import Attempt, Phase
+from aiolock._engine.acquisition import Acquisition, Phase
 from aiolock._engine.hold import Hold, Owned
 from aiolock._engine.policy import Policy
 from aiolock.errors import WouldDeadlock
-from aiolock.store import Rule, Waiter
+from aiolock.store import Rule, WaiterId
 
 log = logging.getLogger("aiolock")
 
@@ -56,35 +56,35 @@ def parent() -> Task | None:
 
 
 def check(
-    attempt: Attempt,
+    acquisition: Acquisition,
     task: Task,
     owned: Owned,
-    attempts: Mapping[str, Mapping[Waiter, Attempt]],
+    acquisitions: Mapping[str, Mapping[WaiterId, Acquisition]],
 ) -> bool:
     """`WouldDeadlock` if this task would wait for itself, by way of other tasks of this process.
 
-    ``owned`` is what each task holds, ``attempts`` are the waiters, by key. True if it may wait for
-    itself: then `warn_of_circle` is due.
+    ``owned`` is what each task holds, ``acquisitions`` are the waiters, by key. True if it may wait
+    for itself: then `warn_of_cycle` is due.
     """
-    wanted = attempt.policy
+    wanted = acquisition.policy
     # First with what is not certain: as a rule there is no circle, and one search tells.
-    if not _circle(wanted, task, owned, attempts, certain=False):
+    if not _cycle(wanted, task, owned, acquisitions, certain=False):
         return False
-    if circle := _circle(wanted, task, owned, attempts, certain=True):
-        raise wanted.about(
+    if cycle := _cycle(wanted, task, owned, acquisitions, certain=True):
+        raise wanted.with_name(
             WouldDeadlock(
-                f"{circle}: none of them could go on, unless an asyncio.timeout() or wait_for()"
+                f"{cycle}: none of them could go on, unless an asyncio.timeout() or wait_for()"
                 f" ends one of these waits, which cannot be seen here. {_CURE}"
             )
         )
     return True
 
 
-def _circle(
+def _cycle(
     wanted: Policy,
     task: Task,
     owned: Owned,
-    attempts: Mapping[str, Mapping[Waiter, Attempt]],
+    acquisitions: Mapping[str, Mapping[WaiterId, Acquisition]],
     *,
     certain: bool,
 ) -> str:
@@ -100,7 +100,7 @@ def _circle(
         for key, hold in owned.get(holder, {}).items():
             if certain and not _is_inside(holder, hold):
                 continue
-            for waiting in attempts.get(key, {}).values():
+            for waiting in acquisitions.get(key, {}).values():
                 other = waiting.blocked
                 # Who holds nothing has nobody waiting for it: of many waiters, that is most.
                 if other is None or other not in owned or other in found or other is task:
@@ -146,20 +146,20 @@ def _in_words(last: Task, wanted: Policy, found: Mapping[Task, tuple[Task, str]]
     return f"for {wanted.called} of {last.get_name()!r}, while {', and '.join(steps)} waits"
 
 
-def warn_of_circle(
-    attempt: Attempt,
+def warn_of_cycle(
+    acquisition: Acquisition,
     task: Task,
     owned: Owned,
-    attempts: Mapping[str, Mapping[Waiter, Attempt]],
+    acquisitions: Mapping[str, Mapping[WaiterId, Acquisition]],
 ) -> None:
     """Log that a task may wait for itself, if it still does."""
-    circle = _circle(attempt.policy, task, owned, attempts, certain=False)
-    if circle and attempt.phase is Phase.QUEUED:
+    cycle = _cycle(acquisition.policy, task, owned, acquisitions, certain=False)
+    if cycle and acquisition.phase is Phase.QUEUED:
         log.warning(
             "aiolock: %s: none of them can go on, unless a task to which one of these leases was"
             " passed on releases it, or an asyncio.timeout() or wait_for() ends one of these waits."
             " %s",
-            circle,
+            cycle,
             _CURE,
         )
 
@@ -172,17 +172,17 @@ class Children:
         self._time = time
         self._timer: asyncio.TimerHandle | None = None
         self._told = False
-        self._waiting = dict[Attempt, Task]()
+        self._waiting = dict[Acquisition, Task]()
 
-    def add(self, attempt: Attempt, task: Task, holder: Task) -> None:
+    def add(self, acquisition: Acquisition, task: Task, holder: Task) -> None:
         """One more of them waits."""
-        self._waiting[attempt] = task
+        self._waiting[acquisition] = task
         if self._timer is None and not self._told:
             self._timer = self._loop.call_later(SUSPICIOUS, self._look, holder)
 
-    def remove(self, attempt: Attempt) -> bool:
+    def remove(self, acquisition: Acquisition) -> bool:
         """One of them does not wait any more; whether it was the last one."""
-        self._waiting.pop(attempt, None)
+        self._waiting.pop(acquisition, None)
         if self._waiting:
             return False
         if self._timer is not None:
@@ -201,7 +201,7 @@ class Children:
         warn_of_parent(first, self._waiting[first], holder, len(self._waiting) - 1)
 
 
-def warn_of_parent(attempt: Attempt, task: Task, holder: Task, others: int) -> None:
+def warn_of_parent(acquisition: Acquisition, task: Task, holder: Task, others: int) -> None:
     """Log that a child waits for its parent, and that so many others do."""
     more = f" and {others} more task{'s' * (others > 1)}" if others else ""
     log.warning(
@@ -211,6 +211,6 @@ def warn_of_parent(attempt: Attempt, task: Task, holder: Task, others: int) -> N
         task.get_name(),
         more,
         "" if others else "s",
-        attempt.policy.called,
+        acquisition.policy.called,
         holder.get_name(),
     )

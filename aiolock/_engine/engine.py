@@ -17,9 +17,9 @@ from aiolock._engine.events import Events
 from aiolock._engine.labels import labelled
 from aiolock._engine.library import check_not_trio
 from aiolock._engine.limits import Limits
-from aiolock._engine.lookout import Lookout
+from aiolock._engine.local_handoff import LocalHandoff
 from aiolock._engine.policy import Policy
-from aiolock._engine.runs import Runs
+from aiolock._engine.slow_monitor import SlowMonitor
 from aiolock._engine.waiters import Waiters
 from aiolock._engine.watchdog import Watchdog
 from aiolock.errors import ClientClosed
@@ -44,8 +44,8 @@ class Engine(Uncopyable):
     """The inside of one client, over all its openings and closings."""
 
     watchdog: Watchdog
-    runs: Runs
-    lookout: Lookout
+    handoff: LocalHandoff
+    slow_monitor: SlowMonitor
     waiters: Waiters
     acquirer: Acquirer
     _loop: asyncio.AbstractEventLoop
@@ -80,24 +80,24 @@ class Engine(Uncopyable):
             self.client = _new_client()
         if self.state is State.CLOSED:
             # Bodies of an earlier opening may still run, and release what they had.
-            self.runs.end()
+            self.handoff.end()
         self.state = State.OPENING
         self._loop = asyncio.get_running_loop()
         self.watchdog = Watchdog(self.store, Events(self._observers, self._label), self.limits)
-        self.runs = self.watchdog.runs
+        self.handoff = self.watchdog.handoff
         self.waiters = Waiters(self.watchdog)
-        self.lookout = Lookout(
-            self.runs,
+        self.slow_monitor = SlowMonitor(
+            self.handoff,
             self.client,
             self.watchdog,
             self.waiters.by_age,
             deadlock_after=self._deadlock_after,
         )
-        self.waiters.on_reconnect.add(self.lookout.forgotten)
+        self.waiters.on_reconnect.add(self.slow_monitor.publish_again)
         self.acquirer = Acquirer(
             self.waiters,
             self.watchdog,
-            self.lookout,
+            self.slow_monitor,
             self.client,
             answer_timeout=self._answer_timeout,
             servers=self.servers,
@@ -144,9 +144,9 @@ class Engine(Uncopyable):
         """
         self.check()
         with policy.errors_named():
-            status = await self.runs.status(policy.key, waiters=waiters)
+            status = await self.handoff.status(policy.key, waiters=waiters)
         if waiters:
-            (status,) = await labelled(self.runs, [status])
+            (status,) = await labelled(self.handoff, [status])
         return replace(status, kind=policy.kind, name=policy.name)
 
     async def aclose(self, caller: asyncio.Task[Any] | None) -> None:
@@ -154,14 +154,15 @@ class Engine(Uncopyable):
         self.state = State.CLOSING
         try:
             await self.acquirer.aclose()
-            await self.lookout.aclose()
+            await self.slow_monitor.aclose()
             await self.watchdog.aclose(caller)
         finally:
             try:
                 await self.store.aclose()
             finally:
                 self.watchdog.events.link("closed")
-                self.watchdog.overdue.aclose()  # until now it ended exits at the end of a lease
+                # Until now it ended exits at the end of a lease.
+                self.watchdog.answer_deadlines.aclose()
                 self.state = State.CLOSED
 
 

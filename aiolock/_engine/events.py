@@ -7,11 +7,11 @@ import logging
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
-from aiolock._engine.acquisition import Attempt
+from aiolock._engine.acquisition import Acquisition
 from aiolock._engine.hold import Hold, LossReason
 from aiolock._engine.policy import Policy, as_label
 from aiolock.observer import Deadlock, GaveUp, Link, LockRequest, LostBody, Observer
-from aiolock.store import Party, Waiter
+from aiolock.store import Participant, WaiterId
 
 log = logging.getLogger("aiolock")
 
@@ -42,7 +42,7 @@ class Events:
         return f"{self._label}: {own}" if self._label and own else self._label or own
 
     def request(
-        self, policy: Policy, waiter: Waiter, label: str, task: asyncio.Task[Any] | None
+        self, policy: Policy, waiter: WaiterId, label: str, task: asyncio.Task[Any] | None
     ) -> LockRequest:
         """An acquisition, as observers know it."""
         return LockRequest(
@@ -61,38 +61,38 @@ class Events:
             hold.request = self.request(hold.policy, hold.waiter, hold.label, hold.owner[0])
         return hold.request
 
-    def of_attempt(self, attempt: Attempt) -> LockRequest:
+    def of_acquisition(self, acquisition: Acquisition) -> LockRequest:
         """This acquisition, as observers know it."""
-        if attempt.request is None:
-            attempt.request = self.request(
-                attempt.policy, attempt.waiter, attempt.label, attempt.owner
+        if acquisition.request is None:
+            acquisition.request = self.request(
+                acquisition.policy, acquisition.waiter, acquisition.label, acquisition.owner
             )
-        return attempt.request
+        return acquisition.request
 
     # What happens
 
-    def waiting(self, attempt: Attempt) -> None:
+    def waiting(self, acquisition: Acquisition) -> None:
         """The acquisition was queued."""
-        if attempt.policy.kind != _UNSEEN:
-            self._tell(self._wants["waiting"], self.of_attempt(attempt))
+        if acquisition.policy.kind != _UNSEEN:
+            self._tell(self._wants["waiting"], self.of_acquisition(acquisition))
 
-    def acquired(self, hold: Hold, attempt: Attempt, now: float) -> None:
+    def acquired(self, hold: Hold, acquisition: Acquisition, now: float) -> None:
         """The acquisition was granted."""
-        if attempt.policy.kind != _UNSEEN:
-            hold.request = self.of_attempt(attempt)
+        if acquisition.policy.kind != _UNSEEN:
+            hold.request = self.of_acquisition(acquisition)
             self._tell(
                 self._wants["acquired"],
                 hold.request,
                 fence=hold.fence,
-                waited=now - attempt.began,
-                handed_on_by=attempt.handed_on_by,
+                waited=now - acquisition.began,
+                handed_off_by=acquisition.handed_off_by,
             )
 
-    def gave_up(self, attempt: Attempt, why: GaveUp, now: float) -> None:
+    def gave_up(self, acquisition: Acquisition, why: GaveUp, now: float) -> None:
         """The acquisition ended without a grant."""
-        if attempt.policy.kind != _UNSEEN:
-            request = self.of_attempt(attempt)
-            self._tell(self._wants["gave_up"], request, waited=now - attempt.began, why=why)
+        if acquisition.policy.kind != _UNSEEN:
+            request = self.of_acquisition(acquisition)
+            self._tell(self._wants["gave_up"], request, waited=now - acquisition.began, why=why)
 
     def released(self, hold: Hold, now: float) -> None:
         """The hold is released."""
@@ -122,14 +122,19 @@ class Events:
             self._link = state
             self._tell(self._wants["link"], state, error)
 
-    # What lasts too long: see `Lookout`
+    # What lasts too long: see `SlowMonitor`
 
     def waits_long(
-        self, to: Observer, attempt: Attempt, now: float, holders: tuple[Party, ...], others: int
+        self,
+        to: Observer,
+        acquisition: Acquisition,
+        now: float,
+        holders: tuple[Participant, ...],
+        others: int,
     ) -> None:
         """An acquisition has waited for longer than this observer's limit."""
-        waited = now - attempt.began
-        request = self.of_attempt(attempt)
+        waited = now - acquisition.began
+        request = self.of_acquisition(acquisition)
         self._tell((to.waits_long,), request, waited=waited, holders=holders, others=others)
 
     def holds_long(self, to: Observer, hold: Hold, now: float) -> None:

@@ -11,7 +11,7 @@ from weakref import ref
 from aiolock._engine.grant import Grant, lasts
 from aiolock._engine.policy import Policy
 from aiolock.observer import LockRequest
-from aiolock.store import Waiter
+from aiolock.store import WaiterId
 
 Item = TypeVar("Item")
 
@@ -117,8 +117,8 @@ class Hold:
     """Without renewal: the local time from which its lease counts, not later than the grant."""
     released: asyncio.Future[int] | None = None
     """The store's answer to its release."""
-    passed = False
-    """Its release was not sent to the store; a report follows instead (see `Runs`)."""
+    handed_off = False
+    """Its release was not sent to the store; a report follows instead (see `LocalHandoff`)."""
     finishes = False
     """It is released by `Store.finish`."""
     shared = False
@@ -130,7 +130,7 @@ class Hold:
         self,
         policy: Policy,
         owner: Owner,
-        waiter: Waiter,
+        waiter: WaiterId,
         grant: Grant,
         *,
         ends: float | None,
@@ -147,7 +147,7 @@ class Hold:
         if not policy.renew:
             self.began = self.deadline - lasts(lease)
         self.crossed = crossed
-        """See `Attempt`."""
+        """See `Acquisition`."""
 
     @property
     def inside(self) -> list[Body]:

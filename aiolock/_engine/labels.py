@@ -17,7 +17,7 @@ from typing import Any, Final, NamedTuple
 
 from aiolock._engine.policy import LONGEST_LABEL, as_label
 from aiolock._turns import turns
-from aiolock.store import Party, Posted, Status, Store
+from aiolock.store import Participant, Posted, Status, Store
 
 _PAGE: Final = 8
 """The number of an acquisition's page is the acquisition's number without its lowest bits."""
@@ -35,7 +35,7 @@ _PART: Final = 200
 """Parties whose pages are looked up in one go."""
 
 
-class Said(NamedTuple):
+class PostedLabel(NamedTuple):
     """The post about one acquisition."""
 
     task: int
@@ -51,13 +51,13 @@ class _Page:
     __slots__ = ("due", "said", "version")
 
     def __init__(self) -> None:
-        self.said = dict[int, Said]()
+        self.said = dict[int, PostedLabel]()
         self.version = 0
         self.due = 0.0
 
 
 class Labels:
-    """The posts of one client about its acquisitions; `put_up` adds and refreshes them."""
+    """The posts of one client about its acquisitions; `publish` adds and refreshes them."""
 
     def __init__(
         self, store: Store, client: str, failed: Callable[[], None], lasts: Callable[[int], bool]
@@ -75,23 +75,23 @@ class Labels:
 
     @property
     def due(self) -> float:
-        """When `put_up` is to be called again, by the loop's clock; infinity for never."""
+        """When `publish` is to be called again, by the loop's clock; infinity for never."""
         return min((page.due for page in self._pages.values()), default=float("inf"))
 
-    def knows(self, seq: int) -> bool:
+    def is_published(self, seq: int) -> bool:
         """Whether anything is posted about this acquisition."""
         page = self._pages.get(seq >> _PAGE)
         return page is not None and seq in page.said
 
-    def say(self, seq: int, said: Said) -> None:
-        """Post this about an acquisition, at the next `put_up`."""
+    def set_label(self, seq: int, said: PostedLabel) -> None:
+        """Post this about an acquisition, at the next `publish`."""
         page = self._pages.get(seq >> _PAGE)
         if page is None:
             page = self._pages[seq >> _PAGE] = _Page()
         page.said[seq] = said
         page.due = self._time()
 
-    def put_up(self, highest: int) -> Generator[int, None, None]:
+    def publish(self, highest: int) -> Generator[int, None, None]:
         """Post the pages that are due, part by part; ``highest`` is the last number in use.
 
         An ended acquisition stays on its page until all acquisitions there have ended; its number
@@ -109,7 +109,7 @@ class Labels:
             else:
                 page.due = now + REFRESHED  # later acquisitions may come to it
 
-    def forgotten(self) -> None:
+    def publish_again(self) -> None:
         """The store may have forgotten all pages."""
         for page in self._pages.values():
             page.due = self._time()
@@ -140,7 +140,7 @@ async def labelled(store: Store, statuses: Sequence[Status]) -> list[Status]:
     Those whose page cannot be read stay as they are: a status is useful without labels.
     """
     take = turns().take
-    pages = dict[str, dict[int, Said]]()
+    pages = dict[str, dict[int, PostedLabel]]()
     for status in statuses:
         for parties in (status.holders, status.waiters):
             for start in range(0, len(parties), _PART):
@@ -164,7 +164,7 @@ async def labelled(store: Store, statuses: Sequence[Status]) -> list[Status]:
     return [await _with_labels(status, pages) for status in statuses]
 
 
-async def _read(answer: asyncio.Future[Posted]) -> dict[int, Said]:
+async def _read(answer: asyncio.Future[Posted]) -> dict[int, PostedLabel]:
     if answer.cancelled() or answer.exception() is not None:
         return {}
     value = answer.result().value
@@ -172,14 +172,14 @@ async def _read(answer: asyncio.Future[Posted]) -> dict[int, Said]:
     try:
         said: dict[str, Any] = json.loads(value or "{}")
         return {
-            int(seq): Said(int(task), bool(still), as_label(str(label), _LONGEST))
+            int(seq): PostedLabel(int(task), bool(still), as_label(str(label), _LONGEST))
             for seq, (task, still, label, *_) in said.items()
         }
     except (AttributeError, TypeError, ValueError):
         return {}  # written by a later version
 
 
-async def _with_labels(status: Status, pages: Mapping[str, Mapping[int, Said]]) -> Status:
+async def _with_labels(status: Status, pages: Mapping[str, Mapping[int, PostedLabel]]) -> Status:
     holders = await _known(status.holders, pages)
     waiters = await _known(status.waiters, pages)
     if holders is status.holders and waiters is status.waiters:
@@ -188,10 +188,10 @@ async def _with_labels(status: Status, pages: Mapping[str, Mapping[int, Said]]) 
 
 
 async def _known(
-    parties: tuple[Party, ...], pages: Mapping[str, Mapping[int, Said]]
-) -> tuple[Party, ...]:
+    parties: tuple[Participant, ...], pages: Mapping[str, Mapping[int, PostedLabel]]
+) -> tuple[Participant, ...]:
     """The same parties, with what is said of them."""
-    take, known, labelled = turns().take, list[Party](), False
+    take, known, labelled = turns().take, list[Participant](), False
     for party in parties:
         said = pages[_key(party.client, party.seq >> _PAGE)].get(party.seq)
         if said is None:

@@ -133,8 +133,10 @@ class Lease(Uncopyable):
             was = await self._answer(released)
         except StoreError as failure:
             self._watchdog.unheard(self._hold, failure)
-            raise self._hold.policy.told(failure)  # noqa: B904  # it has the cause of the other
-        lost = was in (WAS_ABSENT, WAS_QUEUED) and not self._watchdog.runs.was_unknown(self._hold)
+            raise self._hold.policy.with_context(failure)  # noqa: B904  # it has the cause of the other
+        lost = was in (WAS_ABSENT, WAS_QUEUED) and not self._watchdog.handoff.was_unknown(
+            self._hold
+        )
         if lost and self._hold.state is LeaseState.RELEASED:
             self._hold.state = LeaseState.LOST
             self._hold.reason = LossReason.REFUSED
@@ -149,15 +151,15 @@ class Lease(Uncopyable):
             # release has failed.
             answered = Prompt(loop=released.get_loop())
             released.add_done_callback(partial(_tell, answered), context=copy_context())
-            overdue, deadline = self._watchdog.overdue, self._hold.deadline
+            answer_deadlines, deadline = self._watchdog.answer_deadlines, self._hold.deadline
             if deadline - self._watchdog.time() < _PATIENCE:
-                overdue.add(released, deadline)
+                answer_deadlines.add(released, deadline)
             try:
                 await answered
             except asyncio.CancelledError:
                 released.add_done_callback(partial(self._watchdog.heard, self._hold))
                 raise
-            overdue.remove(released)
+            answer_deadlines.remove(released)
         # If the future was cancelled, the lock was ours when the release was sent.
         return WAS_HOLDER if released.cancelled() else released.result()
 
@@ -235,9 +237,9 @@ class Lease(Uncopyable):
         if not still and self._hold.state in ALIVE:
             policy = self._hold.policy
             text = f"the store cannot tell whether {policy.called} is still ours: ask again"
-            if still is not None:  # see `Runs.in_doubt`
+            if still is not None:  # see `LocalHandoff.in_doubt`
                 text = f"the store has not heard yet that {policy.called} was handed on: ask again"
-            raise policy.about(StoreError(text))
+            raise policy.with_name(StoreError(text))
         return bool(still)
 
     def _is_surely_ours(self) -> bool:
@@ -258,7 +260,7 @@ class Lease(Uncopyable):
             text = f"{what} was lost: {why}"
         else:
             text = f"the lease of {what} was released"
-        error = self._hold.policy.about(LeaseLost(text))
+        error = self._hold.policy.with_name(LeaseLost(text))
         error.fence = self.fence
         error.closed = self._hold.reason is LossReason.CLOSED
         return error

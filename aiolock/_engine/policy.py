@@ -246,12 +246,12 @@ class Policy:
         """What such locks have in common, for metrics: there are few families, but many names."""
         return self.family or re.sub("[0-9]+", "*", self.name.partition(":")[0])
 
-    def about(self, error: Error) -> Error:
+    def with_name(self, error: Error) -> Error:
         """The error, with the kind and name of this lock."""
         error.kind, error.name = self.kind, self.name
         return error
 
-    def told(self, error: Raised) -> Raised:
+    def with_context(self, error: Raised) -> Raised:
         """What was raised; an error of the store now says of what it speaks.
 
         As another object, for others may be told the same one: what failed was one connection.
@@ -262,7 +262,7 @@ class Policy:
         other.args = (f"{self.called}: {error}",)
         other.__dict__.update(error.__dict__)
         other.__cause__ = error.__cause__
-        return self.about(other)
+        return self.with_name(other)
 
     @contextmanager
     def errors_named(self) -> Generator[None, None, None]:
@@ -270,7 +270,7 @@ class Policy:
         try:
             yield
         except LockError as error:
-            raise self.told(error)  # noqa: B904  # it has the cause of the other
+            raise self.with_context(error)  # noqa: B904  # it has the cause of the other
 
 
 def checked_number(what: str, value: object, *, least: int = 1, most: int = MOST) -> int:

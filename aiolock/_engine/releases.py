@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 from aiolock._engine.timers import shared_timers
 from aiolock._turns import Backlog
 from aiolock.errors import StoreError
-from aiolock.store import Form, Store, Waiter
+from aiolock.store import Form, Store, WaiterId
 
 FIRST_PAUSE: Final = 1.0
 """Seconds until it is sent again for the first time; later pauses are longer."""
@@ -30,7 +30,7 @@ class Release(NamedTuple):
     """One release; the same each time that it is sent (see `Store.release`)."""
 
     key: str
-    waiter: Waiter
+    waiter: WaiterId
     form: Form
     fence: int
     entered: bool
@@ -55,7 +55,7 @@ class Releases:
         return len(self._left)
 
     def release(
-        self, key: str, waiter: Waiter, form: Form, ttl: int, *, fence: int = 0
+        self, key: str, waiter: WaiterId, form: Form, ttl: int, *, fence: int = 0
     ) -> asyncio.Future[int]:
         """Release what was never entered; ``ttl`` is that of the lease, in ms."""
         return self._send(Release(key, waiter, form, fence, entered=False), self._until(ttl))

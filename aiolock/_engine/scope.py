@@ -132,7 +132,7 @@ class Scope(Uncopyable):
             return
         if failure := released.exception():
             self._log(failure)
-        elif released.result() == WAS_ABSENT and not self.lease._watchdog.runs.was_unknown(
+        elif released.result() == WAS_ABSENT and not self.lease._watchdog.handoff.was_unknown(
             self.lease._hold
         ):
             log.warning("aiolock: %r had been lost before it was released", self.lease.name)

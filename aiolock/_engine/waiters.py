@@ -10,7 +10,7 @@ from functools import partial
 from itertools import islice
 from typing import Final
 
-from aiolock._engine.acquisition import Attempt, Phase, Question
+from aiolock._engine.acquisition import Acquisition, Phase, Question
 from aiolock._engine.backstop import LocalQueue
 from aiolock._engine.hold import LossReason
 from aiolock._engine.timers import shared_timers
@@ -18,7 +18,7 @@ from aiolock._engine.watchdog import Watchdog
 from aiolock._prompt import Prompt
 from aiolock._turns import Backlog
 from aiolock.errors import StoreError
-from aiolock.store import CLAIM, Answer, Form, Granted, Queued, Waiter, one_line
+from aiolock.store import CLAIM, Answer, Form, Granted, Queued, WaiterId, one_line
 
 _FIRST_PAUSE: Final = 0.1
 _LONGEST_PAUSE: Final = 10.0
@@ -48,20 +48,20 @@ class Waiters:
     """The open acquisitions of one client; the store's pushes arrive here (see `Inbox`)."""
 
     def __init__(self, watchdog: Watchdog) -> None:
-        self._runs = watchdog.runs
+        self._handoff = watchdog.handoff
         self._watchdog = watchdog
         self._loop = asyncio.get_running_loop()
         self._call_later = shared_timers()
         self._time = watchdog.time
         self.on_reconnect: set[Callable[[], object]] = set()
         """Called when pushes and replies may have been missed."""
-        self.attempts: dict[str, dict[Waiter, Attempt]] = {}
+        self.acquisitions: dict[str, dict[WaiterId, Acquisition]] = {}
         """By key, and then by waiter."""
-        self.by_age: dict[int, Attempt] = {}
+        self.by_age: dict[int, Acquisition] = {}
         """All of them by their numbers, in the order in which they began."""
         self._to_ask = Backlog(self._ask_again, most=_TOGETHER)
         """Waiters that ask again soon, because something happened to all of them."""
-        self._failed: dict[Attempt, float] = {}
+        self._failed: dict[Acquisition, float] = {}
         """Waiters whose last question failed, and when each of them asks again."""
         self._retry: asyncio.TimerHandle | None = None
         self._queues: dict[str, LocalQueue] = {}
@@ -74,68 +74,73 @@ class Waiters:
         self._broken_at = math.inf
         """Since when, until that was logged again."""
 
-    def add(self, attempt: Attempt) -> None:
+    def add(self, acquisition: Acquisition) -> None:
         """The acquisition begins."""
-        self.attempts.setdefault(attempt.policy.key, {})[attempt.waiter] = attempt
-        self.by_age[attempt.waiter.seq] = attempt
+        self.acquisitions.setdefault(acquisition.policy.key, {})[acquisition.waiter] = acquisition
+        self.by_age[acquisition.waiter.seq] = acquisition
 
-    def leave(self, attempt: Attempt) -> None:
+    def leave(self, acquisition: Acquisition) -> None:
         """The acquisition waits no more, for any reason. Idempotent."""
-        attempt.withdraws()
+        acquisition.withdraws()
         if self._failed:
-            self._fails_no_more(attempt)
-        if self._runs:
-            self._runs.leaves(attempt)
-        key = attempt.policy.key
+            self._fails_no_more(acquisition)
+        if self._handoff:
+            self._handoff.leaves(acquisition)
+        key = acquisition.policy.key
         queue = self._queues.get(key)
-        if queue is not None and queue.leave(attempt):
+        if queue is not None and queue.leave(acquisition):
             del self._queues[key]
-        self.by_age.pop(attempt.waiter.seq, None)
-        waiters = self.attempts.get(key)
-        if waiters is not None and waiters.pop(attempt.waiter, None) is not None and not waiters:
-            del self.attempts[key]
+        self.by_age.pop(acquisition.waiter.seq, None)
+        waiters = self.acquisitions.get(key)
+        if (
+            waiters is not None
+            and waiters.pop(acquisition.waiter, None) is not None
+            and not waiters
+        ):
+            del self.acquisitions[key]
             if self._all_asked:
                 self._all_asked.pop(key, None)
 
     # Questions to the store
 
-    def ask(self, attempt: Attempt, *, wait: bool) -> Question:
+    def ask(self, acquisition: Acquisition, *, wait: bool) -> Question:
         """Ask the store for the lock, or for the place in its queue."""
-        policy = attempt.policy
+        policy = acquisition.policy
         sent = self._time()  # before it is sent
-        answer = self._runs.acquire(
+        answer = self._handoff.acquire(
             policy.key,
-            attempt.waiter,
+            acquisition.waiter,
             policy.form,
             policy.lease,
-            ticket=attempt.ticket,
+            ticket=acquisition.ticket,
             wait=wait,
             max_waiters=policy.max_waiters or 0,
         )
         question = Question(sent, answer)
-        attempt.asks(question)
+        acquisition.asks(question)
         return question
 
-    def hear(self, attempt: Attempt, question: Question) -> bool:
+    def hear(self, acquisition: Acquisition, question: Question) -> bool:
         """Process an answer, in its task or in a callback; False if the answer came too late."""
         answer = question.answer.result()
-        newcomer = attempt.ticket == 0
-        before = attempt.clocks
-        if not attempt.answers(question, answer):
+        newcomer = acquisition.ticket == 0
+        before = acquisition.clocks
+        if not acquisition.answers(question, answer):
             return False
         if isinstance(answer, _PLACED) and answer.displaced:
-            self._was_displaced(attempt, -math.inf if before is None else before.sent)
+            self._was_displaced(acquisition, -math.inf if before is None else before.sent)
         if isinstance(answer, Queued):
-            key = attempt.policy.key
+            key = acquisition.policy.key
             if key not in self._queues:
                 self._queues[key] = LocalQueue(self._ask_again, self._time)
-            self._queues[key].queued(attempt, answer)
+            self._queues[key].queued(acquisition, answer)
             if question.outdated:
-                self._ask_again(attempt)
-            elif newcomer and (answer.before is not None or self._runs):
-                self._runs.queued(attempt, answer, self.attempts[key])
-        elif question.outdated and isinstance(answer, Granted) and attempt.policy.shared:
-            self._first_asks(attempt.policy.key)  # the news may be of those that enter beside it
+                self._ask_again(acquisition)
+            elif newcomer and (answer.before is not None or self._handoff):
+                self._handoff.queued(acquisition, answer, self.acquisitions[key])
+        elif question.outdated and isinstance(answer, Granted) and acquisition.policy.shared:
+            # The news may be of those that enter beside it.
+            self._first_asks(acquisition.policy.key)
         return True
 
     def _first_asks(self, key: str) -> None:
@@ -144,79 +149,79 @@ class Waiters:
         if queue is not None and (first := queue.first_without_grant) is not None:
             self._ask_again(first)
 
-    def _ask_again(self, attempt: Attempt) -> None:
+    def _ask_again(self, acquisition: Acquisition) -> None:
         """The store has news for this waiter: ask now, or after the answer under way."""
-        if attempt.has_news():
+        if acquisition.has_news():
             if self._failed:
-                self._fails_no_more(attempt)
-            question = self.ask(attempt, wait=True)
-            question.answer.add_done_callback(partial(self._answered, attempt, question))
+                self._fails_no_more(acquisition)
+            question = self.ask(acquisition, wait=True)
+            question.answer.add_done_callback(partial(self._answered, acquisition, question))
 
     def _answered(
-        self, attempt: Attempt, question: Question, answer: asyncio.Future[Answer]
+        self, acquisition: Acquisition, question: Question, answer: asyncio.Future[Answer]
     ) -> None:
         """Process the answer to a later question of a waiter in the queue."""
         if answer.cancelled():
             return  # the question was withdrawn
         if isinstance(failure := answer.exception(), Exception):
-            if attempt.fails(question):
-                self._ask_later(attempt, failure)
+            if acquisition.fails(question):
+                self._ask_later(acquisition, failure)
             return
-        if self.hear(attempt, question) and attempt.phase is not Phase.QUEUED:
-            _wake(attempt)
+        if self.hear(acquisition, question) and acquisition.phase is not Phase.QUEUED:
+            _wake(acquisition)
 
-    def _ask_later(self, attempt: Attempt, failure: Exception) -> None:
+    def _ask_later(self, acquisition: Acquisition, failure: Exception) -> None:
         """Ask again later: the waiter is in the queue, and waits for as long as its timeout says.
 
         An outage passes. Only what stays until somebody changes the configuration ends the waiting,
         once it has failed for as long as a holder would trust its lease without an answer.
         """
         now = self._time()
-        if attempt.failing_since is None:
-            attempt.failing_since = now
-        failing = now - attempt.failing_since
-        if failing >= max(_PATIENCE, attempt.policy.lease / 1000):
+        if acquisition.failing_since is None:
+            acquisition.failing_since = now
+        failing = now - acquisition.failing_since
+        if failing >= max(_PATIENCE, acquisition.policy.lease / 1000):
             if isinstance(failure, StoreError) and failure.misconfigured:
-                attempt.stop(failure)
+                acquisition.stop(failure)
                 return
             if now - self._warned >= _WARNED_EVERY:
                 self._warned = now
                 _log.warning(
                     "aiolock: %s is still waited for: the store has not answered for %.0f s: %s",
-                    attempt.policy.called,
+                    acquisition.policy.called,
                     failing,
                     failure,
                 )
-        self._failed[attempt] = now + min(_LONGEST_PAUSE, max(_FIRST_PAUSE, failing / 3))
+        self._failed[acquisition] = now + min(_LONGEST_PAUSE, max(_FIRST_PAUSE, failing / 3))
         if self._retry is None:
             self._retry = self._call_later(_FIRST_PAUSE, self._ask_failed)
 
     def _ask_failed(self) -> None:
         """Let those ask whose time it is: one timer is for all of them, however many there are."""
         now = self._time()
-        due = [attempt for attempt, when in self._failed.items() if now >= when]
-        for attempt in due:
-            del self._failed[attempt]
+        due = [acquisition for acquisition, when in self._failed.items() if now >= when]
+        for acquisition in due:
+            del self._failed[acquisition]
         self._retry = None
         if self._failed:
             self._retry = self._call_later(_FIRST_PAUSE, self._ask_failed)
         self._to_ask.add(due)
 
-    def _fails_no_more(self, attempt: Attempt) -> None:
+    def _fails_no_more(self, acquisition: Acquisition) -> None:
         """It asks now, or is not waiting any more."""
-        self._failed.pop(attempt, None)
+        self._failed.pop(acquisition, None)
         if not self._failed and self._retry is not None:
             self._retry.cancel()
             self._retry = None
 
-    def _was_displaced(self, found: Attempt, known: float) -> None:
+    def _was_displaced(self, found: Acquisition, known: float) -> None:
         """This waiter lost its place in the queue; the same cause may have taken other places.
 
         All waiters ask for that, once, because many find this out at once. ``known`` is when this
         one asked before: what happened before all were told to ask is what they ask for.
         """
         key = found.policy.key
-        self._runs.nobody_knows(key)
+        self._handoff.forget_order(key)
         if known < self._all_asked.get(key, -math.inf):
             return
         if key not in self._displaced:
@@ -225,38 +230,38 @@ class Waiters:
 
     def _ask_for_displaced(self, key: str) -> None:
         found = self._displaced.pop(key, 0.0)
-        if key in self.attempts:
+        if key in self.acquisitions:
             self._all_asked[key] = self._time()
-        waiting = self.attempts.get(key, {}).values()
-        self._to_ask.add([attempt for attempt in waiting if attempt.last_asked < found])
+        waiting = self.acquisitions.get(key, {}).values()
+        self._to_ask.add([acquisition for acquisition in waiting if acquisition.last_asked < found])
 
     # Inbox: pushes of the store
 
-    def _attempt(self, key: str, waiter: Waiter) -> Attempt | None:
-        attempts = self.attempts.get(key)
-        return None if attempts is None else attempts.get(waiter)
+    def _acquisition(self, key: str, waiter: WaiterId) -> Acquisition | None:
+        acquisitions = self.acquisitions.get(key)
+        return None if acquisitions is None else acquisitions.get(waiter)
 
     def granted(  # noqa: PLR0917  # see `Inbox`
-        self, name: str, waiter: Waiter, form: Form, fence: int, lease: int, now: int
+        self, name: str, waiter: WaiterId, form: Form, fence: int, lease: int, now: int
     ) -> None:
-        attempt = self._attempt(name, waiter)
-        if attempt is not None:
-            if attempt.pushed(fence, lease, now, self._time()):
-                _wake(attempt)
+        acquisition = self._acquisition(name, waiter)
+        if acquisition is not None:
+            if acquisition.pushed(fence, lease, now, self._time()):
+                _wake(acquisition)
             return
         self._give_back(name, waiter, form, fence)
 
-    def _give_back(self, name: str, waiter: Waiter, form: Form, fence: int) -> None:
+    def _give_back(self, name: str, waiter: WaiterId, form: Form, fence: int) -> None:
         """Release a grant to a waiter that gave up before the store knew of that."""
         hold = self._watchdog.holds.get(waiter)
         known = hold is not None and hold.fence == fence
-        if not known and not self._runs.was_passed(name, waiter, fence):
+        if not known and not self._handoff.was_handed_off(name, waiter, fence):
             _ = self._watchdog.releases.release(name, waiter, form, CLAIM, fence=fence)
 
-    def lost(self, name: str, waiter: Waiter, fence: int, reason: str) -> None:
-        waiter, fence = self._runs.present(name, waiter, fence)
+    def lost(self, name: str, waiter: WaiterId, fence: int, reason: str) -> None:
+        waiter, fence = self._handoff.present(name, waiter, fence)
         hold = self._watchdog.holds.get(waiter)
-        waiting = self._attempt(name, waiter)
+        waiting = self._acquisition(name, waiter)
         if hold is not None and hold.fence == fence:
             # A question that came after the break may have queued this waiter again.
             hold.crossed = hold.crossed or reason == "broken"
@@ -268,43 +273,43 @@ class Waiters:
             self._ask_again(waiting)
         if reason == "expired":
             # The store took this client for stuck and removed its waiters from the queue.
-            self._runs.nobody_knows(name)
-            self._to_ask.add(self.attempts.get(name, {}).values())
+            self._handoff.forget_order(name)
+            self._to_ask.add(self.acquisitions.get(name, {}).values())
 
-    def shortened(self, name: str, waiter: Waiter, fence: int, until: float) -> None:
+    def shortened(self, name: str, waiter: WaiterId, fence: int, until: float) -> None:
         hold = self._watchdog.holds.get(waiter)
-        waiting = self._attempt(name, waiter)
+        waiting = self._acquisition(name, waiter)
         if hold is not None and hold.fence == fence:
             self._watchdog.shorten(hold, until)
         elif waiting is not None:
             waiting.shortened(fence, until)  # its grant is on its way to the task
 
     def unconfirmed(
-        self, name: str, waiter: Waiter, form: Form, fence: int, error: Exception
+        self, name: str, waiter: WaiterId, form: Form, fence: int, error: Exception
     ) -> None:
-        attempt = self._attempt(name, waiter)
-        if attempt is None:
+        acquisition = self._acquisition(name, waiter)
+        if acquisition is None:
             self._give_back(name, waiter, form, fence)
-        elif fence > attempt.void:
-            attempt.stop(error)  # its task then releases its grant, if it has one
+        elif fence > acquisition.stale_fence:
+            acquisition.stop(error)  # its task then releases its grant, if it has one
 
     def done(self, name: str) -> None:
         # This push may be old and the lock unused since; the answer to a question is current.
         self._first_asks(name)
-        waiting = self.attempts.get(name, {}).values()
-        self._to_ask.add([attempt for attempt in waiting if attempt.policy.once])
+        waiting = self.acquisitions.get(name, {}).values()
+        self._to_ask.add([acquisition for acquisition in waiting if acquisition.policy.once])
 
-    def void(self, name: str, waiter: Waiter) -> None:  # noqa: ARG002  # see `Inbox`
+    def order_unknown(self, name: str, waiter: WaiterId) -> None:  # noqa: ARG002  # see `Inbox`
         # The waiter may have been handed the lock already: then the newcomer is behind it.
-        self._runs.void(name)
-        for attempt in list(self.attempts.get(name, {}).values()):
-            if attempt.phase is Phase.ASKING:
-                self._ask_again(attempt)  # the answer under way may be older than this push
+        self._handoff.was_overtaken(name)
+        for acquisition in list(self.acquisitions.get(name, {}).values()):
+            if acquisition.phase is Phase.ASKING:
+                self._ask_again(acquisition)  # the answer under way may be older than this push
 
-    def requested(self, name: str, waiter: Waiter, fence: int) -> None:
-        waiter, fence = self._runs.present(name, waiter, fence)
+    def requested(self, name: str, waiter: WaiterId, fence: int) -> None:
+        waiter, fence = self._handoff.present(name, waiter, fence)
         hold = self._watchdog.holds.get(waiter)
-        waiting = self._attempt(name, waiter)
+        waiting = self._acquisition(name, waiter)
         if hold is not None and hold.fence == fence:
             hold.wanted = True
             if hold.requested is not None:
@@ -326,12 +331,12 @@ class Waiters:
         self._watchdog.events.link("up" if error is None else "down", error)
 
     def reconnected(self) -> None:
-        self._runs.nobody_knows()
+        self._handoff.forget_order()
         self._watchdog.may_come_twice()
         self._to_ask.clear()  # all of them are asked for now
-        for waiters in self.attempts.values():
-            for attempt in waiters.values():
-                attempt.sends_again()
+        for waiters in self.acquisitions.values():
+            for acquisition in waiters.values():
+                acquisition.sends_again()
             self._to_ask.add(waiters.values())
         for call in tuple(self.on_reconnect):
             call()
@@ -343,9 +348,9 @@ class Waiters:
             self._ask_again(queue.first)
 
 
-def _wake(attempt: Attempt) -> None:
+def _wake(acquisition: Acquisition) -> None:
     """Let its task look at the phase, unless it will do so anyway."""
-    future = attempt.waits_for
+    future = acquisition.waits_for
     if future is None or future.done():
         return
     if isinstance(future, Prompt):

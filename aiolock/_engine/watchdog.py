@@ -16,19 +16,19 @@ from typing import Any, Final
 
 from aiolock._clock import clock
 from aiolock._dropped import DroppedLease, on_dropped
+from aiolock._engine.answer_deadlines import AnswerDeadlines
 from aiolock._engine.events import Events
-from aiolock._engine.finishes import Finishes
 from aiolock._engine.grant import lasts
 from aiolock._engine.hold import ALIVE, Handle, Hold, LeaseState, LossReason, Owner, without
 from aiolock._engine.library import check_not_trio
 from aiolock._engine.limits import Limits
-from aiolock._engine.overdue import Overdue
+from aiolock._engine.local_handoff import LocalHandoff
+from aiolock._engine.pending_finishes import PendingFinishes
 from aiolock._engine.releases import Release, Releases
-from aiolock._engine.runs import Runs
-from aiolock._engine.wheel import Wheel
+from aiolock._engine.timer_wheel import TimerWheel
 from aiolock._turns import Backlog, turns
 from aiolock.errors import ClientClosed, StoreError
-from aiolock.store import Form, Renewal, Sharded, Store, Waiter
+from aiolock.store import Form, Renewal, Sharded, Store, WaiterId
 
 _BATCH: Final = 256
 """Leases in one renewal call: a few hundred microseconds of the server's time."""
@@ -80,21 +80,23 @@ class Watchdog:
         self.current_task = partial(asyncio.current_task, loop)
         self._forks = _forks
         self._sharded = store if isinstance(store, Sharded) else None
-        self.holds: dict[Waiter, Hold] = {}
-        self.runs = self._store = Runs(store, self.time, self.holds, self.lose, self._give_up)
+        self.holds: dict[WaiterId, Hold] = {}
+        self.handoff = self._store = LocalHandoff(
+            store, self.time, self.holds, self.lose, self._give_up
+        )
         self.owned: dict[asyncio.Task[Any] | None, dict[str, Hold]] = {}
         self._watched: dict[asyncio.Task[Any] | None, dict[Hold, None]] = {}
         longest = math.inf if self.time == loop.time else _AWAKE
-        self._wheel = Wheel(self.time, self._due, longest=longest)
+        self._wheel = TimerWheel(self.time, self._due, longest=longest)
         self._jitter = 1.0
         self._expired = Backlog(self.check, most=_LOST)
         self._refused = Backlog(partial(self.lose, reason=LossReason.REFUSED), most=_LOST)
         self._answered = Backlog[Callable[[], None]](call, most=_BATCHES)
         """What hears the answers about many leases."""
         self._left: asyncio.Event | None = None
-        self.overdue = Overdue(self.time)
-        self.releases = Releases(self.runs)
-        self.finishes = Finishes(self.runs, self.time)
+        self.answer_deadlines = AnswerDeadlines(self.time)
+        self.releases = Releases(self.handoff)
+        self.finishes = PendingFinishes(self.handoff, self.time)
 
     @property
     def is_here(self) -> bool:
@@ -266,8 +268,12 @@ class Watchdog:
                 if finished and mine:
                     hold.finishes = True
                     hold.released = self.finishes.finish(hold, finished)
-                elif mine and self.runs and (passed := self.runs.hand_on(hold)) is not None:
-                    hold.released = passed
+                elif (
+                    mine
+                    and self.handoff
+                    and (handed_off := self.handoff.hand_off(hold)) is not None
+                ):
+                    hold.released = handed_off
                 else:
                     lost = not mine and _closes_as_lost(hold)
                     hold.released = self._store.release(key, hold.waiter, form, fence, lost=lost)
@@ -282,7 +288,7 @@ class Watchdog:
 
     def unheard(self, hold: Hold, failure: StoreError) -> None:
         """A release has failed, and its caller knows of it: send the release again."""
-        if not hold.finishes and not hold.passed:
+        if not hold.finishes and not hold.handed_off:
             release = Release(
                 *(hold.policy.key, hold.waiter, hold.policy.form),
                 0 if hold.crossed else hold.fence,
@@ -291,7 +297,7 @@ class Watchdog:
             )
             self.releases.again(release, hold.ttl, failure)
 
-    def _give_up(self, key: str, waiter: Waiter, form: Form, fence: int) -> None:
+    def _give_up(self, key: str, waiter: WaiterId, form: Form, fence: int) -> None:
         _ = self.releases.release(key, waiter, form, form.claim, fence=fence)
 
     def check(self, hold: Hold) -> None:
@@ -498,7 +504,7 @@ class Watchdog:
                 hold.asking = 0
             if hold.state not in ALIVE:
                 continue
-            doubt = still is None or (not still and self.runs.in_doubt(hold))
+            doubt = still is None or (not still and self.handoff.in_doubt(hold))
             if not still and not doubt:
                 refused.append(hold)
             elif doubt and not renewal.ttl:

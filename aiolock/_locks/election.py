@@ -227,7 +227,7 @@ class Election(CopiedAsItself):
                 await self._put_up(fence, value)
             except StoreError as error:
                 if not error.refused or loop.time() + pause > until:
-                    raise self._lock._policy.told(error)  # noqa: B904  # it has that cause
+                    raise self._lock._policy.with_context(error)  # noqa: B904  # it has that cause
             else:
                 return
             await asyncio.sleep(pause)
@@ -236,7 +236,7 @@ class Election(CopiedAsItself):
     def _put_up(self, fence: int, value: str) -> asyncio.Future[int]:
         engine = self._lock._engine
         # An observer finds no leader until the store knows the holder, so report it now.
-        engine.runs.report(self._lock._policy.key)
+        engine.handoff.report(self._lock._policy.key)
         return engine.store.post(
             self._board.key,
             fence,
@@ -253,12 +253,12 @@ class Election(CopiedAsItself):
         reading = engine.store.read(self._board.key)
         with policy.errors_named():
             status, posted = await asyncio.gather(
-                engine.runs.status(policy.key, waiters=False), reading
+                engine.handoff.status(policy.key, waiters=False), reading
             )
             leader = _found(status, posted)
             if leader is None and posted.value:
                 # The store may have run the two in the other order, and a term begun between.
-                leader = _found(await engine.runs.status(policy.key, waiters=False), posted)
+                leader = _found(await engine.handoff.status(policy.key, waiters=False), posted)
         return leader, posted.count
 
 

@@ -69,7 +69,7 @@ class Latch(CopiedAsItself):
                 policy.key, 0, token=token, declared=self._count, value="", remember=remember
             )
         if counted < 0:
-            raise policy.about(
+            raise policy.with_name(
                 LimitMismatch(
                     f"the latch {self.name!r} is in use with a count of {-counted}, but"
                     f" {self._count} is declared here: all that use it declare the same"

@@ -34,7 +34,7 @@ from aiolock.store import BREAK_UNKNOWN, Status
 Got_co = TypeVar("Got_co", bound=Lease, covariant=True)
 
 
-class Acquisition(Uncopyable, Coroutine[Any, Any, Got_co], AsyncOnly):
+class AcquireContext(Uncopyable, Coroutine[Any, Any, Got_co], AsyncOnly):
     """One acquisition that has not begun yet: await it, or enter it with ``async with``.
 
     Either way it gives a `Lease`, or raises `AcquireTimeout`; entered, it also cancels the body
@@ -76,7 +76,7 @@ class Acquisition(Uncopyable, Coroutine[Any, Any, Got_co], AsyncOnly):
         self._scope: Scope | None = None
 
     def __repr__(self) -> str:
-        return f"<Acquisition of {self._lock.name!r} timeout={self._timeout}>"
+        return f"<AcquireContext of {self._lock.name!r} timeout={self._timeout}>"
 
     def _begin(self, begins: Callable[[Lease], None]) -> Coroutine[Any, Any, Lease | None]:
         if self._coroutine is not None:
@@ -201,7 +201,7 @@ class Lock(Enterable[Lease], AsyncOnly):
         timeout: Seconds | Default | None = DEFAULT,
         label: str | None = None,
         **unknown: Unpack[NoOptions],
-    ) -> Acquisition[Lease]:
+    ) -> AcquireContext[Lease]:
         """Take the lock, or wait for it in its queue; `AcquireTimeout` when the time has passed.
 
         Await the result for a `Lease`. Or enter it with ``async with``: then the body is cancelled
@@ -243,12 +243,12 @@ class Lock(Enterable[Lease], AsyncOnly):
         *,
         where: str = "",
         label: str | None = None,
-    ) -> Acquisition[Lease]:
+    ) -> AcquireContext[Lease]:
         own = isinstance(timeout, Default)
         seconds = self._policy.timeout if own else checked_timeout(timeout)
         label = checked_label("label", label)
         self._engine.check()
-        return Acquisition(self, timeout=seconds, where=where, label=label)
+        return AcquireContext(self, timeout=seconds, where=where, label=label)
 
     def _attempt(
         self, timeout: Seconds, *, where: str = "", label: str | None = None
@@ -301,7 +301,7 @@ class Lock(Enterable[Lease], AsyncOnly):
         self._engine.check()
         lease = self._ours()
         if lease is None:
-            raise self._policy.about(
+            raise self._policy.with_name(
                 NotHeld(
                     f"this task does not hold {self._policy.called}: it was released or lost, or"
                     " another task acquired it, which must release it (or use the lease)"
@@ -355,7 +355,7 @@ class Lock(Enterable[Lease], AsyncOnly):
         """
         self._engine.check()
         with self._policy.errors_named():
-            return await self._engine.runs.request(self._policy.key) > 0
+            return await self._engine.handoff.request(self._policy.key) > 0
 
     async def break_(self, fence: int | None = None) -> bool:
         """Take the lock from its holders, and grant it to the next waiter; True if it was held.
@@ -375,14 +375,14 @@ class Lock(Enterable[Lease], AsyncOnly):
             # Break only the grants seen here: if the reply is lost and the command is sent again,
             # it must not take the lock from the next holder too.
             with self._policy.errors_named():
-                status = await self._engine.runs.status(self._policy.key)
+                status = await self._engine.handoff.status(self._policy.key)
             fences = [holder.fence for holder in status.holders]
         if not fences:
             return False
         with self._policy.errors_named():
-            broken = await self._engine.runs.break_(self._policy.key, fences)
+            broken = await self._engine.handoff.break_(self._policy.key, fences)
         if fence is not None and broken == BREAK_UNKNOWN:
-            raise self._policy.about(
+            raise self._policy.with_name(
                 StoreError(
                     f"{self._policy.called} is not held with the fence {fence} any more, but nobody"
                     " knows whether this call broke it: the store's first answer was lost"

@@ -16,7 +16,7 @@ from aiolock._engine.hold import LeaseState
 from aiolock._engine.lease import Lease, LostEvent, give_back
 from aiolock._engine.policy import checked_label, checked_timeout, checked_wait
 from aiolock._locks.async_only import AsyncOnly
-from aiolock._locks.lock import Acquisition, Lock, watch
+from aiolock._locks.lock import AcquireContext, Lock, watch
 from aiolock._locks.signatures import NoOptions, unexpected, without_unknown
 from aiolock.options import DEFAULT, Default, Seconds
 
@@ -190,7 +190,9 @@ class MultiLock(Enterable[MultiLease], AsyncOnly):
         async with AsyncExitStack() as stack:
             for lock in self._locks:
                 since = began if leases else None
-                asked: Acquisition[Lease] = Acquisition(lock, timeout=self._timeout, since=since)
+                asked: AcquireContext[Lease] = AcquireContext(
+                    lock, timeout=self._timeout, since=since
+                )
                 leases.append(await stack.enter_async_context(asked))
             lease = MultiLease(leases)
             entered = stack.pop_all()

@@ -20,7 +20,7 @@ from aiolock._engine.lease import Lease, give_back
 from aiolock._engine.policy import Policy, to_ms
 from aiolock._engine.releases import FIRST_PAUSE
 from aiolock._locks.async_only import AsyncOnly
-from aiolock._locks.lock import Acquisition, Lock
+from aiolock._locks.lock import AcquireContext, Lock
 from aiolock._locks.naming import naming, whole
 from aiolock.errors import AcquireTimeout, StoreError
 from aiolock.options import DEFAULT
@@ -63,7 +63,7 @@ class _Body:
     """A body of ``async with``: it does the work, or finds it done."""
 
     task: asyncio.Task[Any] | None
-    _acquisition: Acquisition[Any]
+    _acquisition: AcquireContext[Any]
     _lease: Lease | None
     _remember: int
 
@@ -74,7 +74,7 @@ class _Body:
 
 
 async def _close(
-    acquisition: Acquisition[Any], lease: Lease, error: BaseException | None, remember: int
+    acquisition: AcquireContext[Any], lease: Lease, error: BaseException | None, remember: int
 ) -> None:
     """End the body: remember that it is done, unless it raised; `StoreError` if unknown."""
     if error is None:
@@ -86,7 +86,7 @@ async def _close(
         failure = released.exception()
         if failure is not None or released.result() == WAS_UNKNOWN:
             why = failure or "its confirmation was lost"
-            raise lease._hold.policy.about(
+            raise lease._hold.policy.with_name(
                 StoreError(
                     f"{lease.name!r} was done, but nobody knows whether that is remembered: {why}"
                 )
@@ -248,7 +248,7 @@ class Once(Enterable[Lease | None], AsyncOnly):
             posted = await self._lock._engine.store.read(self._results.key)
         fence, separator, result = posted.value.partition(" ")
         if not separator or fence != str(posted.count):
-            raise self._lock._policy.about(
+            raise self._lock._policy.with_name(
                 ResultGone(f"{self.name!r} is done, but the store has no result of it")
             )
         return result

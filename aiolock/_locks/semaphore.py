@@ -11,7 +11,7 @@ from aiolock._engine.entered import Enterable, Entered, Entry
 from aiolock._engine.lease import Lease
 from aiolock._engine.policy import checked_number
 from aiolock._locks.async_only import AsyncOnly
-from aiolock._locks.lock import Acquisition, Lock, caller
+from aiolock._locks.lock import AcquireContext, Lock, caller
 from aiolock._locks.signatures import NoOptions, unexpected, without_unknown
 from aiolock.options import DEFAULT, Default, Seconds
 from aiolock.store import Status
@@ -63,7 +63,7 @@ class Semaphore(Enterable[Lease], AsyncOnly):
         timeout: Seconds | Default | None = DEFAULT,
         label: str | None = None,
         **unknown: Unpack[NoOptions],
-    ) -> Acquisition[Lease]:
+    ) -> AcquireContext[Lease]:
         """Take ``permits`` at once, all or none; otherwise as `Lock.acquire`.
 
         `LimitMismatch` when others declare another limit. If `resize` has left fewer permits than

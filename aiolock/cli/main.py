@@ -11,21 +11,21 @@ from typing import Final
 
 import aiolock
 from aiolock.cli import (
+    break_,
     check,
     completion,
     deadlocks,
     init_db,
     init_quorum,
-    look,
     run,
-    take_away,
+    show,
     top,
     web,
 )
 from aiolock.cli.demo import command as demo
 from aiolock.cli.store import say
 
-COMMANDS: Final = (run, look, top, deadlocks, take_away, web, check, init_db, init_quorum, demo)
+COMMANDS: Final = (run, show, top, deadlocks, break_, web, check, init_db, init_quorum, demo)
 """Modules with an `add_command`, whose parser sets ``run`` to the function of the command."""
 
 INTERRUPTED: Final = 130

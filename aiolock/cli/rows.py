@@ -9,7 +9,7 @@ import unicodedata
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
-from aiolock.store import Party, Status, plain
+from aiolock.store import Participant, Status, plain
 
 COLUMNS: Final = ("KIND", "NAME", "HELD BY", "WHERE", "FOR", "LEASE", "WAITING", "LONGEST")
 TEXTS: Final = 4
@@ -46,17 +46,17 @@ def cells(status: Status) -> Sequence[str]:
     )
 
 
-def _who(party: Party) -> str:
+def _who(party: Participant) -> str:
     """The party's label, or else a short id."""
     return plain(party.label) or f"{party.client[:6]}#{party.seq}"
 
 
-def where(party: Party) -> str:
+def where(party: Participant) -> str:
     """The party's process, with a mark if it is gone."""
     return f"{plain(party.host) or '?'}:{party.pid}" + ("" if party.alive else " !")
 
 
-def _ago(status: Status, party: Party | None) -> str:
+def _ago(status: Status, party: Participant | None) -> str:
     return duration(max(0.0, status.now - party.since)) if party else "-"
 
 

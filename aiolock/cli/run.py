@@ -122,7 +122,7 @@ async def _run(client: aiolock.LockClient, arguments: argparse.Namespace) -> int
 
 def _acquisition(
     client: aiolock.LockClient, arguments: argparse.Namespace
-) -> aiolock.Acquisition[aiolock.Lease]:
+) -> aiolock.AcquireContext[aiolock.Lease]:
     name, ttl = arguments.name, arguments.ttl
     limit: int | None = arguments.limit
     timeout: float | None = 0 if arguments.no_wait else arguments.timeout

@@ -136,7 +136,7 @@ def _screen(look: _Look, arguments: argparse.Namespace, height: int) -> Renderab
     from rich.table import Table
     from rich.text import Text
 
-    in_circle = {(each.kind, each.name) for deadlock in look.deadlocks for each in deadlock.circle}
+    in_circle = {(each.kind, each.name) for deadlock in look.deadlocks for each in deadlock.cycle}
     waiting = sum(len(status.waiters) for status in look.statuses)
     head = Text.assemble(
         ("aiolock top", "bold"),

@@ -21,7 +21,7 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Final, Literal, Self, TypeVar, Unpack
 
-from aiolock import Acquisition, Lease, LeaseLost, LeaseState, Lock, LockClient
+from aiolock import AcquireContext, Lease, LeaseLost, LeaseState, Lock, LockClient
 from aiolock._engine.policy import seconds
 from aiolock.integrations._names import LockOf
 from aiolock.integrations._waiting import ReasonToLeave, held, patient
@@ -209,7 +209,7 @@ class Body:
         if self._leases is not None:
             await self._leases.__aexit__(kind, error, traceback)
 
-    def add(self, lease: Lease, acquisition: Acquisition[Lease]) -> None:
+    def add(self, lease: Lease, acquisition: AcquireContext[Lease]) -> None:
         """When this body ends, end the lease, or let the outer body have it."""
 
         async def leave(

@@ -7,7 +7,7 @@ from datetime import timedelta
 from typing import Final
 
 from aiolock.observer import Deadlock, Link, LockRequest, Loss, LostBody, Observer, who
-from aiolock.store import Party, one_line
+from aiolock.store import Participant, one_line
 
 SLOW_WAIT: Final = 10.0
 SLOW_HOLD: Final = 300.0
@@ -80,7 +80,7 @@ class Log(Observer):
             )
 
     def waits_long(
-        self, request: LockRequest, *, waited: float, holders: tuple[Party, ...], others: int
+        self, request: LockRequest, *, waited: float, holders: tuple[Participant, ...], others: int
     ) -> None:
         """Log the wait, and who has the lock."""
         held = f"{who(holders[0])} holds it" if holders else "nobody holds it at this moment"

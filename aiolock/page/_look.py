@@ -124,7 +124,7 @@ async def totals(locks: Iterable[Seen]) -> Totals:
 
 async def still(deadlocks: Sequence[Deadlock], locks: Mapping[Key, Seen]) -> tuple[Deadlock, ...]:
     """The deadlocks whose waiters all still wait."""
-    wanted = {(each.kind, each.name) for deadlock in deadlocks for each in deadlock.circle}
+    wanted = {(each.kind, each.name) for deadlock in deadlocks for each in deadlock.cycle}
     pace, waiting = Pace(), set[tuple[Key, str, int]]()
     for key in wanted & locks.keys():
         for waiter in locks[key].status.waiters:
@@ -135,6 +135,6 @@ async def still(deadlocks: Sequence[Deadlock], locks: Mapping[Key, Seen]) -> tup
         for deadlock in deadlocks
         if all(
             ((each.kind, each.name), each.waiter.client, each.waiter.seq) in waiting
-            for each in deadlock.circle
+            for each in deadlock.cycle
         )
     )

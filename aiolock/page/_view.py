@@ -10,7 +10,7 @@ from fnmatch import translate
 from itertools import chain
 from typing import Any, Final, NamedTuple
 
-from aiolock import LockClient, Party, Status
+from aiolock import LockClient, Participant, Status
 from aiolock.page._history import History
 from aiolock.page._http import Refused
 from aiolock.page._limits import Limits
@@ -91,7 +91,7 @@ def dumped(value: object) -> bytes:
 def _rendered(
     look: Look, first: Sequence[Seen], matching: int, history: History, limits: Limits
 ) -> dict[str, Any]:
-    blocked = {(each.kind, each.name) for deadlock in look.deadlocks for each in deadlock.circle}
+    blocked = {(each.kind, each.name) for deadlock in look.deadlocks for each in deadlock.cycle}
     return {
         "error": look.error,
         "closed": look.closed,
@@ -105,7 +105,7 @@ def _rendered(
         "deadlocks": [
             {
                 "text": str(deadlock)[:_TEXT],
-                "circle": [[each.kind, each.name] for each in deadlock.circle],
+                "circle": [[each.kind, each.name] for each in deadlock.cycle],
             }
             for deadlock in look.deadlocks[: limits.deadlocks]
         ],
@@ -153,7 +153,7 @@ def detail(status: Status, history: History, now: float, limits: Limits) -> dict
     }
 
 
-def _who(party: Party) -> dict[str, Any]:
+def _who(party: Participant) -> dict[str, Any]:
     return {
         "label": party.label,
         "host": party.host,
@@ -164,7 +164,7 @@ def _who(party: Party) -> dict[str, Any]:
     }
 
 
-def _party(party: Party, now: float) -> dict[str, Any]:
+def _party(party: Participant, now: float) -> dict[str, Any]:
     return {
         **_who(party),
         "since": _short(now - party.since),

@@ -6,7 +6,7 @@ import json
 from functools import lru_cache
 from typing import Any, Final
 
-from aiolock.store import Form, Rule, Waiter
+from aiolock.store import Form, Rule, WaiterId
 from aiolock.stores._holders import Grant, Holder
 from aiolock.stores.machine import (
     NameState,
@@ -14,8 +14,8 @@ from aiolock.stores.machine import (
     PushDone,
     PushGranted,
     PushLost,
+    PushOrderUnknown,
     PushRequested,
-    PushVoid,
 )
 
 UNREADABLE: Final = (KeyError, TypeError, ValueError)
@@ -60,8 +60,8 @@ def encode(state: NameState) -> str:
     ]
     queue = [(ticket, *waiter, number(state.waiting[waiter][1])) for ticket, waiter in state.queue]
     data: dict[str, Any] = {"holders": holders, "queue": queue}
-    if state.given_up:
-        data["given_up"] = [(*waiter, until) for waiter, until in state.given_up.items()]
+    if state.tombstones:
+        data["given_up"] = [(*waiter, until) for waiter, until in state.tombstones.items()]
     if state.resized or state.until or state.limit is not None or state.count or state.value:
         data["numbers"] = [
             state.until,
@@ -83,14 +83,14 @@ def decode(text: str) -> NameState:
     state = NameState()
     number: int
     for client, seq, fence, number, end, shared, claim in data["holders"]:
-        grant = Grant(Waiter(client, seq), fence)
+        grant = Grant(WaiterId(client, seq), fence)
         state.holders.add(Holder(grant, forms[number], end, shared=shared, claim=claim))
     for ticket, client, seq, number in data["queue"]:
-        waiter = Waiter(client, seq)
+        waiter = WaiterId(client, seq)
         state.queue.append((ticket, waiter))
         state.waiting[waiter] = ticket, forms[number]
     for client, seq, until in data.get("given_up", ()):
-        state.given_up[Waiter(client, seq)] = until
+        state.tombstones[WaiterId(client, seq)] = until
     if "numbers" in data:
         (
             state.until,
@@ -116,7 +116,7 @@ def encode_push(push: Push) -> str:
             data = ("lost", *waiter, fence, reason)
         case PushRequested(waiter, fence):
             data = ("requested", *waiter, fence)
-        case PushVoid(waiter):
+        case PushOrderUnknown(waiter):
             data = ("void", *waiter)
         case PushDone(waiter):
             data = ("done", *waiter)
@@ -126,7 +126,7 @@ def encode_push(push: Push) -> str:
 def decode_push(text: str) -> Push:
     """The push that was encoded; `ValueError` for one of an unknown kind."""
     kind, client, seq, *rest = json.loads(text)
-    waiter = Waiter(client, seq)
+    waiter = WaiterId(client, seq)
     match kind, rest:
         case "granted", [form, fence, lease, now]:
             return PushGranted(waiter, _form(*form), fence, lease, now)
@@ -135,7 +135,7 @@ def decode_push(text: str) -> Push:
         case "requested", [fence]:
             return PushRequested(waiter, fence)
         case "void", []:
-            return PushVoid(waiter)
+            return PushOrderUnknown(waiter)
         case "done", []:
             return PushDone(waiter)
         case _:

@@ -58,7 +58,7 @@ class Document:
 
     def step(self, name: str, operation: Callable[[Step], Value]) -> Value:
         """Carry out an operation of the state machine; ``name`` is the only one there is."""
-        step = Step(self._state, self._now, self._listens, self._fence, self._says)
+        step = Step(self._state, self._now, self._listens, self._fence, self._metadata)
         answer = operation(step)
         self._fence = step.fence
         for push in step.pushes:
@@ -72,7 +72,7 @@ class Document:
     def _listens(self, client: str) -> bool:
         return client == self._client or client in self._living
 
-    def _says(self, client: str) -> tuple[str, int]:
+    def _metadata(self, client: str) -> tuple[str, int]:
         pid, _, host = self._living.get(client, "0 ").partition(" ")
         return host, int(pid)
 

@@ -6,16 +6,16 @@ from bisect import bisect_left, bisect_right, insort
 from collections.abc import ItemsView, Iterator, Mapping, ValuesView
 from typing import Final, NamedTuple
 
-from aiolock.store import Form, Waiter
+from aiolock.store import Form, WaiterId
 
-NOBODY: Final = "-"
+RESERVED: Final = "-"
 """The client of a hold that means "closed" or "done": it ends like any other, but has no owner."""
 
 
 class Grant(NamedTuple):
     """The id of one grant: a late message about it cannot mean another grant."""
 
-    waiter: Waiter
+    waiter: WaiterId
     fence: int
 
 
@@ -41,8 +41,8 @@ class Holder:
         return self.grant.waiter.client
 
     @property
-    def nobodys(self) -> bool:
-        return self.client == NOBODY
+    def is_reserved(self) -> bool:
+        return self.client == RESERVED
 
 
 class _End(NamedTuple):
@@ -60,7 +60,7 @@ class Holders(Mapping[Grant, Holder]):
 
     def __init__(self) -> None:
         self._by_grant = dict[Grant, Holder]()
-        self._by_waiter = dict[Waiter, Holder]()
+        self._by_waiter = dict[WaiterId, Holder]()
         self._ends = list[_End]()
         """When each lease ends, in order."""
         self.permits = 0
@@ -112,7 +112,7 @@ class Holders(Mapping[Grant, Holder]):
         holder.end = end
         insort(self._ends, _End(end, holder.grant.fence, holder.grant))
 
-    def of(self, waiter: Waiter) -> Holder | None:
+    def of(self, waiter: WaiterId) -> Holder | None:
         """What this waiter holds."""
         return self._by_waiter.get(waiter)
 

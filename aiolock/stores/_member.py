@@ -15,7 +15,7 @@ from enum import Enum
 from typing import Any, NamedTuple, Protocol
 
 from aiolock.errors import StoreError
-from aiolock.store import Form, Inbox, Party, Waiter
+from aiolock.store import Form, Inbox, Participant, WaiterId
 
 UNBOUNDED = -1
 """As ``upto``, releases any vote of a waiter that does not come back: see `Member.release`."""
@@ -26,11 +26,11 @@ OUTSIDE, LOST = -1, -2
 """Releases a vote that was never entered, or one that was entered and lost."""
 
 
-class Stand(NamedTuple):
+class VoteRequest(NamedTuple):
     """The waiter that asks for a vote; it is the same at all members."""
 
     name: str
-    waiter: Waiter
+    waiter: WaiterId
     form: Form
     ticket: int
     """The waiter with the lower ticket comes first; equal tickets are ordered by waiter."""
@@ -45,18 +45,18 @@ class Voted(NamedTuple):
     now: int
 
 
-class InLine(NamedTuple):
+class InQueue(NamedTuple):
     """Another waiter has the vote, for ``until`` ms at most; this one is in line if it waits."""
 
     until: int
     place: int
     """1 if no other stands before it; 0 if it does not wait."""
     now: int
-    holder: Party | None = None
+    holder: Participant | None = None
     """The owner of the vote, for a waiter that does not wait, if the member tells."""
 
 
-class Silent(NamedTuple):
+class NotVoting(NamedTuple):
     """The member does not vote for ``left`` ms, because it may have forgotten votes that are out.
 
     Less than 0: until it is told the charter of its quorum.
@@ -66,7 +66,7 @@ class Silent(NamedTuple):
     now: int
 
 
-class Crowded(NamedTuple):
+class QueueIsFull(NamedTuple):
     """``waiters`` stand in line already, as many as are allowed."""
 
     waiters: int
@@ -79,7 +79,7 @@ class Refused(NamedTuple):
     now: int
 
 
-class Marked(NamedTuple):
+class DoneMarker(NamedTuple):
     """The work that the waiter wants is done, as this member knows for ``left`` ms more."""
 
     number: int
@@ -88,10 +88,10 @@ class Marked(NamedTuple):
     now: int
 
 
-Answer = Voted | InLine | Silent | Crowded | Refused | Marked
+Answer = Voted | InQueue | NotVoting | QueueIsFull | Refused | DoneMarker
 
 
-class Recalled(NamedTuple):
+class DoneRecord(NamedTuple):
     """What a member knows of work to be done once, and whether it may have forgotten that."""
 
     number: int
@@ -113,7 +113,7 @@ class Kept:
     """For how many ms the member keeps it."""
 
 
-class Enrolled(NamedTuple):
+class Registered(NamedTuple):
     """What a member says of itself when it is told the charter of its quorum."""
 
     left: int
@@ -135,7 +135,7 @@ class Memory(Enum):
     """The other members know of it: all votes it may have given must end before it votes again."""
 
 
-class Charter(NamedTuple):
+class QuorumConfig(NamedTuple):
     """The description of a quorum, the same for all members and for all their clients."""
 
     members: tuple[str, ...]
@@ -157,13 +157,13 @@ class Unfit(StoreError):
 class MemberInbox(Inbox, Protocol):
     """Where a member delivers its pushes; `Inbox.granted` is its vote, with the vote's number."""
 
-    def inquired(self, name: str, waiter: Waiter, number: int) -> None:
+    def inquired(self, name: str, waiter: WaiterId, number: int) -> None:
         """Another waiter, which comes before this one, wants this vote."""
 
-    def enrolled(self, enrolled: Enrolled) -> None:
+    def registered(self, registered: Registered) -> None:
         """The connection is a new one, and the member has told its state."""
 
-    def not_enrolled(self, error: Exception) -> None:
+    def not_registered(self, error: Exception) -> None:
         """The member was told its charter, and has refused it: it does not vote."""
 
 
@@ -188,7 +188,7 @@ class Member(Protocol):
         """The kind of server: all members of one quorum are of one kind."""
         ...
 
-    async def join(self, client: str, inbox: MemberInbox, charter: Charter) -> None:
+    async def join(self, client: str, inbox: MemberInbox, config: QuorumConfig) -> None:
         """Connect, enrol, and listen. `StoreError` if that fails and may be tried again; `Unfit`
         or `QuorumMismatch` if the server cannot be a member of this quorum.
         """
@@ -200,19 +200,19 @@ class Member(Protocol):
         """Seconds for which the oldest missing answer has been due; 0 if none is missing."""
         ...
 
-    def enrol(self, memory: Memory) -> None:
+    def register(self, memory: Memory) -> None:
         """Tell it the charter of its quorum once more; the inbox gets the answer, or the error."""
 
     def vote(
         self,
-        stand: Stand,
+        request: VoteRequest,
         ttl: int,
         proposal: int,
         *,
         wait: bool,
         most: int,
         new: bool,
-        heard: Heard,
+        on_reply: Heard,
     ) -> None:
         """Vote for this waiter, or let it stand in line; an `Answer`.
 
@@ -221,7 +221,9 @@ class Member(Protocol):
         released if the command is not sent.
         """
 
-    def release(self, stand: Stand, highest: int, upto: int, *, entered: int, heard: Heard) -> None:
+    def release(
+        self, request: VoteRequest, highest: int, upto: int, *, entered: int, on_reply: Heard
+    ) -> None:
         """Take the waiter out of line, and its vote, if its number is not above ``upto``.
 
         With `UNBOUNDED`, any vote of it is released, and it does not come back. The member must
@@ -231,11 +233,18 @@ class Member(Protocol):
         has lost its memory: then no other waiter has had that vote since.
         """
 
-    def give_way(self, stand: Stand, number: int, heard: Heard) -> None:
+    def yield_vote(self, request: VoteRequest, number: int, on_reply: Heard) -> None:
         """Take this vote back, and let the waiter stand in line; an `Answer`."""
 
     def renew(
-        self, stand: Stand, number: int, ttl: int, fence: int, *, entered: bool, heard: Heard
+        self,
+        request: VoteRequest,
+        number: int,
+        ttl: int,
+        fence: int,
+        *,
+        entered: bool,
+        on_reply: Heard,
     ) -> None:
         """Let this vote last for at least ``ttl`` ms from now, and remember this fence.
 
@@ -243,14 +252,16 @@ class Member(Protocol):
         inside.
         """
 
-    def reserve(self, stand: Stand, number: int, fence: int, heard: Heard) -> None:
+    def reserve(self, request: VoteRequest, number: int, fence: int, on_reply: Heard) -> None:
         """Remember this fence, if this vote stands; answer whether another client is in line.
 
         A client asks this that may hand the lock on among its own waiters: `GONE`, `ALONE` or
         `SHARED`.
         """
 
-    def finish(self, stand: Stand, fence: int, remember: int, until: int, heard: Heard) -> None:
+    def finish(
+        self, request: VoteRequest, fence: int, remember: int, until: int, on_reply: Heard
+    ) -> None:
         """Keep in mind for ``remember`` ms that the waiter's work is done: the *mark* of that work.
 
         Until then no waiter gets a vote; those in line that want the work done leave, and are told.
@@ -260,32 +271,32 @@ class Member(Protocol):
         is.
         """
 
-    def recall(self, name: str, heard: Heard) -> None:
-        """What it knows of work to be done once: a `Recalled`. Changes nothing."""
+    def query_done(self, name: str, on_reply: Heard) -> None:
+        """What it knows of work to be done once: a `DoneRecord`. Changes nothing."""
 
-    def take_away(self, name: str, waiter: Waiter, heard: Heard) -> None:
+    def take_away(self, name: str, waiter: WaiterId, on_reply: Heard) -> None:
         """Take the vote from this waiter, tell it, and give it to the next; how many had it.
 
         ``BREAK_UNKNOWN`` as of `Store.break_`.
         """
 
-    def request(self, name: str, heard: Heard) -> None:
+    def request(self, name: str, on_reply: Heard) -> None:
         """Tell the owner of the vote that another client wants the lock; how many were told."""
 
-    def status(self, name: str, heard: Heard, *, waiters: bool = True) -> None:
+    def status(self, name: str, on_reply: Heard, *, waiters: bool = True) -> None:
         """The owner of the vote, and the waiters in line, unless not wanted: a `Status`.
 
         If there are many, they may be read in parts: see `Store.status`.
         """
 
-    def names(self, start: str, heard: Heard) -> None:
+    def names(self, start: str, on_reply: Heard) -> None:
         """Some names of which there are votes: a tuple of them, and where the next page begins."""
 
-    def post(self, name: str, count: int, value: str, remember: int, heard: Heard) -> None:
+    def post(self, name: str, count: int, value: str, remember: int, on_reply: Heard) -> None:
         """Post this value, unless a higher count is there already; answers the count.
 
         Waiters for a count that is now reached are told, as of a vote.
         """
 
-    def read(self, name: str, heard: Heard) -> None:
+    def read(self, name: str, on_reply: Heard) -> None:
         """The posted value: a `Kept`."""

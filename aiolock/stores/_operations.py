@@ -19,12 +19,12 @@ from aiolock.store import (
     WAS_UNKNOWN,
     Answer,
     Form,
+    HandoffReport,
     Page,
-    Pass,
     Posted,
     Renewal,
     Status,
-    Waiter,
+    WaiterId,
 )
 from aiolock.stores.machine import Push, Step
 
@@ -103,7 +103,7 @@ class Operations(Uncopyable, ABC):
     def acquire(
         self,
         name: str,
-        waiter: Waiter,
+        waiter: WaiterId,
         form: Form,
         ttl: int,
         *,
@@ -121,7 +121,7 @@ class Operations(Uncopyable, ABC):
     def release(
         self,
         name: str,
-        waiter: Waiter,
+        waiter: WaiterId,
         form: Form,
         fence: int,
         *,
@@ -132,8 +132,8 @@ class Operations(Uncopyable, ABC):
             name, lambda step: step.release(waiter, fence, entered=entered, lost=lost)
         )
 
-    def pass_on(self, passed: Pass) -> asyncio.Future[int]:
-        return self._sure_step(passed.name, lambda step: step.pass_on(passed))
+    def report_handoff(self, passed: HandoffReport) -> asyncio.Future[int]:
+        return self._sure_step(passed.name, lambda step: step.report_handoff(passed))
 
     def renew(self, renewals: Sequence[Renewal]) -> asyncio.Future[list[bool | None]]:
         return self._call_each(
@@ -144,14 +144,14 @@ class Operations(Uncopyable, ABC):
         return self._step(name, lambda step: step.status(name, waiters=waiters))
 
     def finish(
-        self, name: str, waiter: Waiter, form: Form, fence: int, remember: int
+        self, name: str, waiter: WaiterId, form: Form, fence: int, remember: int
     ) -> asyncio.Future[int]:
         return self._sure_step(name, lambda step: step.finish(waiter, fence, remember))
 
     def request(self, name: str) -> asyncio.Future[int]:
         return self._step(name, Step.request)
 
-    def downgrade(self, name: str, waiter: Waiter, form: Form, fence: int) -> asyncio.Future[int]:
+    def downgrade(self, name: str, waiter: WaiterId, form: Form, fence: int) -> asyncio.Future[int]:
         return self._step(name, lambda step: step.downgrade(waiter, fence))
 
     def resize(self, name: str, declared: int, limit: int, remember: int) -> asyncio.Future[int]:

@@ -15,8 +15,8 @@ from typing import Final, NamedTuple
 
 from aiolock.store import (
     FEW,
+    MAX_AHEAD,
     PRIORITY,
-    RUN,
     WAS_ABSENT,
     WAS_HOLDER,
     WAS_QUEUED,
@@ -28,16 +28,16 @@ from aiolock.store import (
     Form,
     Full,
     Granted,
+    HandoffReport,
     Inbox,
-    Party,
-    Pass,
+    Participant,
     Posted,
     Queued,
     Rule,
     Status,
-    Waiter,
+    WaiterId,
 )
-from aiolock.stores._holders import NOBODY, Grant, Holder, Holders
+from aiolock.stores._holders import RESERVED, Grant, Holder, Holders
 
 A_MINUTE: Final = 60_000
 """Milliseconds for which a declared number is remembered after the last lease has ended."""
@@ -58,9 +58,9 @@ GRANTS: Final = 128
 """Grants that one step makes, and that it ends: all others wait so long. More of them follow, see
 `_advance` and `reap`."""
 
-_CLOSED: Final = Waiter(NOBODY, 0)
+_CLOSED: Final = WaiterId(RESERVED, 0)
 """Holds a lock that stays closed for a while."""
-_DONE: Final = Waiter(NOBODY, 1)
+_DONE: Final = WaiterId(RESERVED, 1)
 """Holds a lock while the store remembers that its work is done."""
 
 
@@ -70,7 +70,7 @@ _DONE: Final = Waiter(NOBODY, 1)
 class PushGranted(NamedTuple):
     """See `Inbox.granted`."""
 
-    waiter: Waiter
+    waiter: WaiterId
     form: Form
     fence: int
     lease: int
@@ -83,7 +83,7 @@ class PushGranted(NamedTuple):
 class PushLost(NamedTuple):
     """See `Inbox.lost`."""
 
-    waiter: Waiter
+    waiter: WaiterId
     fence: int
     reason: str
 
@@ -94,33 +94,33 @@ class PushLost(NamedTuple):
 class PushRequested(NamedTuple):
     """See `Inbox.requested`."""
 
-    waiter: Waiter
+    waiter: WaiterId
     fence: int
 
     def deliver(self, name: str, inbox: Inbox) -> None:
         inbox.requested(name, self.waiter, self.fence)
 
 
-class PushVoid(NamedTuple):
-    """See `Inbox.void`."""
+class PushOrderUnknown(NamedTuple):
+    """See `Inbox.order_unknown`."""
 
-    waiter: Waiter
+    waiter: WaiterId
 
     def deliver(self, name: str, inbox: Inbox) -> None:
-        inbox.void(name, self.waiter)
+        inbox.order_unknown(name, self.waiter)
 
 
 class PushDone(NamedTuple):
     """See `Inbox.done`."""
 
-    waiter: Waiter
+    waiter: WaiterId
     """One of the waiters concerned: the push is about the name, and is sent to a client once."""
 
     def deliver(self, name: str, inbox: Inbox) -> None:
         inbox.done(name)
 
 
-Push = PushGranted | PushLost | PushRequested | PushVoid | PushDone
+Push = PushGranted | PushLost | PushRequested | PushOrderUnknown | PushDone
 
 
 class NameState:
@@ -129,12 +129,12 @@ class NameState:
     __slots__ = (
         "count",
         "declared",
-        "given_up",
         "holders",
         "limit",
         "queue",
         "resized",
         "tokens",
+        "tombstones",
         "until",
         "value",
         "waiting",
@@ -142,11 +142,11 @@ class NameState:
 
     def __init__(self) -> None:
         self.holders = Holders()
-        self.queue: list[tuple[int, Waiter]] = []
+        self.queue: list[tuple[int, WaiterId]] = []
         """Tickets and waiters, in order."""
-        self.waiting: dict[Waiter, tuple[int, Form]] = {}
+        self.waiting: dict[WaiterId, tuple[int, Form]] = {}
         """The same, by waiter."""
-        self.given_up: dict[Waiter, int] = {}
+        self.tombstones: dict[WaiterId, int] = {}
         """Waiters that gave up, and until when (ms) copies of their questions may come."""
         self.resized: dict[str, tuple[int, int]] = {}
         """For each token, the number of permits before, and until when (ms) that is remembered."""
@@ -168,7 +168,7 @@ class NameState:
     @property
     def idle(self) -> bool:
         """Whether nothing about this name need be kept."""
-        if self.holders or self.queue or self.given_up or self.resized:
+        if self.holders or self.queue or self.tombstones or self.resized:
             return False
         return self.limit is None and not self.count and not self.value
 
@@ -178,21 +178,21 @@ class NameState:
         ends = [holder.end + holder.form.closes for holder in self.holders.values()]
         return max(self.until, *ends, 0, 0)
 
-    def place(self, waiter: Waiter) -> int:
+    def place(self, waiter: WaiterId) -> int:
         return bisect_left(self.queue, (self.waiting[waiter][0], waiter)) + 1
 
-    def enqueue(self, ticket: int, waiter: Waiter, form: Form) -> None:
+    def enqueue(self, ticket: int, waiter: WaiterId, form: Form) -> None:
         self.waiting[waiter] = ticket, form
         insort(self.queue, (ticket, waiter))
 
-    def dequeue(self, waiter: Waiter) -> bool:
+    def dequeue(self, waiter: WaiterId) -> bool:
         if waiter not in self.waiting:
             return False
         del self.queue[self.place(waiter) - 1]
         del self.waiting[waiter]
         return True
 
-    def remove(self, goes: Callable[[Waiter], bool]) -> list[Waiter]:
+    def remove(self, goes: Callable[[WaiterId], bool]) -> list[WaiterId]:
         """Take these out of the queue, and return them; all at once, as there may be many."""
         gone = [waiter for _, waiter in self.queue if goes(waiter)]
         for waiter in gone:
@@ -211,11 +211,11 @@ class NameState:
         self.declared = self.count = self.until = 0
         self.value = ""
         self.tokens.clear()
-        self.given_up.clear()
+        self.tombstones.clear()
         self.resized.clear()
 
 
-def looks_for_dead(ticket: int, queue: Sequence[tuple[int, Waiter]]) -> bool:
+def looks_for_dead(ticket: int, queue: Sequence[tuple[int, WaiterId]]) -> bool:
     """Whether a newcomer with this ticket, which is in the queue, looks which waiters are dead.
 
     Else a dead waiter would stay until it came to the head: where a lock is held for long, the
@@ -238,7 +238,7 @@ class Step:
 
     ``now`` is the store's clock, in µs. ``listens`` says whether a client is alive, as far as the
     store can tell. ``fence`` is the last one that was made. Afterwards `pushes` must be sent, in
-    order, and `fence` is the last one. ``says`` gives the host and the process of a client, for
+    order, and `fence` is the last one. ``metadata`` gives the host and the process of a client, for
     `status`.
     """
 
@@ -248,13 +248,13 @@ class Step:
         now: int,
         listens: Callable[[str], bool],
         fence: int = 0,
-        says: Callable[[str], tuple[str, int]] = _unknown,
+        metadata: Callable[[str], tuple[str, int]] = _unknown,
     ) -> None:
         self._state = state
         self._now = now
         self._ms = now // 1000
         self._listens = listens
-        self._says = says
+        self._metadata = metadata
         self.fence = fence
         self.pushes: list[Push] = []
         self._asker = ""
@@ -269,7 +269,7 @@ class Step:
     # The operations
 
     def acquire(
-        self, waiter: Waiter, form: Form, ttl: int, *, ticket: int, wait: bool, max_waiters: int
+        self, waiter: WaiterId, form: Form, ttl: int, *, ticket: int, wait: bool, max_waiters: int
     ) -> Answer:
         """See `Store.acquire`."""
         state = self._state
@@ -299,33 +299,35 @@ class Step:
             return Granted(fence, ttl, displaced)
         return self._taken(waiter, form, wait=wait, displaced=displaced, newcomer=newcomer)
 
-    def pass_on(self, passed: Pass) -> int:
-        """See `Store.pass_on`."""
+    def report_handoff(self, passed: HandoffReport) -> int:
+        """See `Store.report_handoff`."""
         state, form = self._state, passed.form
-        grant = Grant(passed.taker, passed.fence)
-        if state.holders.remove(Grant(passed.giver, passed.giver_fence)) is None:
+        grant = Grant(passed.target, passed.fence)
+        if state.holders.remove(Grant(passed.source, passed.source_fence)) is None:
             return WAS_HOLDER if grant in state.holders else WAS_ABSENT
         end = self._ms + form.claim
         state.holders.add(Holder(grant, form, end, shared=False, claim=True))
         self.fence = max(self.fence, passed.fence)
-        for waiter in passed.through:
+        for waiter in passed.via:
             state.dequeue(waiter)
         return WAS_HOLDER
 
     def release(
         self,
-        waiter: Waiter,
+        waiter: WaiterId,
         fence: int,
         *,
         entered: bool = True,
         lost: bool = False,
-        bury: int = 0,
+        tombstone_until: int = 0,
     ) -> int:
-        """See `Store.release`; ``bury``: until when (µs) copies of its questions may come."""
+        """See `Store.release`; ``tombstone_until``: until when (µs) copies of its questions may
+        come.
+        """
         state = self._state
         self._asker = waiter.client
-        if bury:
-            self._give_up(waiter, -(-bury // 1000))
+        if tombstone_until:
+            self._give_up(waiter, -(-tombstone_until // 1000))
         if not fence:
             if state.dequeue(waiter):
                 if state.queue and state.open:
@@ -343,7 +345,7 @@ class Step:
             self._advance()
         return WAS_HOLDER
 
-    def renew(self, waiter: Waiter, fence: int, ttl: int) -> bool:
+    def renew(self, waiter: WaiterId, fence: int, ttl: int) -> bool:
         """One grant of `Store.renew`."""
         holder = self._state.holders.get(Grant(waiter, fence))
         if holder is None or holder.end <= self._ms:
@@ -354,14 +356,17 @@ class Step:
             self._state.keep(holder.end + A_MINUTE + holder.form.closes)
         return True
 
-    def finish(self, waiter: Waiter, fence: int, remember: int, *, bury: int = 0) -> int:
-        """See `Store.finish`; ``bury`` as in `release`."""
+    def finish(
+        self, waiter: WaiterId, fence: int, remember: int, *, tombstone_until: int = 0
+    ) -> int:
+        """See `Store.finish`; ``tombstone_until`` as in `release`."""
         state = self._state
         done = Grant(_DONE, fence)
         if state.holders.remove(Grant(waiter, fence)) is None:
             return WAS_HOLDER if done in state.holders else WAS_ABSENT
-        # A late copy is told "done" for as long as that is remembered, so until `bury` at least.
-        end = max(self._ms + remember, -(-bury // 1000))
+        # A late copy is told "done" for as long as that is remembered, so until `tombstone_until`
+        # at least.
+        end = max(self._ms + remember, -(-tombstone_until // 1000))
         form = Form(claim=0, fixed=True, once=True)
         state.holders.add(Holder(done, form, end, shared=False))
         waiting = state.remove(lambda each: state.waiting[each][1].once)
@@ -374,7 +379,7 @@ class Step:
         held = [
             holder.grant
             for holder in self._state.holders.values()
-            if holder.end > self._ms and not holder.nobodys
+            if holder.end > self._ms and not holder.is_reserved
         ]
         self.pushes += [PushRequested(*grant) for grant in held]
         return sum(self._listens(grant.waiter.client) for grant in held)
@@ -382,7 +387,7 @@ class Step:
     def break_(self, fences: Sequence[int]) -> int:
         """See `Store.break_`."""
         holders = self._state.holders
-        broken = [h for h in holders.values() if h.grant.fence in fences and not h.nobodys]
+        broken = [h for h in holders.values() if h.grant.fence in fences and not h.is_reserved]
         for holder in broken:
             holders.remove(holder.grant)
             self._end(holder)
@@ -392,7 +397,7 @@ class Step:
             self._advance()
         return len(broken)
 
-    def downgrade(self, waiter: Waiter, fence: int) -> int:
+    def downgrade(self, waiter: WaiterId, fence: int) -> int:
         """See `Store.downgrade`."""
         holder = self._state.holders.get(Grant(waiter, fence))
         if holder is None:
@@ -460,13 +465,13 @@ class Step:
         found = self.status_of(name, self.holders(few), ())
         return replace(found, more_holders=len(held) - passed)
 
-    def holders(self, grants: Iterable[Grant]) -> list[Party]:
+    def holders(self, grants: Iterable[Grant]) -> list[Participant]:
         """Those of these grants that are held, for a status; those without an owner as well."""
         held = self._state.holders
         here = (held[grant] for grant in grants if grant in held)
         return [self._holder(holder) for holder in here if holder.end > self._ms]
 
-    def waiters(self, queue: Iterable[tuple[int, Waiter]], first: int = 1) -> list[Party]:
+    def waiters(self, queue: Iterable[tuple[int, WaiterId]], first: int = 1) -> list[Participant]:
         """Those of these who wait, for a status; the first of them has that place."""
         waiting = self._state.waiting
         here = ((ticket, waiter) for ticket, waiter in queue if waiter in waiting)
@@ -475,14 +480,16 @@ class Step:
             for place, (ticket, waiter) in enumerate(here, start=first)
         ]
 
-    def status_of(self, name: str, held: Iterable[Party], waiting: Iterable[Party]) -> Status:
+    def status_of(
+        self, name: str, held: Iterable[Participant], waiting: Iterable[Participant]
+    ) -> Status:
         """The status with these holders, in any order, and these waiters in order.
 
         Somebody may be in both, who has been granted the lock after the waiters were read.
         """
-        closed, holders = 0.0, list[Party]()
+        closed, holders = 0.0, list[Participant]()
         for party in held:
-            if party.client == NOBODY:
+            if party.client == RESERVED:
                 closed = max(closed, party.remaining)
             else:
                 holders.append(party)
@@ -492,7 +499,7 @@ class Step:
             now=self._now / 1e6,
         )
 
-    def reap(self, asking: Waiter | None = None) -> None:
+    def reap(self, asking: WaiterId | None = None) -> None:
         """End leases that are over, but not too many at once; `acquire` does so by itself.
 
         That of the waiter which is asking is one of them. If there are more, that waiter is told to
@@ -508,7 +515,7 @@ class Step:
         stuck = set[str]()
         for holder in ended:
             self._end(holder)
-            if not holder.nobodys:
+            if not holder.is_reserved:
                 self.pushes.append(PushLost(*holder.grant, "expired"))
             self._close(holder, lost=holder.end)
             # A claim must be confirmed, whether or not the lease is renewed afterwards.
@@ -527,10 +534,10 @@ class Step:
 
     # Parts of the operations
 
-    def _known(self, waiter: Waiter, form: Form) -> Answer | None:
+    def _known(self, waiter: WaiterId, form: Form) -> Answer | None:
         """The answer, if the waiter gave up, declares another number, holds, or wants work done."""
         state = self._state
-        if state.given_up.get(waiter, 0) > self._ms:
+        if state.tombstones.get(waiter, 0) > self._ms:
             return Busy(0)
         if form.declared and self._differs(form.declared):
             return Differs(state.limit or 0)
@@ -544,7 +551,7 @@ class Step:
             return Done(done.end - self._ms)
         return None
 
-    def _enters(self, waiter: Waiter, form: Form, *, wait: bool) -> bool:
+    def _enters(self, waiter: WaiterId, form: Form, *, wait: bool) -> bool:
         """Whether it enters at once; past the queue, if it blocks no other."""
         state = self._state
         completes = form.rule is Rule.GROUP and not wait and waiter not in state.waiting
@@ -552,7 +559,7 @@ class Step:
         return past and self._fits(form)
 
     def _taken(
-        self, waiter: Waiter, form: Form, *, wait: bool, displaced: bool, newcomer: bool
+        self, waiter: WaiterId, form: Form, *, wait: bool, displaced: bool, newcomer: bool
     ) -> Answer:
         state = self._state
         first = state.holders.first
@@ -563,11 +570,11 @@ class Step:
             return Queued(ticket, state.place(waiter), until, self._now, displaced, before)
         if not until:
             return Busy(-1)
-        if first is None or first.nobodys:
+        if first is None or first.is_reserved:
             return Busy(until)
         return Busy(until, replace(self._holder(first), alive=True))
 
-    def _before(self, waiter: Waiter, form: Form) -> Before | None:
+    def _before(self, waiter: WaiterId, form: Form) -> Before | None:
         """The waiter or holder directly before a newcomer, if it is of the same client."""
         state = self._state
         if form.shared or state.open or state.queue[-1][1] != waiter:
@@ -578,7 +585,7 @@ class Step:
             before = Before(*next(iter(state.holders)))
         return before if before.waiter.client == waiter.client else None
 
-    def _enqueue(self, waiter: Waiter, form: Form, ticket: int, max_waiters: int) -> bool:
+    def _enqueue(self, waiter: WaiterId, form: Form, ticket: int, max_waiters: int) -> bool:
         """Put it at its old place, or at the tail; False if ``max_waiters`` are there already."""
         state = self._state
         if waiter in state.waiting:
@@ -591,7 +598,7 @@ class Step:
         state.enqueue(ticket, waiter, form)
         for _, behind in state.queue[state.place(waiter) :][:1]:
             if behind.client != waiter.client:
-                self.pushes.append(PushVoid(behind))
+                self.pushes.append(PushOrderUnknown(behind))
         if is_new and looks_for_dead(ticket, state.queue):
             self._remove_dead()
         return True
@@ -602,7 +609,9 @@ class Step:
         before = bisect_left(queue, ticket + PRIORITY // 2, key=lambda place: place[0]) - 1
         return max(ticket, queue[before][0] + 1) if before >= 0 else ticket
 
-    def _advance(self, *, asking: Waiter | None = None, ttl: int = 0, counted: bool = False) -> int:
+    def _advance(
+        self, *, asking: WaiterId | None = None, ttl: int = 0, counted: bool = False
+    ) -> int:
         """Grant the lock from the head of the queue while waiters fit; the fence of ``asking``.
 
         With ``counted``, waiters for a count that is still too low are passed over. After many
@@ -611,7 +620,7 @@ class Step:
         enters as a whole; nor for a count, where each that asks enters, and no other.
         """
         state, mine, granted = self._state, 0, 0
-        over: list[tuple[int, Waiter, Form]] = []
+        over: list[tuple[int, WaiterId, Form]] = []
         while state.queue:
             ticket, head = state.queue[0]
             _, form = state.waiting[head]
@@ -641,7 +650,7 @@ class Step:
         self._passing = 0
         return mine
 
-    def _grant(self, waiter: Waiter, form: Form, lease: int, *, claim: bool = False) -> int:
+    def _grant(self, waiter: WaiterId, form: Form, lease: int, *, claim: bool = False) -> int:
         self.fence = max(self.fence + 1, self._now)
         grant, end = Grant(waiter, self.fence), self._ms + lease
         self._state.holders.add(Holder(grant, form, end, shared=form.shared, claim=claim))
@@ -706,13 +715,13 @@ class Step:
 
     def _end(self, holder: Holder) -> None:
         """Its grant was lost. Its client may have handed it on since, under higher fences."""
-        self.fence = max(self.fence, holder.grant.fence + RUN)
+        self.fence = max(self.fence, holder.grant.fence + MAX_AHEAD)
 
-    def _give_up(self, waiter: Waiter, until: int) -> None:
+    def _give_up(self, waiter: WaiterId, until: int) -> None:
         """Remember that it gave up, for as long as copies of its questions may still come."""
         state = self._state
-        alive = {each: end for each, end in state.given_up.items() if end > self._ms}
-        state.given_up = alive | {waiter: until}
+        alive = {each: end for each, end in state.tombstones.items() if end > self._ms}
+        state.tombstones = alive | {waiter: until}
         state.keep(until)
 
     def _remove_dead(self) -> None:
@@ -734,7 +743,7 @@ class Step:
 
     # What `status` shows
 
-    def _holder(self, holder: Holder) -> Party:
+    def _holder(self, holder: Holder) -> Participant:
         waiter, fence = holder.grant
         left = (holder.end - self._now / 1000) / 1000
         return self._party(
@@ -744,14 +753,14 @@ class Step:
             shared=holder.shared,
         )
 
-    def _waiter(self, waiter: Waiter, ticket: int, place: int) -> Party:
+    def _waiter(self, waiter: WaiterId, ticket: int, place: int) -> Participant:
         _, form = self._state.waiting[waiter]
         since = (ticket - form.priority * PRIORITY) / 1e6
         return self._party(waiter, form, since, place=place, shared=form.shared)
 
     def _party(
         self,
-        waiter: Waiter,
+        waiter: WaiterId,
         form: Form,
         since: float,
         *,
@@ -759,9 +768,9 @@ class Step:
         place: int = 0,
         fence: int = 0,
         remaining: float = 0.0,
-    ) -> Party:
-        host, pid = self._says(waiter.client)
-        return Party(
+    ) -> Participant:
+        host, pid = self._metadata(waiter.client)
+        return Participant(
             client=waiter.client,
             host=host,
             pid=pid,
@@ -776,7 +785,9 @@ class Step:
         )
 
 
-def _behind(holders: Iterable[Party], waiting: Iterable[Party]) -> tuple[Party, ...]:
+def _behind(
+    holders: Iterable[Participant], waiting: Iterable[Participant]
+) -> tuple[Participant, ...]:
     """Those of the waiters that are no holders, each at its place."""
     held = {(party.client, party.seq) for party in holders}
     waiters = [party for party in waiting if (party.client, party.seq) not in held]

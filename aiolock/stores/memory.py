@@ -21,15 +21,15 @@ from aiolock.errors import StoreError
 from aiolock.store import (
     Answer,
     Form,
+    HandoffReport,
     Inbox,
     Late,
     Page,
-    Party,
-    Pass,
+    Participant,
     Posted,
     Renewal,
     Status,
-    Waiter,
+    WaiterId,
 )
 from aiolock.stores.machine import NameState, Step
 
@@ -98,7 +98,7 @@ class MemoryServer:
     def acquire(
         self,
         name: str,
-        waiter: Waiter,
+        waiter: WaiterId,
         form: Form,
         ttl: int,
         *,
@@ -118,39 +118,46 @@ class MemoryServer:
     def release(
         self,
         name: str,
-        waiter: Waiter,
+        waiter: WaiterId,
         fence: int,
         *,
         entered: bool = True,
         lost: bool = False,
-        bury: int = 0,
+        tombstone_until: int = 0,
     ) -> int:
-        return self._sure(
-            name, lambda step: step.release(waiter, fence, entered=entered, lost=lost, bury=bury)
+        return self._must_run(
+            name,
+            lambda step: step.release(
+                waiter, fence, entered=entered, lost=lost, tombstone_until=tombstone_until
+            ),
         )
 
-    def pass_on(self, passed: Pass, *, not_after: int = 0) -> int | Late:
-        return self._step(passed.name, lambda step: step.pass_on(passed), not_after)
+    def report_handoff(self, passed: HandoffReport, *, not_after: int = 0) -> int | Late:
+        return self._step(passed.name, lambda step: step.report_handoff(passed), not_after)
 
     def renew(self, renewals: Sequence[Renewal], *, not_after: int = 0) -> list[bool | None] | Late:
         if 0 < not_after < (now := self.now()):
             return Late(now)
         return [
-            self._sure(name, partial(Step.renew, waiter=waiter, fence=fence, ttl=ttl))
+            self._must_run(name, partial(Step.renew, waiter=waiter, fence=fence, ttl=ttl))
             for name, waiter, _, fence, ttl in renewals
         ]
 
-    def finish(self, name: str, waiter: Waiter, fence: int, remember: int, *, bury: int = 0) -> int:
-        return self._sure(name, lambda step: step.finish(waiter, fence, remember, bury=bury))
+    def finish(
+        self, name: str, waiter: WaiterId, fence: int, remember: int, *, tombstone_until: int = 0
+    ) -> int:
+        return self._must_run(
+            name, lambda step: step.finish(waiter, fence, remember, tombstone_until=tombstone_until)
+        )
 
     def request(self, name: str, *, not_after: int = 0) -> int | Late:
         return self._step(name, Step.request, not_after)
 
     def break_(self, name: str, fences: Sequence[int]) -> int:
-        return self._sure(name, lambda step: step.break_(fences))
+        return self._must_run(name, lambda step: step.break_(fences))
 
-    def downgrade(self, name: str, waiter: Waiter, fence: int) -> int:
-        return self._sure(name, lambda step: step.downgrade(waiter, fence))
+    def downgrade(self, name: str, waiter: WaiterId, fence: int) -> int:
+        return self._must_run(name, lambda step: step.downgrade(waiter, fence))
 
     def resize(
         self,
@@ -188,10 +195,10 @@ class MemoryServer:
         )
 
     def read(self, name: str) -> Posted:
-        return self._sure(name, Step.read)
+        return self._must_run(name, Step.read)
 
     def status(self, name: str, *, waiters: bool = True) -> Status:
-        return self._sure(name, lambda step: step.status(name, waiters=waiters))
+        return self._must_run(name, lambda step: step.status(name, waiters=waiters))
 
     def is_large(self, name: str) -> bool:
         """Whether so many hold it or wait for it that its status is to be read in parts."""
@@ -204,7 +211,7 @@ class MemoryServer:
         The holders come last: who waits at first and holds later is seen in any case.
         """
         state = self._states.get(name) or NameState()
-        waiters, holders = list[Party](), list[Party]()
+        waiters, holders = list[Participant](), list[Participant]()
         queue = list(state.queue)
         for start in range(0, len(queue), _PARTIES):
             yield _PARTIES
@@ -242,7 +249,7 @@ class MemoryServer:
         return here, f"{listing}.{at + _PAGE}"
 
     def _reading(self, state: NameState) -> Step:
-        return Step(state, self.now(), self.listens, self._fence, _says)
+        return Step(state, self.now(), self.listens, self._fence, _metadata)
 
     def names(self) -> list[str]:
         """Every name that is held or waited for; none once all is released."""
@@ -252,15 +259,15 @@ class MemoryServer:
         """Carry out an operation, unless this copy of it comes too late."""
         if 0 < not_after < (now := self.now()):
             return Late(now)
-        return self._sure(name, operation)
+        return self._must_run(name, operation)
 
-    def _sure(self, name: str, operation: Callable[[Step], Value]) -> Value:
+    def _must_run(self, name: str, operation: Callable[[Step], Value]) -> Value:
         state = self._states.get(name)
         if state is None:
             self._sweep()
             state = self._states[name] = NameState()
         # One counter of fences for all names: it only grows, so an idle name need not be kept.
-        step = Step(state, self.now(), self.listens, self._fence, _says)
+        step = Step(state, self.now(), self.listens, self._fence, _metadata)
         answer = operation(step)
         self._done(name, state, step)
         return answer
@@ -283,12 +290,12 @@ class MemoryServer:
         for name, state in list(islice(self._states.items(), _SWEPT)):
             self._states.move_to_end(name)
             if max(state.until, state.holders.last_end) <= now // 1000:
-                step = Step(state, now, self.listens, self._fence, _says)
+                step = Step(state, now, self.listens, self._fence, _metadata)
                 step.reap()  # it may be closed from now on, and its numbers are kept for that
                 self._done(name, state, step)
 
 
-def _says(_: str) -> tuple[str, int]:
+def _metadata(_: str) -> tuple[str, int]:
     """Every client of this server is in this process."""
     return socket.gethostname(), os.getpid()
 
@@ -316,7 +323,7 @@ class MemoryStore(Uncopyable):
     def acquire(
         self,
         name: str,
-        waiter: Waiter,
+        waiter: WaiterId,
         form: Form,
         ttl: int,
         *,
@@ -333,7 +340,7 @@ class MemoryStore(Uncopyable):
     def release(
         self,
         name: str,
-        waiter: Waiter,
+        waiter: WaiterId,
         form: Form,
         fence: int,
         *,
@@ -344,8 +351,8 @@ class MemoryStore(Uncopyable):
             lambda: self.server.release(name, waiter, fence, entered=entered, lost=lost)
         )
 
-    def pass_on(self, passed: Pass) -> asyncio.Future[int]:
-        return self._start(lambda: self.server.pass_on(passed))
+    def report_handoff(self, passed: HandoffReport) -> asyncio.Future[int]:
+        return self._start(lambda: self.server.report_handoff(passed))
 
     def renew(self, renewals: Sequence[Renewal]) -> asyncio.Future[list[bool | None]]:
         return self._start(lambda: self.server.renew(renewals))
@@ -372,14 +379,14 @@ class MemoryStore(Uncopyable):
         return Page(statuses, more)
 
     def finish(
-        self, name: str, waiter: Waiter, form: Form, fence: int, remember: int
+        self, name: str, waiter: WaiterId, form: Form, fence: int, remember: int
     ) -> asyncio.Future[int]:
         return self._start(lambda: self.server.finish(name, waiter, fence, remember))
 
     def request(self, name: str) -> asyncio.Future[int]:
         return self._start(lambda: self.server.request(name))
 
-    def downgrade(self, name: str, waiter: Waiter, form: Form, fence: int) -> asyncio.Future[int]:
+    def downgrade(self, name: str, waiter: WaiterId, form: Form, fence: int) -> asyncio.Future[int]:
         return self._start(lambda: self.server.downgrade(name, waiter, fence))
 
     def resize(self, name: str, declared: int, limit: int, remember: int) -> asyncio.Future[int]:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Final, Literal, TypeVar, get_args
 
 from aiolock.errors import StoreError
-from aiolock.store import Form, Inbox, Relay, Store, Waiter
+from aiolock.store import Form, Inbox, Relay, Store, WaiterId
 from aiolock.store import Operation as _Called
 
 Value = TypeVar("Value")
@@ -143,27 +143,27 @@ class _FaultyInbox:
         self._inbox = inbox
 
     def granted(  # noqa: PLR0917  # an Inbox's
-        self, name: str, waiter: Waiter, form: Form, fence: int, lease: int, now: int
+        self, name: str, waiter: WaiterId, form: Form, fence: int, lease: int, now: int
     ) -> None:
         self._push(lambda: self._inbox.granted(name, waiter, form, fence, lease, now))
 
-    def lost(self, name: str, waiter: Waiter, fence: int, reason: str) -> None:
+    def lost(self, name: str, waiter: WaiterId, fence: int, reason: str) -> None:
         self._push(lambda: self._inbox.lost(name, waiter, fence, reason))
 
     def done(self, name: str) -> None:
         self._push(lambda: self._inbox.done(name))
 
-    def requested(self, name: str, waiter: Waiter, fence: int) -> None:
+    def requested(self, name: str, waiter: WaiterId, fence: int) -> None:
         self._push(lambda: self._inbox.requested(name, waiter, fence))
 
-    def void(self, name: str, waiter: Waiter) -> None:
-        self._push(lambda: self._inbox.void(name, waiter))
+    def order_unknown(self, name: str, waiter: WaiterId) -> None:
+        self._push(lambda: self._inbox.order_unknown(name, waiter))
 
-    def shortened(self, name: str, waiter: Waiter, fence: int, until: float) -> None:
+    def shortened(self, name: str, waiter: WaiterId, fence: int, until: float) -> None:
         self._inbox.shortened(name, waiter, fence, until)
 
     def unconfirmed(
-        self, name: str, waiter: Waiter, form: Form, fence: int, error: Exception
+        self, name: str, waiter: WaiterId, form: Form, fence: int, error: Exception
     ) -> None:
         self._inbox.unconfirmed(name, waiter, form, fence, error)
 

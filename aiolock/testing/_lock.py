@@ -19,11 +19,11 @@ from aiolock.store import (
     Form,
     Full,
     Granted,
-    Party,
+    Participant,
     Queued,
     Status,
     Store,
-    Waiter,
+    WaiterId,
 )
 from aiolock.testing._base import Contract
 from aiolock.testing._peer import (
@@ -322,7 +322,7 @@ class LockContract(Contract):
         async with self.peers(2) as peers:
             holder = peers[0]
             grant = await holder.take(name := fresh_name())
-            order: list[tuple[int, int, Waiter]] = []
+            order: list[tuple[int, int, WaiterId]] = []
             for number, priority in enumerate((2, 0, -9, 0, 2, -9)):
                 peer, form = peers[number % 2], replace(PLAIN, priority=priority)
                 first = not order or priority < min(order)[0]
@@ -715,7 +715,7 @@ class LockContract(Contract):
             assert "place 3" in text[4]
 
     @staticmethod
-    def _runs_here(party: Party) -> None:
+    def _runs_here(party: Participant) -> None:
         assert party.host in (socket.gethostname(), "")
         assert party.pid in (os.getpid(), 0)
 

@@ -8,7 +8,17 @@ import secrets
 from collections.abc import Awaitable, Callable
 from typing import Final, NamedTuple, Self
 
-from aiolock.store import Answer, Form, Granted, Pass, Queued, Renewal, Rule, Store, Waiter
+from aiolock.store import (
+    Answer,
+    Form,
+    Granted,
+    HandoffReport,
+    Queued,
+    Renewal,
+    Rule,
+    Store,
+    WaiterId,
+)
 
 LONG: Final = 60_000
 """A ttl, in ms, that does not end while a test runs."""
@@ -44,7 +54,7 @@ class Handed(NamedTuple):
     """The push by which a waiter became the holder."""
 
     name: str
-    waiter: Waiter
+    waiter: WaiterId
     form: Form
     fence: int
     lease: int
@@ -55,7 +65,7 @@ class Lost(NamedTuple):
     """The push by which a holder learned that it is one no more."""
 
     name: str
-    waiter: Waiter
+    waiter: WaiterId
     fence: int
     reason: str
 
@@ -63,14 +73,14 @@ class Lost(NamedTuple):
 class Grant(NamedTuple):
     """What a holder releases and renews by."""
 
-    waiter: Waiter
+    waiter: WaiterId
     fence: int
 
 
 class Place(NamedTuple):
     """A waiter and its ticket."""
 
-    waiter: Waiter
+    waiter: WaiterId
     ticket: int
 
 
@@ -84,12 +94,12 @@ class Peer:
         self.store = store
         self._expire = expire
         self.client = secrets.token_urlsafe(12)
-        self._forms: dict[Waiter, Form] = {}
+        self._forms: dict[WaiterId, Form] = {}
         self._handed: asyncio.Queue[Handed] = asyncio.Queue()
         self._lost: asyncio.Queue[Lost] = asyncio.Queue()
         self._requested: asyncio.Queue[Grant] = asyncio.Queue()
         self._done: asyncio.Queue[str] = asyncio.Queue()
-        self._void = asyncio.Queue[Waiter]()
+        self._order_unknown = asyncio.Queue[WaiterId]()
         self._seq = itertools.count(1)
 
     async def __aenter__(self) -> Self:
@@ -99,20 +109,20 @@ class Peer:
     async def __aexit__(self, *_: object) -> None:
         await self.store.aclose()
 
-    def waiter(self, form: Form = PLAIN) -> Waiter:
+    def waiter(self, form: Form = PLAIN) -> WaiterId:
         """Another waiter of this client, whose form is remembered."""
-        waiter = Waiter(self.client, next(self._seq))
+        waiter = WaiterId(self.client, next(self._seq))
         self._forms[waiter] = form
         return waiter
 
-    def form(self, waiter: Waiter) -> Form:
+    def form(self, waiter: WaiterId) -> Form:
         """The form of a waiter of this client."""
         return self._forms[waiter]
 
     def ask(
         self,
         name: str,
-        waiter: Waiter | None = None,
+        waiter: WaiterId | None = None,
         *,
         ticket: int = 0,
         wait: bool = True,
@@ -131,14 +141,14 @@ class Peer:
             max_waiters=max_waiters,
         )
 
-    async def take(self, name: str, waiter: Waiter | None = None, *, ticket: int = 0) -> Grant:
+    async def take(self, name: str, waiter: WaiterId | None = None, *, ticket: int = 0) -> Grant:
         """Acquire a lock that must be free."""
         waiter = waiter or self.waiter()
         answer = await self.ask(name, waiter, ticket=ticket)
         assert isinstance(answer, Granted), answer
         return Grant(waiter, answer.fence)
 
-    async def queue(self, name: str, waiter: Waiter | None = None, *, ticket: int = 0) -> Place:
+    async def queue(self, name: str, waiter: WaiterId | None = None, *, ticket: int = 0) -> Place:
         """Queue for a lock that must be taken."""
         waiter = waiter or self.waiter()
         answer = await self.ask(name, waiter, ticket=ticket)
@@ -153,14 +163,14 @@ class Peer:
         form = self.form(waiter)
         return self.store.release(name, waiter, form, fence, entered=entered, lost=lost)
 
-    def leave(self, name: str, waiter: Waiter, *, entered: bool = True) -> asyncio.Future[int]:
+    def leave(self, name: str, waiter: WaiterId, *, entered: bool = True) -> asyncio.Future[int]:
         """Release a waiter, whether it holds or waits."""
         return self.release(name, Grant(waiter, 0), entered=entered)
 
-    def passed(self, name: str, grant: Grant, *through: Waiter) -> Pass:
+    def passed(self, name: str, grant: Grant, *via: WaiterId) -> HandoffReport:
         """The report that this grant was passed on, from one to the next, to the last of these."""
-        fence, form = grant.fence + len(through), self.form(grant.waiter)
-        return Pass(name, form, grant.waiter, grant.fence, through[-1], fence, through)
+        fence, form = grant.fence + len(via), self.form(grant.waiter)
+        return HandoffReport(name, form, grant.waiter, grant.fence, via[-1], fence, via)
 
     def finish(self, name: str, grant: Grant, remember: int) -> asyncio.Future[int]:
         """End this grant: its work is done."""
@@ -224,9 +234,9 @@ class Peer:
         """The next grant of ours whose release was asked for."""
         return await self._requested.get()
 
-    async def told_void(self) -> Waiter:
+    async def told_order_unknown(self) -> WaiterId:
         """The next waiter of ours that another one has come directly before."""
-        return await self._void.get()
+        return await self._order_unknown.get()
 
     async def told_done(self) -> str:
         """The next name of a `done` push."""
@@ -239,25 +249,25 @@ class Peer:
         self._done.put_nowait(name)
 
     def granted(  # noqa: PLR0917  # an Inbox's
-        self, name: str, waiter: Waiter, form: Form, fence: int, lease: int, now: int
+        self, name: str, waiter: WaiterId, form: Form, fence: int, lease: int, now: int
     ) -> None:
         """Remember it."""
         self._handed.put_nowait(Handed(name, waiter, form, fence, lease, now))
 
-    def lost(self, name: str, waiter: Waiter, fence: int, reason: str) -> None:
+    def lost(self, name: str, waiter: WaiterId, fence: int, reason: str) -> None:
         """Remember it."""
         self._lost.put_nowait(Lost(name, waiter, fence, reason))
 
-    def shortened(self, name: str, waiter: Waiter, fence: int, until: float) -> None:
+    def shortened(self, name: str, waiter: WaiterId, fence: int, until: float) -> None:
         """Ignored: a peer has no deadlines."""
 
-    def requested(self, name: str, waiter: Waiter, fence: int) -> None:  # noqa: ARG002  # an Inbox's
+    def requested(self, name: str, waiter: WaiterId, fence: int) -> None:  # noqa: ARG002  # an Inbox's
         """Remember it."""
         self._requested.put_nowait(Grant(waiter, fence))
 
-    def void(self, name: str, waiter: Waiter) -> None:  # noqa: ARG002  # an Inbox's
+    def order_unknown(self, name: str, waiter: WaiterId) -> None:  # noqa: ARG002  # an Inbox's
         """Remember it."""
-        self._void.put_nowait(waiter)
+        self._order_unknown.put_nowait(waiter)
 
     def beat(self) -> None:
         """Ignored: a peer asks only what a test tells it to ask."""
@@ -266,7 +276,7 @@ class Peer:
         """Ignored: a peer does not observe."""
 
     def unconfirmed(
-        self, name: str, waiter: Waiter, form: Form, fence: int, error: Exception
+        self, name: str, waiter: WaiterId, form: Form, fence: int, error: Exception
     ) -> None:
         """Never called: no test of the suite stops replicas from following."""
 

@@ -1,4 +1,4 @@
-"""The part of the suite about hand-offs by the clients themselves (see `Store.pass_on`)."""
+"""The part of the suite about hand-offs by the clients themselves (see `Store.report_handoff`)."""
 
 # a number in an assertion explains itself
 
@@ -7,7 +7,7 @@ from __future__ import annotations
 import asyncio
 
 from aiolock.store import (
-    RUN,
+    MAX_AHEAD,
     WAS_ABSENT,
     WAS_HOLDER,
     WAS_QUEUED,
@@ -59,7 +59,7 @@ class RunsContract(SharedContract):
             second, _ = await _before(ann, name)
             third, _ = await _before(bob, name)
             now = ann.passed(name, held, first.waiter, second.waiter)
-            assert await ann.store.pass_on(now) == WAS_HOLDER
+            assert await ann.store.report_handoff(now) == WAS_HOLDER
             assert not await ann.holds(name, held)
             status = await bob.store.status(name)
             (holder,) = status.holders
@@ -78,11 +78,11 @@ class RunsContract(SharedContract):
             first, _ = await _before(ann, name)
             second, _ = await _before(ann, name)
             one = ann.passed(name, held, first.waiter)
-            assert await ann.store.pass_on(one) == WAS_HOLDER
-            assert await ann.store.pass_on(one) == WAS_HOLDER
+            assert await ann.store.report_handoff(one) == WAS_HOLDER
+            assert await ann.store.report_handoff(one) == WAS_HOLDER
             two = ann.passed(name, Grant(first.waiter, one.fence), second.waiter)
-            assert await ann.store.pass_on(two) == WAS_HOLDER
-            assert await ann.store.pass_on(one) in (WAS_ABSENT, WAS_UNKNOWN)
+            assert await ann.store.report_handoff(two) == WAS_HOLDER
+            assert await ann.store.report_handoff(one) in (WAS_ABSENT, WAS_UNKNOWN)
             assert await ann.holds(name, Grant(second.waiter, two.fence))
 
     async def test_pass_on_of_what_has_ended(self) -> None:
@@ -95,7 +95,7 @@ class RunsContract(SharedContract):
             handed = await bob.handed()
             assert handed.waiter == other.waiter
             passed = ann.passed(name, held, waiting.waiter)
-            assert await ann.store.pass_on(passed) == WAS_ABSENT
+            assert await ann.store.report_handoff(passed) == WAS_ABSENT
             assert await bob.holds(name, Grant(handed.waiter, handed.fence))
             assert await ann.leave(name, waiting.waiter) == WAS_QUEUED
 
@@ -106,7 +106,7 @@ class RunsContract(SharedContract):
             held = await ann.take(name := fresh_name(), ann.waiter(short))
             waiting, _ = await _before(ann, name, short)
             passed = ann.passed(name, held, waiting.waiter)
-            assert await ann.store.pass_on(passed) == WAS_HOLDER
+            assert await ann.store.report_handoff(passed) == WAS_HOLDER
             await asyncio.sleep(A_MOMENT)
             grant = await bob.take(name)
             assert grant.fence > passed.fence
@@ -118,12 +118,12 @@ class RunsContract(SharedContract):
             held = await ann.take(name := fresh_name())
             await ann.expire(name, held)
             after = await bob.take(name)
-            assert after.fence > held.fence + RUN
+            assert after.fence > held.fence + MAX_AHEAD
             waiting = await ann.queue(name)
             assert await ann.store.break_(name, [after.fence]) == 1
             handed = await ann.handed()
             assert handed.waiter == waiting.waiter
-            assert handed.fence > after.fence + RUN
+            assert handed.fence > after.fence + MAX_AHEAD
 
     async def test_who_comes_back_between_two_is_told_of(self) -> None:
         """A waiter back at an old place may come before another client's, which is told."""
@@ -137,7 +137,7 @@ class RunsContract(SharedContract):
             back = await bob.ask(name, old.waiter, ticket=old.ticket)
             assert isinstance(back, Queued)
             assert back.displaced
-            assert await ann.told_void() == first.waiter
+            assert await ann.told_order_unknown() == first.waiter
 
     async def test_who_is_more_urgent_is_told_of(self) -> None:
         """So may one of a higher priority."""
@@ -147,4 +147,4 @@ class RunsContract(SharedContract):
             assert before_first == Before(*held)
             _, before_urgent = await _before(bob, name, Form(CLAIM, priority=-1))
             assert before_urgent is None
-            assert await ann.told_void() == first.waiter
+            assert await ann.told_order_unknown() == first.waiter

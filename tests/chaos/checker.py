@@ -112,8 +112,8 @@ from dataclasses import replace
 from itertools import accumulate, pairwise
 from typing import Final
 
-from aiolock.store import Waiter
-from aiolock.stores.redis._codec import NOBODY, waiter_of
+from aiolock.store import WaiterId
+from aiolock.stores.redis._codec import RESERVED, waiter_of
 from tests.chaos.history import Event
 from tests.chaos.run import (
     AT_ONCE,
@@ -126,7 +126,7 @@ from tests.chaos.run import (
     STEP,
     TICK,
     WHO_HOLDS,
-    Attempt,
+    Acquisition,
     Part,
     Run,
     Violation,
@@ -181,15 +181,15 @@ def entering(run: Run) -> Iterator[Violation]:
                 yield run.violation("entering", text, attempt)
 
 
-def _higher(one: Attempt, other: Attempt) -> Attempt:
+def _higher(one: Acquisition, other: Acquisition) -> Acquisition:
     return one if one.fence > other.fence else other
 
 
-def _lower(one: Attempt, other: Attempt) -> Attempt:
+def _lower(one: Acquisition, other: Acquisition) -> Acquisition:
     return one if one.fence < other.fence else other
 
 
-def _entered_at(attempt: Attempt) -> int:
+def _entered_at(attempt: Acquisition) -> int:
     assert attempt.entered is not None
     return attempt.entered.t
 
@@ -197,8 +197,10 @@ def _entered_at(attempt: Attempt) -> int:
 def fences(run: Run) -> Iterator[Violation]:
     """Fences grow."""
     for name, entries in run.entries.items():
-        seen: dict[int, Attempt] = {}
-        last: dict[bool, Attempt] = {}  # the highest of those that were alone, and of the others
+        seen: dict[int, Acquisition] = {}
+        last: dict[
+            bool, Acquisition
+        ] = {}  # the highest of those that were alone, and of the others
         alone = [attempt for attempt in entries if not attempt.shared]
         highest = {
             True: list(accumulate(alone, _higher)),
@@ -241,7 +243,7 @@ def order(run: Run) -> Iterator[Violation]:
 
 
 def _in_order(
-    run: Run, name: str, attempts: Iterable[Attempt], others: Iterable[Attempt]
+    run: Run, name: str, attempts: Iterable[Acquisition], others: Iterable[Acquisition]
 ) -> Iterator[Violation]:
     """No other attempt was granted before an attempt that stood in the queue earlier."""
     by_asked = sorted(others, key=lambda attempt: attempt.asked.t)
@@ -337,7 +339,7 @@ def tellings(run: Run) -> Iterator[Violation]:
                     break
 
 
-def _reaches(run: Run, attempt: Attempt, began: Event, over: Event) -> bool:
+def _reaches(run: Run, attempt: Acquisition, began: Event, over: Event) -> bool:
     """Whether the breaker and the holder of a lock reach the same majority of several servers."""
     both = [
         server
@@ -364,7 +366,7 @@ def exits(run: Run) -> Iterator[Violation]:
 LOST: Final = {"LeaseLost", "NotHeld", "not ours"}
 
 
-def lost_at(attempt: Attempt) -> int | None:
+def lost_at(attempt: Acquisition) -> int | None:
     """When a body, or the task that released for it, knew of the loss."""
     if attempt.told is not None:
         return attempt.told
@@ -384,7 +386,7 @@ def losses(run: Run) -> Iterator[Violation]:
                 yield run.violation("losses", text, attempt)
 
 
-def _lost_for_a_reason(run: Run, attempt: Attempt, lost: int) -> bool:
+def _lost_for_a_reason(run: Run, attempt: Acquisition, lost: int) -> bool:
     assert attempt.entered is not None
     begin, deadline = attempt.entered.t, attempt.deadline
     wiped, broken = run.wiped(attempt), run.broken(attempt)
@@ -438,7 +440,7 @@ def errors(run: Run) -> Iterator[Violation]:
             yield run.violation("errors", text, attempt)
 
 
-def _deposed(run: Run, attempt: Attempt, end: int) -> bool:
+def _deposed(run: Run, attempt: Acquisition, end: int) -> bool:
     """Whether it may have lost the lead before its body began: it puts its name up first."""
     begin = attempt.asked.t
     return (attempt.outcome == "LeaseLost" and bool(attempt.asked["campaign"])) and (
@@ -471,7 +473,7 @@ def idleness(run: Run) -> Iterator[Violation]:
             free = max(free or 0, _free_at(run, attempt) + closed)
 
 
-def _free_at(run: Run, attempt: Attempt) -> int:
+def _free_at(run: Run, attempt: Acquisition) -> int:
     """When, at the latest, the store no longer knew a grant, if nothing was in the way."""
     if attempt.given_back is not None:
         return attempt.given_back
@@ -554,7 +556,7 @@ def left_over(run: Run) -> Iterator[Violation]:
         # fail-over stays for its queue's time if no client comes by; a grant, for its lease.
         waiters = {*event["waiters"]} - run.resurrected(event["key"])
         holders = {*event["holders"]} - run.unreleased(event["key"])
-        of_whom = (holders | waiters) - run.dead - run.unheard(event["key"]) - {NOBODY}
+        of_whom = (holders | waiters) - run.dead - run.unheard(event["key"]) - {RESERVED}
         if event["ttl"] < 0 or of_whom:
             yield Violation("left_over", f"{event['key']!r} was left", (event,))
 
@@ -572,7 +574,7 @@ def periods(run: Run) -> Iterator[Violation]:
     """A job begins once in each period, unless the server forgot that it did; and not never."""
     yield from _left_out(run)
     for entries in run.entries.values():
-        last: dict[int, Attempt] = {}
+        last: dict[int, Acquisition] = {}
         for attempt in sorted(entries, key=lambda attempt: attempt.fence):
             if not attempt.asked["every"]:
                 break
@@ -620,7 +622,7 @@ def _left_out(run: Run) -> Iterator[Violation]:
                 yield run.violation("periods", text, attempt)
 
 
-def _could_begin(run: Run, attempt: Attempt, begin: int, end: int) -> bool:
+def _could_begin(run: Run, attempt: Acquisition, begin: int, end: int) -> bool:
     """Whether this attempt stood in the queue for a period that was free for it."""
     stood = run.stood_since(attempt, end)
     if stood is None or stood > begin:
@@ -706,7 +708,7 @@ def _forgotten_between(run: Run, before: Event, event: Event) -> bool:
 def ghosts(run: Run) -> Iterator[Violation]:
     """No ended attempt stands at the server, and no attempt that was given up acts."""
     assert run.ahead is not None or not run.standing
-    stands: dict[tuple[str, Waiter, int], int] = {}  # since when each was seen
+    stands: dict[tuple[str, WaiterId, int], int] = {}  # since when each was seen
     for event in run.standing:
         now = {
             (key, *_waiter(member, held=held))
@@ -728,14 +730,14 @@ def ghosts(run: Run) -> Iterator[Violation]:
                     yield run.violation("ghosts", text, attempt)
 
 
-def _waiter(member: str, *, held: bool) -> tuple[Waiter, int]:
+def _waiter(member: str, *, held: bool) -> tuple[WaiterId, int]:
     """A waiter as `Run.waiters` has it, and the fence of its grant: 0 in a queue."""
     waiter, _, fence = member.rpartition(":") if held else (member, "", "0")
     return waiter_of(waiter), int(fence)
 
 
 def _haunts(  # noqa: PLR0917  # which waiter was seen, and where
-    run: Run, waiter: Waiter, fence: int, first: int, seen: int, server: int | None
+    run: Run, waiter: WaiterId, fence: int, first: int, seen: int, server: int | None
 ) -> str:
     """The fault of a waiter that was seen at the server from ``first`` to ``seen``, if any."""
     who = run.who_is(waiter)
@@ -750,10 +752,10 @@ def _haunts(  # noqa: PLR0917  # which waiter was seen, and where
         assert run.ahead is not None
         begun = fence * 1000 - run.ahead if fence else first
         # A waiter that got a grant by a copy gives it back as soon as it hears of it.
-        heard = not fence or not run.disturbed(who, begun, seen)
+        on_reply = not fence or not run.disturbed(who, begun, seen)
         if server is not None:  # a majority has heard of the release, and perhaps not this one
-            heard = not run.disturbed_at(who, server, min(over - LAG, begun), seen)
-        if seen - max(over, begun) > NS // 2 and heard and alive:
+            on_reply = not run.disturbed_at(who, server, min(over - LAG, begun), seen)
+        if seen - max(over, begun) > NS // 2 and on_reply and alive:
             return f"{where} {(seen - over) / NS:.3f} s after it was released,"
     attempt = run.attempts.get(run.waiters.get(waiter, ""))
     if attempt is None or (attempt.ended is None and who not in run.killed):

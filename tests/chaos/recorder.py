@@ -9,7 +9,7 @@ from contextvars import ContextVar
 from functools import partial
 
 import aiolock
-from aiolock.store import Answer, Form, Inbox, Queued, Relay, Renewal, Store, Waiter
+from aiolock.store import Answer, Form, Inbox, Queued, Relay, Renewal, Store, WaiterId
 from aiolock.stores.quorum import QuorumStore
 from aiolock.stores.redis._codec import encode
 from tests.chaos.history import History
@@ -23,7 +23,7 @@ def key(lease: aiolock.Lease) -> str:
     return lease._hold.policy.key
 
 
-def _text(waiter: Waiter, form: Form) -> str:
+def _text(waiter: WaiterId, form: Form) -> str:
     """A waiter as the conductor sees it at the server."""
     return encode(waiter, form, blind=False)
 
@@ -34,12 +34,12 @@ class Recorder(Relay):
     def __init__(self, store: Store, history: History) -> None:
         super().__init__(store)
         self._history = history
-        self._attempts: dict[Waiter, str] = {}
-        self._over: set[Waiter] = set()  # waiters whose end is written down
-        self._left: set[Waiter] = set()  # waiters whose body is over
+        self._attempts: dict[WaiterId, str] = {}
+        self._over: set[WaiterId] = set()  # waiters whose end is written down
+        self._left: set[WaiterId] = set()  # waiters whose body is over
         self._pushed: set[tuple[str, int]] = set()  # attempt, fence
         self._heard: dict[str, int] = {}
-        self._leases: dict[Waiter, tuple[str, aiolock.Lease, int]] = {}
+        self._leases: dict[WaiterId, tuple[str, aiolock.Lease, int]] = {}
         """By waiter, because readers may share a fence: its attempt, its lease, and until when."""
         self._breaks = 0
 
@@ -57,7 +57,7 @@ class Recorder(Relay):
             fence=lease.fence,
             deadline=deadline,
             pushed=(attempt, lease.fence) in self._pushed,
-            heard=self._heard.get(attempt),
+            on_reply=self._heard.get(attempt),
         )
         self._leases[lease._hold.waiter] = attempt, lease, deadline
 
@@ -96,7 +96,7 @@ class Recorder(Relay):
     def acquire(
         self,
         name: str,
-        waiter: Waiter,
+        waiter: WaiterId,
         form: Form,
         ttl: int,
         *,
@@ -135,7 +135,7 @@ class Recorder(Relay):
     def release(
         self,
         name: str,
-        waiter: Waiter,
+        waiter: WaiterId,
         form: Form,
         fence: int,
         *,
@@ -152,9 +152,9 @@ class Recorder(Relay):
             released.add_done_callback(partial(self._is_over, waiter, form))
         return released
 
-    def _is_over(self, waiter: Waiter, form: Form, released: asyncio.Future[int]) -> None:
-        heard = not released.cancelled() and released.exception() is None
-        if heard and waiter not in self._over:
+    def _is_over(self, waiter: WaiterId, form: Form, released: asyncio.Future[int]) -> None:
+        on_reply = not released.cancelled() and released.exception() is None
+        if on_reply and waiter not in self._over:
             self._over.add(waiter)
             self._history.note("over", w=_text(waiter, form))
 
@@ -186,38 +186,38 @@ class Recorder(Relay):
     # Inbox
 
     def granted(  # noqa: PLR0917  # see `Inbox`
-        self, name: str, waiter: Waiter, form: Form, fence: int, lease: int, now: int
+        self, name: str, waiter: WaiterId, form: Form, fence: int, lease: int, now: int
     ) -> None:
         attempt = self._attempts[waiter]
         self._heard[attempt] = time.monotonic_ns()
         self._pushed.add((attempt, fence))
         if isinstance(self._store, QuorumStore):
             handed = self._store._candidates._runs.get(waiter)
-            if handed is not None and handed.stand.waiter != waiter:
-                votes_of = _text(handed.stand.waiter, form)
+            if handed is not None and handed.request.waiter != waiter:
+                votes_of = _text(handed.request.waiter, form)
                 self._history.note("handed", w=_text(waiter, form), of=votes_of)
         self._inbox.granted(name, waiter, form, fence, lease, now)
 
-    def lost(self, name: str, waiter: Waiter, fence: int, reason: str) -> None:
+    def lost(self, name: str, waiter: WaiterId, fence: int, reason: str) -> None:
         self._inbox.lost(name, waiter, fence, reason)
 
-    def shortened(self, name: str, waiter: Waiter, fence: int, until: float) -> None:
+    def shortened(self, name: str, waiter: WaiterId, fence: int, until: float) -> None:
         self._inbox.shortened(name, waiter, fence, until)
 
     def done(self, name: str) -> None:
         self._inbox.done(name)
 
-    def requested(self, name: str, waiter: Waiter, fence: int) -> None:
+    def requested(self, name: str, waiter: WaiterId, fence: int) -> None:
         self._inbox.requested(name, waiter, fence)
 
-    def void(self, name: str, waiter: Waiter) -> None:
-        self._inbox.void(name, waiter)
+    def order_unknown(self, name: str, waiter: WaiterId) -> None:
+        self._inbox.order_unknown(name, waiter)
 
     def link(self, error: Exception | None) -> None:
         self._inbox.link(error)
 
     def unconfirmed(
-        self, name: str, waiter: Waiter, form: Form, fence: int, error: Exception
+        self, name: str, waiter: WaiterId, form: Form, fence: int, error: Exception
     ) -> None:
         self._inbox.unconfirmed(name, waiter, form, fence, error)
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from operator import attrgetter, itemgetter
 from typing import Final
 
-from aiolock.store import WAS_ABSENT, WAS_HOLDER, Waiter
+from aiolock.store import WAS_ABSENT, WAS_HOLDER, WaiterId
 from aiolock.stores.redis._codec import waiter_of
 from aiolock.stores.redis._slots import slot_of, slot_of_key
 from tests.chaos.faults import (
@@ -126,7 +126,7 @@ def at_once(spans: Iterable[tuple[int, int]], count: int) -> Windows:
 
 
 @dataclass(slots=True, eq=False)
-class Attempt:
+class Acquisition:
     """One attempt, from its events."""
 
     id: str
@@ -243,7 +243,7 @@ class Part:
 
     begin: int
     end: int
-    attempt: Attempt
+    attempt: Acquisition
     shared: bool
 
 
@@ -279,10 +279,10 @@ class Several:
     """A name with a posted value -> when a server said that it has it."""
     new: list[Event] = field(default_factory=list[Event])
     """When a server was told that it has forgotten nothing."""
-    bearers: dict[Waiter, Waiter] = field(default_factory=dict[Waiter, Waiter])
+    bearers: dict[WaiterId, WaiterId] = field(default_factory=dict[WaiterId, WaiterId])
     """The waiter that was voted for -> the waiter that has the lock by these votes, now or last."""
-    takings: dict[tuple[str, str], list[Attempt]] = field(
-        default_factory=lambda: defaultdict[tuple[str, str], list[Attempt]](list)
+    takings: dict[tuple[str, str], list[Acquisition]] = field(
+        default_factory=lambda: defaultdict[tuple[str, str], list[Acquisition]](list)
     )
     """A process and a name -> the attempts whose votes it is breaking, without an answer yet."""
 
@@ -301,7 +301,7 @@ class Run:
 
     def __init__(self, events: Iterable[Event]) -> None:
         self.events = sorted(events, key=attrgetter("t"))
-        self.attempts: dict[str, Attempt] = {}
+        self.attempts: dict[str, Acquisition] = {}
         self.killed: dict[str, Event] = {}
         self._gone: dict[str, int] = defaultdict(lambda: self.events[-1].t)
         self._passing: dict[str, int] = defaultdict(int)
@@ -317,9 +317,9 @@ class Run:
         self._client: dict[str, str] = {}
         """The client that each process opened last."""
         self._closed: dict[str, int] = {}
-        self.waiters: dict[Waiter, str] = {}
+        self.waiters: dict[WaiterId, str] = {}
         """A waiter -> its attempt."""
-        self.over: dict[Waiter, int] = {}
+        self.over: dict[WaiterId, int] = {}
         """A waiter -> when the store had answered that it has ended."""
         self.standing: list[Event] = []
         self._lapsed: dict[tuple[str, str], list[tuple[int, int]]] = defaultdict(list)
@@ -353,14 +353,14 @@ class Run:
             self._several.number = ATTACKS[event["store"]].servers
 
     def _note_asked(self, event: Event) -> None:
-        self.attempts[event["a"]] = Attempt(event["a"], event, events=[event])
+        self.attempts[event["a"]] = Acquisition(event["a"], event, events=[event])
 
-    def _of(self, event: Event) -> Attempt:
+    def _of(self, event: Event) -> Acquisition:
         attempt = self.attempts[event["a"]]
         attempt.events.append(event)
         return attempt
 
-    def _of_grant(self, event: Event) -> Attempt | None:
+    def _of_grant(self, event: Event) -> Acquisition | None:
         """The attempt whose grant a body has entered with; readers may share a fence."""
         attempt = self.attempts.get(event["a"])
         if attempt is None or attempt.entered is None or attempt.fence != event["fence"]:
@@ -484,7 +484,7 @@ class Run:
         """How many servers are a majority."""
         return self._several.most
 
-    def _of_waiter(self, event: Event) -> Attempt | None:
+    def _of_waiter(self, event: Event) -> Acquisition | None:
         attempt = self.attempts.get(self.waiters.get(waiter_of(event["w"]), ""))
         if attempt is not None:
             attempt.events.append(event)
@@ -548,7 +548,7 @@ class Run:
                 if over is None:
                     self._several.takings[began.who, began["n"]].append(attempt)
 
-    def bearer(self, waiter: Waiter) -> Waiter:
+    def bearer(self, waiter: WaiterId) -> WaiterId:
         """The waiter that has the lock by the votes of one: perhaps another of its client."""
         return self._several.bearers.get(waiter, waiter)
 
@@ -641,7 +641,7 @@ class Run:
                 for fence in began["fences"]:
                     self._breaks_of[name, fence].append((began, over))
         self._broken_names = {name: Windows(spans) for name, spans in breaks.items()}
-        self.entries: dict[str, list[Attempt]] = defaultdict(list)
+        self.entries: dict[str, list[Acquisition]] = defaultdict(list)
         entered = [a for a in self.attempts.values() if a.entered is not None]
         for attempt in sorted(entered, key=lambda a: a.entered.t if a.entered else 0):
             self.entries[attempt.name].append(attempt)
@@ -699,7 +699,7 @@ class Run:
         """All events of these kinds."""
         return (event for event in self.events if event.kind in kinds)
 
-    def clear_since(self, attempt: Attempt, t: int) -> int:
+    def clear_since(self, attempt: Acquisition, t: int) -> int:
         """Since when nothing has kept this attempt from its place in the queue, and from pushes."""
         since = self._disturbed[attempt.who].clear_since(t)
         if attempt.name in self._broken_names:
@@ -707,7 +707,7 @@ class Run:
         lapsed = self._lapsed.get((attempt.who, attempt.name))
         return max(since, Windows(lapsed).clear_since(t)) if lapsed else since
 
-    def stood_since(self, attempt: Attempt, t: int) -> int | None:
+    def stood_since(self, attempt: Acquisition, t: int) -> int | None:
         """Since when it has certainly stood in the queue, undisturbed, until ``t``; or None.
 
         A question from before the undisturbed time may have been answered before it: the place was
@@ -719,7 +719,7 @@ class Run:
         index = bisect_left(attempt.queue_asked, self.clear_since(attempt, t))
         return attempt.queued[index] if index < len(attempt.queued) else None
 
-    def _stood_at_most(self, attempt: Attempt, t: int) -> int | None:
+    def _stood_at_most(self, attempt: Acquisition, t: int) -> int | None:
         clear = self.clear_since(attempt, t)
         since: list[int] = []
         for server, those in attempt.stands.items():
@@ -744,7 +744,7 @@ class Run:
             for event in self._several.forgetting
         )
 
-    def clear_at(self, attempt: Attempt, server: int, t: int) -> int:
+    def clear_at(self, attempt: Acquisition, server: int, t: int) -> int:
         """Since when nothing has kept an attempt from its place at one of several servers."""
         there = self._several.disturbed[attempt.who, server]
         return max(self.clear_since(attempt, t), there.clear_since(t))
@@ -804,12 +804,12 @@ class Run:
                 if any(event["since"] <= t for event in events)
             }
             left = {*range(self.servers)} - lost
-            heard = [each for each in left if not self.disturbed_at(who, each, begin, end)]
-            if len(heard) < min(self.most, len(left)):
+            on_reply = [each for each in left if not self.disturbed_at(who, each, begin, end)]
+            if len(on_reply) < min(self.most, len(left)):
                 return True
         return False
 
-    def bare(self, attempt: Attempt, end: int) -> bool:
+    def bare(self, attempt: Acquisition, end: int) -> bool:
         """Whether it may have lost a bare majority, because a minority has forgotten.
 
         It had no vote of the others, and another process could not reach these: a vote for that
@@ -840,25 +840,25 @@ class Run:
             return self.disturbed(who, begin, end)
         return self._several.disturbed[who, server].touch(begin, end)
 
-    def period(self, attempt: Attempt) -> int | None:
+    def period(self, attempt: Acquisition) -> int | None:
         """The period of a run; None if a majority of its votes is not known to be of one period."""
         if not self.servers:
             return self.periods(attempt).pop()
         period, votes = self._most_votes(attempt)
         return period if votes >= self.most else None
 
-    def is_of_two_periods(self, attempt: Attempt) -> bool:
+    def is_of_two_periods(self, attempt: Acquisition) -> bool:
         """Whether no majority of its votes can be of one period."""
         unknown = list(attempt.given.values()).count(0)
         return bool(self.servers) and self._most_votes(attempt)[1] + unknown < self.most
 
-    def _most_votes(self, attempt: Attempt) -> tuple[int, int]:
+    def _most_votes(self, attempt: Acquisition) -> tuple[int, int]:
         """The period of most of its votes, and how many of them are certainly of it."""
         every = round(attempt.asked["every"] * 1e6)
         periods = Counter(granted // every for granted in attempt.given.values() if granted)
         return max(periods.items(), key=itemgetter(1), default=(0, 0))
 
-    def forgotten_by_any(self, attempt: Attempt, until: int) -> bool:
+    def forgotten_by_any(self, attempt: Acquisition, until: int) -> bool:
         """Whether a server that had voted for it may have lost its memory since."""
         return any(
             event["since"] <= until and given <= event.t
@@ -866,7 +866,7 @@ class Run:
             for event in self._several.forgot[server]
         )
 
-    def _given(self, attempt: Attempt) -> dict[int, int]:
+    def _given(self, attempt: Acquisition) -> dict[int, int]:
         """By server: a time before which it had not given the vote with which it was entered."""
         return {
             server: granted * 1000 - self.ahead
@@ -875,12 +875,12 @@ class Run:
             for server, granted in attempt.given.items()
         }
 
-    def relied_since(self, attempt: Attempt) -> int:
+    def relied_since(self, attempt: Acquisition) -> int:
         """Since when it may lose what it entered with: perhaps long before it heard of it."""
         assert attempt.entered is not None
         return min(self._given(attempt).values(), default=attempt.entered.t)
 
-    def periods(self, attempt: Attempt) -> set[int]:
+    def periods(self, attempt: Acquisition) -> set[int]:
         """All periods that a run may be of."""
         every = round(attempt.asked["every"] * 1e6)
         if not self.servers:
@@ -905,7 +905,7 @@ class Run:
         """Whether the subscription of a process came back within these times."""
         return any(begin <= at <= end for at in self._reconnected[who])
 
-    def who_is(self, waiter: Waiter) -> str | None:
+    def who_is(self, waiter: WaiterId) -> str | None:
         """The process of a waiter."""
         return self._clients.get(waiter.client)
 
@@ -921,7 +921,7 @@ class Run:
             for who in self._disturbed
         )
 
-    def doubts(self, attempt: Attempt, begin: int, end: int) -> Iterator[tuple[str, int, int]]:
+    def doubts(self, attempt: Acquisition, begin: int, end: int) -> Iterator[tuple[str, int, int]]:
         """The events that may have taken a waiter's place: text, time, and when it must ask."""
         for at in self._reconnected[attempt.who]:
             # Unless a fault that is still on keeps it from asking.
@@ -942,11 +942,11 @@ class Run:
         closings = self._closings[who][index : index + 1]
         return closings[0] if closings and closings[0] <= end else None
 
-    def wiped(self, attempt: Attempt) -> Event | None:
+    def wiped(self, attempt: Acquisition) -> Event | None:
         """The wipe in which the grant was lost, if any."""
         return _first_after(self.wipes, attempt.fence)
 
-    def failed_over(self, attempt: Attempt) -> list[Event]:
+    def failed_over(self, attempt: Acquisition) -> list[Event]:
         """The fail-overs that may have forgotten something of the grant.
 
         A fail-over of another name's master does not count, and neither does one after which the
@@ -961,7 +961,7 @@ class Run:
             and attempt.deadline < failover.t + CLAIM
         ]
 
-    def _relied_until(self, attempt: Attempt, end: int) -> int:
+    def _relied_until(self, attempt: Acquisition, end: int) -> int:
         """Until when, ``end`` at the latest, the grant lasted by what the masters surely have."""
         assert attempt.entered is not None
         for failover in self.failed_over(attempt):
@@ -974,13 +974,13 @@ class Run:
             end = min(end, lasted)
         return end
 
-    def broken(self, attempt: Attempt) -> tuple[Event, Event | None] | None:
+    def broken(self, attempt: Acquisition) -> tuple[Event, Event | None] | None:
         """The beginning of a break of this grant, and the store's answer."""
         if self.servers:
             return self._taken_away(attempt)
         return self._broken.get((attempt.name, attempt.fence))
 
-    def _taken_away(self, attempt: Attempt) -> tuple[Event, Event | None] | None:
+    def _taken_away(self, attempt: Acquisition) -> tuple[Event, Event | None] | None:
         """The first break of votes with which it has entered."""
         most = self._several.most
         for began, over in attempt.takings:
@@ -992,18 +992,18 @@ class Run:
                 return began, over
         return None
 
-    def broken_by_fence(self, attempt: Attempt) -> Iterator[tuple[Event, Event]]:
+    def broken_by_fence(self, attempt: Acquisition) -> Iterator[tuple[Event, Event]]:
         """Each break of its fence while it was inside, and the answer."""
         assert attempt.entered is not None
         for began, over in self._breaks_of.get((attempt.name, attempt.fence), ()):
             if attempt.entered.t < began.t:
                 yield began, over
 
-    def late(self, attempt: Attempt, due: int, t: int) -> bool:
+    def late(self, attempt: Acquisition, due: int, t: int) -> bool:
         """Whether something came too late, counting only time in which its process ran."""
         return t - due - self.stalls[attempt.who].cover(due, t) > LAG
 
-    def span(self, attempt: Attempt) -> tuple[int, int]:
+    def span(self, attempt: Acquisition) -> tuple[int, int]:
         """The time in which a body may rely on the lock: see `tests.chaos.checker`."""
         assert attempt.entered is not None
         begin = attempt.entered.t
@@ -1030,7 +1030,7 @@ class Run:
         failovers = [f for f in self.failovers if name is None or _touches(f, slot_of(name))]
         return any(begin <= wipe.t and wipe["since"] <= end for wipe in (*self.wipes, *failovers))
 
-    def parts(self, attempt: Attempt) -> list[Part]:
+    def parts(self, attempt: Acquisition) -> list[Part]:
         """The span of a body as one part, or as two: a writer's, and then a reader's."""
         begin, end = self.span(attempt)
         if attempt.downgrading is None or attempt.downgrading >= end:
@@ -1042,7 +1042,7 @@ class Run:
             ]
         return [part for part in parts if part.end > part.begin]
 
-    def violation(self, rule: str, text: str, *attempts: Attempt) -> Violation:
+    def violation(self, rule: str, text: str, *attempts: Acquisition) -> Violation:
         """A violation, with all events of these attempts and all faults at the time."""
         about = {id(event): event for attempt in attempts for event in attempt.events}
         begin = min(event.t for event in about.values())

@@ -14,7 +14,7 @@ from itertools import accumulate
 from typing import Final
 
 from tests.chaos.history import Event
-from tests.chaos.run import COMMAND, LAG, NS, ROUND_TRIP, TICK, Attempt, Run, Violation
+from tests.chaos.run import COMMAND, LAG, NS, ROUND_TRIP, TICK, Acquisition, Run, Violation
 
 _BOARD: Final = "elected:primary"
 """The name under which the leader's value is posted."""
@@ -26,7 +26,7 @@ def tickets(run: Run) -> Iterator[Violation]:
     Later by a round trip, for a client knows the servers' clocks no better than that; and on a busy
     machine each of its answers may be late. One that has just opened has heard few.
     """
-    given = defaultdict[str, list[Attempt]](list)
+    given = defaultdict[str, list[Acquisition]](list)
     for attempt in run.attempts.values():
         if attempt.ticket:
             given[attempt.name].append(attempt)
@@ -46,7 +46,7 @@ def tickets(run: Run) -> Iterator[Violation]:
                 yield run.violation("tickets", text, other, attempt)
 
 
-def _higher(one: Attempt, two: Attempt) -> Attempt:
+def _higher(one: Acquisition, two: Acquisition) -> Acquisition:
     return two if two.ticket > one.ticket else one
 
 
@@ -115,12 +115,12 @@ def starvation(run: Run) -> Iterator[Violation]:
                 break
 
 
-def _entered(attempt: Attempt) -> int:
+def _entered(attempt: Acquisition) -> int:
     assert attempt.entered is not None
     return attempt.entered.t
 
 
-def _gave_up(run: Run, attempt: Attempt) -> int | None:
+def _gave_up(run: Run, attempt: Acquisition) -> int | None:
     """Until when an attempt that gave up has certainly waited; None for all other attempts."""
     ended = attempt.ended
     if attempt.entered is not None or ended is None or not attempt.asked["wait"]:
@@ -232,11 +232,11 @@ def looks(run: Run) -> Iterator[Violation]:
     if not run.servers:
         return
     told = sorted(_told(run), key=lambda each: each[0])
-    heard = sorted(told, key=lambda each: each[1].t)
+    on_reply = sorted(told, key=lambda each: each[1].t)
     latest, index = None, 0
     for begin, event in told:
-        while index < len(heard) and heard[index][1].t < begin:
-            one = heard[index][1]
+        while index < len(on_reply) and on_reply[index][1].t < begin:
+            one = on_reply[index][1]
             if latest is None or one["fence"] > latest["fence"]:
                 latest = one
             index += 1

@@ -5,19 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final, cast
 
-from aiolock.store import Form, Waiter
+from aiolock.store import Form, WaiterId
 from aiolock.stores._member import (
     Answer,
-    Charter,
+    DoneMarker,
+    DoneRecord,
     Heard,
-    InLine,
+    InQueue,
     Kept,
-    Marked,
     MemberInbox,
     Memory,
-    Recalled,
-    Stand,
+    QuorumConfig,
     Voted,
+    VoteRequest,
 )
 from aiolock.stores.quorum import QuorumStore, from_members
 from aiolock.stores.redis._codec import encode
@@ -42,10 +42,10 @@ def quorum_at(url: str, prefix: str, history: History) -> QuorumStore:
     return from_members(members, QUORUM_LONGEST, durable=False)
 
 
-def charter_of(servers: int) -> Charter:
+def charter_of(servers: int) -> QuorumConfig:
     """The properties that all clients of so many servers record."""
     names = tuple(_name(number) for number in range(servers))
-    return Charter(names, round(QUORUM_LONGEST * 1000), durable=False)
+    return QuorumConfig(names, round(QUORUM_LONGEST * 1000), durable=False)
 
 
 def _name(number: int) -> str:
@@ -62,112 +62,114 @@ class Witness(RedisMember):
         self._number = number
         self._history = history
 
-    async def join(self, client: str, inbox: MemberInbox, charter: Charter) -> None:
+    async def join(self, client: str, inbox: MemberInbox, config: QuorumConfig) -> None:
         overhears = cast(MemberInbox, _Overhears(inbox, self))
-        await super().join(client, overhears, charter)
+        await super().join(client, overhears, config)
 
-    def pushed(self, waiter: Waiter, form: Form, granted: int) -> None:
+    def pushed(self, waiter: WaiterId, form: Form, granted: int) -> None:
         """A server has pushed a vote that it gave at that time (µs)."""
         self._voted(encode(waiter, form, blind=False), granted)
 
     def _voted(self, waiter: str, granted: int) -> None:
         self._history.note("voted", w=waiter, server=self._number, granted=granted)
 
-    def _hears(self, stand: Stand, since: float, lease: int, heard: Heard) -> Heard:
+    def _hears(self, request: VoteRequest, since: float, lease: int, on_reply: Heard) -> Heard:
         """Record the answer to a question, which may come with such a lease."""
 
         def hear(answer: Answer | None, error: Exception | None) -> None:
-            waiter = encode(stand.waiter, stand.form, blind=False)
-            if isinstance(answer, Voted | InLine):
+            waiter = encode(request.waiter, request.form, blind=False)
+            if isinstance(answer, Voted | InQueue):
                 self._history.note(
-                    "stands", w=waiter, server=self._number, since=since, ticket=stand.ticket
+                    "stands", w=waiter, server=self._number, since=since, ticket=request.ticket
                 )
-            if isinstance(answer, Marked):
-                self._note_marked(stand.name, answer.number, since)
+            if isinstance(answer, DoneMarker):
+                self._note_marked(request.name, answer.number, since)
             if isinstance(answer, Voted):
                 # A vote with less left was given earlier.
                 self._voted(waiter, answer.now if answer.lease == lease else 0)
-            heard(answer, error)
+            on_reply(answer, error)
 
         return hear
 
     def vote(
         self,
-        stand: Stand,
+        request: VoteRequest,
         ttl: int,
         proposal: int,
         *,
         wait: bool,
         most: int,
         new: bool,
-        heard: Heard,
+        on_reply: Heard,
     ) -> None:
-        hears = self._hears(stand, self._history.now(), ttl, heard)
-        super().vote(stand, ttl, proposal, wait=wait, most=most, new=new, heard=hears)
+        hears = self._hears(request, self._history.now(), ttl, on_reply)
+        super().vote(request, ttl, proposal, wait=wait, most=most, new=new, on_reply=hears)
 
-    def give_way(self, stand: Stand, number: int, heard: Heard) -> None:
-        hears = self._hears(stand, self._history.now(), stand.form.claim, heard)
-        super().give_way(stand, number, hears)
+    def yield_vote(self, request: VoteRequest, number: int, on_reply: Heard) -> None:
+        hears = self._hears(request, self._history.now(), request.form.claim, on_reply)
+        super().yield_vote(request, number, hears)
 
     # What is done once
 
     def _note_marked(self, name: str, fence: int, since: float) -> None:
         self._history.note("marked", n=name, server=self._number, fence=fence, since=since)
 
-    def finish(self, stand: Stand, fence: int, remember: int, until: int, heard: Heard) -> None:
+    def finish(
+        self, request: VoteRequest, fence: int, remember: int, until: int, on_reply: Heard
+    ) -> None:
         since = self._history.now()
 
         def hear(known: int | None, error: Exception | None) -> None:
             if known:
-                self._note_marked(stand.name, fence, since)
-            heard(known, error)
+                self._note_marked(request.name, fence, since)
+            on_reply(known, error)
 
-        super().finish(stand, fence, remember, until, hear)
+        super().finish(request, fence, remember, until, hear)
 
-    def recall(self, name: str, heard: Heard) -> None:
+    def query_done(self, name: str, on_reply: Heard) -> None:
         since = self._history.now()
 
-        def hear(answer: Recalled | None, error: Exception | None) -> None:
+        def hear(answer: DoneRecord | None, error: Exception | None) -> None:
             if answer is not None and answer.number:
                 self._note_marked(name, answer.number, since)
-            heard(answer, error)
+            on_reply(answer, error)
 
-        super().recall(name, hear)
+        super().query_done(name, hear)
 
-    def enrol(self, memory: Memory) -> None:
+    def register(self, memory: Memory) -> None:
         if memory is Memory.NEW:
             self._history.note("enrols", server=self._number)
-        super().enrol(memory)
+        super().register(memory)
 
     # What is put up
 
     def _note_kept(self, name: str, count: int, since: float) -> None:
         self._history.note("kept", n=name, server=self._number, count=count, since=since)
 
-    def post(self, name: str, count: int, value: str, remember: int, heard: Heard) -> None:
+    def post(self, name: str, count: int, value: str, remember: int, on_reply: Heard) -> None:
         since = self._history.now()
 
         def hear(known: int | None, error: Exception | None) -> None:
             if known is not None:
                 self._note_kept(name, known, since)
-            heard(known, error)
+            on_reply(known, error)
 
         super().post(name, count, value, remember, hear)
 
-    def read(self, name: str, heard: Heard) -> None:
+    def read(self, name: str, on_reply: Heard) -> None:
         since = self._history.now()
 
         def hear(answer: Kept | None, error: Exception | None) -> None:
             if answer is not None:
                 self._note_kept(name, answer.count, since)
-            heard(answer, error)
+            on_reply(answer, error)
 
         super().read(name, hear)
 
-    def take_away(self, name: str, waiter: Waiter, heard: Heard) -> None:
+    def take_away(self, name: str, waiter: WaiterId, on_reply: Heard) -> None:
         text = encode(waiter, Form(claim=0), blind=False)
         self._history.note("taking", n=name, w=text, server=self._number)
-        super().take_away(name, waiter, heard)
+        super().take_away(name, waiter, on_reply)
 
 
 class _Overhears:
@@ -181,7 +183,7 @@ class _Overhears:
         return getattr(self._inbox, name)
 
     def granted(  # noqa: PLR0917  # see `Inbox`
-        self, name: str, waiter: Waiter, form: Form, fence: int, lease: int, now: int
+        self, name: str, waiter: WaiterId, form: Form, fence: int, lease: int, now: int
     ) -> None:
         self._witness.pushed(waiter, form, now)
         self._inbox.granted(name, waiter, form, fence, lease, now)

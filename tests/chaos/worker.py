@@ -384,7 +384,7 @@ class _Attempt:
         if choice.kind == "campaign":
             return _led(self._client.election("primary", ttl=ttl).campaign(self._id))
         if choice.kind == "permits":
-            acquisition: aiolock.Acquisition[aiolock.Lease]
+            acquisition: aiolock.AcquireContext[aiolock.Lease]
             acquisition = self._asking("acquire", choice.timeout)
             return acquisition
         return self._described(timeout=choice.timeout)

@@ -16,24 +16,24 @@ from typing import Any, Final, Literal
 from unittest.mock import patch
 
 import aiolock
-from aiolock._engine import releases, runs, waiters
+from aiolock._engine import local_handoff, releases, waiters
 from aiolock._engine.releases import FIRST_PAUSE
 from aiolock.store import (
     CLAIM,
-    RUN,
+    MAX_AHEAD,
     WAS_ABSENT,
     WAS_HOLDER,
     WAS_UNKNOWN,
     Before,
     Form,
     Granted,
+    HandoffReport,
     Inbox,
     Operation,
-    Pass,
     Queued,
     Relay,
     Renewal,
-    Waiter,
+    WaiterId,
 )
 from tests.protocol.acts import Act, acts, failures
 from tests.protocol.client import AtClient
@@ -49,7 +49,7 @@ TICK: Final = CLAIM / 1000 + 0.01
 """Seconds to a tick: what is as long as a claim is over after it."""
 SETTING: Final = Setting(tasks=(2, 1), claim=1, ttl=2, late=1, faults=0)
 """With a ``late`` of 0 no copies would come late in these plays."""
-RUNS: Final = replace(SETTING, tasks=(3, 1), ahead=RUN)
+RUNS: Final = replace(SETTING, tasks=(3, 1), ahead=MAX_AHEAD)
 """With a store that says who stands before whom, so that the clients hand the lock on."""
 _BY_ITSELF: Final = {
     AtClient.renew,
@@ -96,7 +96,7 @@ class ByHand(Relay):
     def acquire(
         self,
         name: str,
-        waiter: Waiter,
+        waiter: WaiterId,
         form: Form,
         ttl: int,
         *,
@@ -110,7 +110,7 @@ class ByHand(Relay):
     def release(
         self,
         name: str,
-        waiter: Waiter,
+        waiter: WaiterId,
         form: Form,
         fence: int,
         *,
@@ -119,8 +119,8 @@ class ByHand(Relay):
     ) -> asyncio.Future[Any]:
         return self._send("release", waiter, form, fence)
 
-    def pass_on(self, passed: Pass) -> asyncio.Future[int]:
-        return self._send("pass", passed.taker, passed.form, passed.fence)
+    def report_handoff(self, passed: HandoffReport) -> asyncio.Future[int]:
+        return self._send("pass", passed.target, passed.form, passed.fence)
 
     def renew(self, renewals: Sequence[Renewal]) -> asyncio.Future[list[bool | None]]:
         return asyncio.get_running_loop().create_future()  # in these plays nothing is renewed
@@ -128,7 +128,7 @@ class ByHand(Relay):
     def _call(self, operation: Operation, start: Any) -> asyncio.Future[Any]:
         raise NotImplementedError
 
-    def _send(self, what: str, waiter: Waiter, form: Form, number: int) -> asyncio.Future[Any]:
+    def _send(self, what: str, waiter: WaiterId, form: Form, number: int) -> asyncio.Future[Any]:
         assert waiter.client == self.client
         assert form == FORM
         loop = asyncio.get_running_loop()
@@ -138,9 +138,9 @@ class ByHand(Relay):
         self.pipe.append(Sent(what, waiter.seq - 1, number, answer))
         return answer
 
-    def waiter(self, task: int) -> Waiter:
+    def waiter(self, task: int) -> WaiterId:
         """This task's waiter."""
-        return Waiter(self.client, task + 1)
+        return WaiterId(self.client, task + 1)
 
     def now(self) -> int:
         """The server's clock."""
@@ -213,7 +213,7 @@ class Actor:
         elif push.what == "lost":
             inbox.lost(self.store.name, waiter, push.fence, "expired")
         elif push.what == "void":
-            inbox.void(self.store.name, waiter)
+            inbox.order_unknown(self.store.name, waiter)
         else:
             inbox.reconnected()
 
@@ -254,7 +254,7 @@ class Play:
         # The model has no pauses that grow, and where a question has failed, none at all.
         with (
             patch.object(releases, "LONGEST_PAUSE", FIRST_PAUSE),
-            patch.object(runs, "LONGEST_PAUSE", FIRST_PAUSE),
+            patch.object(local_handoff, "LONGEST_PAUSE", FIRST_PAUSE),
             patch.multiple(waiters, _FIRST_PAUSE=0.0, _LONGEST_PAUSE=0.0, _PATIENCE=0.0),
         ):
             await self._play(steps)
@@ -383,9 +383,9 @@ class Play:
 
     def _compare(self, at: int) -> None:
         client, actor = self._client(at), self.actors[at]
-        says = [(c.what, c.task, c.number, c.what == "ask" and c.dropped) for c in client.pipe]
+        metadata = [(c.what, c.task, c.number, c.what == "ask" and c.dropped) for c in client.pipe]
         sent = [(s.what, s.task, s.number, s.dropped) for s in actor.store.pipe]
-        assert sent == says, (self.told, sent, says)
+        assert sent == metadata, (self.told, sent, metadata)
         bodies = {t: of.left for t, of in enumerate(client.tasks) if of.phase is Phase.BODY}
         assert {task: actor.left(task) for task in actor.inside} == bodies, self.told
 

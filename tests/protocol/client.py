@@ -213,7 +213,7 @@ class AtClient:
                 mine = mine or self.passed.get(at) == push.fence
             if not mine and self.guards.strangers_are_given_back:
                 self._release(at, push.fence)
-        elif push.fence > task.void or not self.guards.given_back_is_void:
+        elif push.fence > task.order_unknown or not self.guards.given_back_is_void:
             # As in Waiter.deadline: min(sent + (granted - answered), now) + lease, seen from now.
             since = task.age if task.lag == UNANSWERED else push.age + task.lag
             left = push.lease - (since if self.guards.counted_from_the_question else 0)
@@ -230,7 +230,7 @@ class AtClient:
         if task.phase is Phase.BODY and task.fence == fence:
             self._has_ended(at, refused=push.what == "broken")
         elif task.phase in WAITING:
-            self.tasks[at] = task._replace(void=max(task.void, fence))
+            self.tasks[at] = task._replace(order_unknown=max(task.order_unknown, fence))
         if push.what == "broken":
             self.ask_again(at)
             return
@@ -245,7 +245,7 @@ class AtClient:
         task, question = self.tasks[at], self._question(at)
         if question is not None:
             self._abandon(at)
-        if task.left and task.fence > task.void:
+        if task.left and task.fence > task.order_unknown:
             crossed = (
                 task.crossed or question is not None
             ) and self.guards.crossed_release_takes_all
@@ -255,8 +255,12 @@ class AtClient:
         elif not self.guards.late_are_given_back:
             self.tasks[at] = Task(Phase.LATE)
         else:
-            void = max(task.void, task.fence) if self.guards.given_back_is_void else task.void
-            self.tasks[at] = task._replace(phase=Phase.BACK, left=0, void=void)
+            order_unknown = (
+                max(task.order_unknown, task.fence)
+                if self.guards.given_back_is_void
+                else task.order_unknown
+            )
+            self.tasks[at] = task._replace(phase=Phase.BACK, left=0, order_unknown=order_unknown)
             self._unlink(at)
             self.behind.pop(at, None)
             self._release(at, task.fence, awaited=True)
@@ -382,7 +386,7 @@ class AtClient:
         left = min(task.left, self.claim) if self.guards.deadline_is_inherited else self.claim
         if self.unsent and self.unsent[-1].fence == task.fence:
             last = self.unsent.pop()
-            self.unsent.append(last._replace(through=(*last.through, after), fence=fence))
+            self.unsent.append(last._replace(via=(*last.via, after), fence=fence))
         else:
             self.unsent.append(Report(at, task.fence, (after,), fence))
         self.passed[at] = task.fence
@@ -405,7 +409,7 @@ class AtClient:
             again = report in self.failed
             # A claim is over by the time at which a report has failed.
             age = self.claim if again and self.guards.confirmed_from_the_first else 0
-            command = Command("pass", report.through[-1], report.fence, age, report=report)
+            command = Command("pass", report.via[-1], report.fence, age, report=report)
             self.pipe.append(command._replace(again=again))
         self.failed, self.unsent = [], []
 
@@ -414,7 +418,7 @@ class AtClient:
             self.report()
 
     def _reported(self, report: Report, command: Command, answer: Answer) -> None:
-        for at in (report.giver, *report.through[:-1]):
+        for at in (report.source, *report.via[:-1]):
             self.passed.pop(at, None)
         present = self.tasks[self.present]
         if answer.what != "refused":
@@ -429,7 +433,7 @@ class AtClient:
 
     def _follow(self, report: Report) -> None:
         """What was to come behind this report was quicker: it is said once more."""
-        at, fence = report.through[-1], report.fence
+        at, fence = report.via[-1], report.fence
         has_it = self.tasks[at].phase in {Phase.CALLED, Phase.BODY}
         if (has_it and self.tasks[at].fence == fence) or self.passed.get(at) == fence:
             return
@@ -443,9 +447,9 @@ class AtClient:
         if present.phase is Phase.BODY:
             self._has_ended(self.present, refused=True)
         elif present.phase in {Phase.CALLED, Phase.BACK}:
-            void = max(present.void, present.fence)
-            self.tasks[self.present] = present._replace(void=void)
-        for at in report.through if self.guards.between_are_released else ():
+            order_unknown = max(present.order_unknown, present.fence)
+            self.tasks[self.present] = present._replace(order_unknown=order_unknown)
+        for at in report.via if self.guards.between_are_released else ():
             waits = at == self.present and present.phase is Phase.CALLED
             if self.guards.only_ended_are_released:
                 waits = self.tasks[at].phase is not Phase.DONE

@@ -201,7 +201,7 @@ class Task(NamedTuple):
     fence: int = 0
     left: int = 0
     """Of its grant: the fence, and for how long it is certainly its own."""
-    void: int = 0
+    order_unknown: int = 0
     """Grants up to this fence are not to be entered."""
     outdated: bool = False
     """Whether to ask once more when it has an answer."""
@@ -218,10 +218,10 @@ class Task(NamedTuple):
 class Report(NamedTuple):
     """What a client has handed on among its tasks, one after the other."""
 
-    giver: int
+    source: int
     since: int
     """The first of them, and the fence of its grant."""
-    through: tuple[int, ...]
+    via: tuple[int, ...]
     """Those who were handed the lock; the last has it, or hands it on by another report."""
     fence: int
     """That of the last."""

@@ -110,7 +110,7 @@ class Parts:
             fences = {part.last, part.highest} | {holder.fence for holder in part.holders}
             tickets = {part.tickets} | {place.ticket for place in part.queue}
         else:
-            fences = {fence for task in part.tasks for fence in (task.fence, task.void)}
+            fences = {fence for task in part.tasks for fence in (task.fence, task.order_unknown)}
             fences |= {push.fence for push in part.inbox}
             fences |= {fence for _, fence in part.unreleased}
             fences |= _fences_of_run(part)
@@ -167,7 +167,11 @@ class Parts:
         return self.number(
             part._replace(
                 tasks=tuple(
-                    t._replace(ticket=ticket(t.ticket), fence=fence(t.fence), void=fence(t.void))
+                    t._replace(
+                        ticket=ticket(t.ticket),
+                        fence=fence(t.fence),
+                        order_unknown=fence(t.order_unknown),
+                    )
                     for t in part.tasks
                 ),
                 pipe=tuple(map(command, part.pipe)),

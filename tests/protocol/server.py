@@ -17,7 +17,7 @@ from tests.protocol.model import (
     Who,
 )
 
-NOBODY: Final = -1
+RESERVED: Final = -1
 
 
 class AtServer:
@@ -118,21 +118,21 @@ class AtServer:
         fence = 0 if len(self.queue) > 1 else self.holders[0].fence
         return (before.task, fence) if before.client == client else None
 
-    def pass_on(self, client: int, report: Report) -> Answer:
+    def report_handoff(self, client: int, report: Report) -> Answer:
         """This client has handed the lock on: the last of those has it now, for a claim."""
-        giver = Who(client, report.giver)
-        taker = Holder(Who(client, report.through[-1]), report.fence, self.claim)
-        if all(holder[:2] != (giver, report.since) for holder in self.holders):
-            if any(holder[:2] == taker[:2] for holder in self.holders):
+        source = Who(client, report.source)
+        target = Holder(Who(client, report.via[-1]), report.fence, self.claim)
+        if all(holder[:2] != (source, report.since) for holder in self.holders):
+            if any(holder[:2] == target[:2] for holder in self.holders):
                 return Answer("done")
             if self.guards.only_holders_pass:
                 return Answer("refused")
-        self.holders = [h for h in self.holders if h[:2] != (giver, report.since)]
-        self.holders.append(taker)
+        self.holders = [h for h in self.holders if h[:2] != (source, report.since)]
+        self.holders.append(target)
         self.last = max(self.last, report.fence)
         if self.guards.passed_leave_the_queue:
-            through = {Who(client, task) for task in report.through}
-            self.queue = [place for place in self.queue if place.who not in through]
+            via = {Who(client, task) for task in report.via}
+            self.queue = [place for place in self.queue if place.who not in via]
         return Answer("passed")
 
     def release(self, who: Who, fence: int, buried: int = 0) -> Answer:
@@ -222,7 +222,7 @@ class AtServer:
         """Somebody ends this grant, though its client is well."""
         self._end(holder)
         self.pushes.append((holder.who.client, Push("broken", holder.who.task, holder.fence)))
-        self._advance(NOBODY)
+        self._advance(RESERVED)
 
     def _end(self, holder: Holder) -> None:
         self.holders.remove(holder)

@@ -13,18 +13,18 @@ from typing import Any, Final, NamedTuple
 
 from aiolock.store import (
     CLAIM,
-    RUN,
+    MAX_AHEAD,
     WAS_ABSENT,
     WAS_HOLDER,
     Before,
     Busy,
     Form,
     Granted,
+    HandoffReport,
     Late,
-    Pass,
     Queued,
     Renewal,
-    Waiter,
+    WaiterId,
 )
 from aiolock.stores.machine import NameState
 from aiolock.stores.memory import MemoryServer
@@ -59,23 +59,23 @@ class Memory(MemoryServer):
     def __init__(self) -> None:
         self.micros = 1_000_000_000
         super().__init__(clock=lambda: self.micros / 1e6)
-        self.heard: list[tuple[str, Waiter, int]] = []
+        self.on_reply: list[tuple[str, WaiterId, int]] = []
 
     def push(self, client: str, deliver: Callable[[Any], None]) -> None:
         if client in self._inboxes:
             deliver(self)
 
     def granted(  # noqa: PLR0917  # as Inbox
-        self, name: str, waiter: Waiter, form: Form, fence: int, lease: int, now: int
+        self, name: str, waiter: WaiterId, form: Form, fence: int, lease: int, now: int
     ) -> None:
         assert lease == CLAIM == form.claim
-        self.heard.append(("granted", waiter, fence))
+        self.on_reply.append(("granted", waiter, fence))
 
-    def lost(self, name: str, waiter: Waiter, fence: int, reason: str) -> None:
-        self.heard.append(("lost", waiter, fence))
+    def lost(self, name: str, waiter: WaiterId, fence: int, reason: str) -> None:
+        self.on_reply.append(("lost", waiter, fence))
 
-    def void(self, name: str, waiter: Waiter) -> None:
-        self.heard.append(("void", waiter, 0))
+    def order_unknown(self, name: str, waiter: WaiterId) -> None:
+        self.on_reply.append(("void", waiter, 0))
 
 
 class Twins:
@@ -83,7 +83,7 @@ class Twins:
 
     def __init__(self, chance: Chance, *, renews: bool, late: bool, passes: bool) -> None:
         self.chance = chance
-        self.terms = Terms(TTL, 1, BURIED if late else 0, renews, RUN if passes else 0)
+        self.terms = Terms(TTL, 1, BURIED if late else 0, renews, MAX_AHEAD if passes else 0)
         self.form = Form(CLAIM, fixed=not renews)
         self.server = Server()
         self.listening = [True, True]
@@ -142,14 +142,14 @@ class Twins:
         else:
             listening = tuple(self.listening)
             serving = AtServer(self.server, SAFEGUARDS, self.terms, listening=listening)
-            says = {
+            metadata = {
                 "ask": self._ask,
                 "release": self._release,
                 "renew": self._renew,
                 "late": self._come_late,
                 "pass": self._pass,
             }
-            says[op.what](serving, op)
+            metadata[op.what](serving, op)
             pushes = serving.pushes
             if serving.push is not None:  # which is with the reply, so in this very moment
                 pushes = [*pushes, (op.who.client, serving.push)]
@@ -159,9 +159,9 @@ class Twins:
                 if self.listening[client]
             ]
             if not self.terms.ahead:
-                self.memory.heard = [push for push in self.memory.heard if push[0] != "void"]
-            assert pushed == self.memory.heard, op
-            self.memory.heard.clear()
+                self.memory.on_reply = [push for push in self.memory.on_reply if push[0] != "void"]
+            assert pushed == self.memory.on_reply, op
+            self.memory.on_reply.clear()
             self.server = serving.after()
 
     def _hear(self, client: int) -> None:
@@ -184,8 +184,10 @@ class Twins:
         else:
             assert isinstance(told, Queued)
             ticks = round((told.until if told.place == 1 else min(told.until, CLAIM)) / CLAIM)
-            says = Answer("queued", answer.number, ticks, 0, told.displaced, before=answer.before)
-            assert answer == says, op
+            metadata = Answer(
+                "queued", answer.number, ticks, 0, told.displaced, before=answer.before
+            )
+            assert answer == metadata, op
             if self.terms.ahead:
                 before = answer.before and Before(
                     _waiter(Who(op.who.client, answer.before[0])), self._fence(answer.before[1])
@@ -197,16 +199,20 @@ class Twins:
     def _release(self, serving: AtServer, op: Op) -> None:
         assert serving.release(op.who, op.number, op.buried).what == "done"
         # On the millisecond, as the ends of leases are here, so that both end with the same tick.
-        bury = op.buried and self.memory.micros // 1000 * 1000 + op.buried * CLAIM * 1000
-        self.memory.release(NAME, _waiter(op.who), self._fence(op.number), bury=bury)
+        tombstone_until = op.buried and self.memory.micros // 1000 * 1000 + op.buried * CLAIM * 1000
+        self.memory.release(
+            NAME, _waiter(op.who), self._fence(op.number), tombstone_until=tombstone_until
+        )
 
     def _pass(self, serving: AtServer, op: Op) -> None:
         """From one of the first client's two waiters to the other."""
         report = Report(op.who.task, op.number, (WAITERS[1].task,), op.number + 1)
-        answer = serving.pass_on(op.who.client, report)
-        giver, taker = _waiter(op.who), _waiter(WAITERS[1])
+        answer = serving.report_handoff(op.who.client, report)
+        source, target = _waiter(op.who), _waiter(WAITERS[1])
         since = self._fence(op.number)
-        was = self.memory.pass_on(Pass(NAME, self.form, giver, since, taker, since + 1, (taker,)))
+        was = self.memory.report_handoff(
+            HandoffReport(NAME, self.form, source, since, target, since + 1, (target,))
+        )
         assert was == (WAS_ABSENT if answer.what == "refused" else WAS_HOLDER), op
         if answer.what == "passed":
             self.fences[report.fence] = since + 1
@@ -259,8 +265,8 @@ def _client(number: int) -> str:
     return "AB"[number]
 
 
-def _waiter(who: Who) -> Waiter:
-    return Waiter(_client(who.client), who.task + 1)
+def _waiter(who: Who) -> WaiterId:
+    return WaiterId(_client(who.client), who.task + 1)
 
 
 def compare(

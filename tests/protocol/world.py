@@ -354,7 +354,7 @@ class World:
         elif command.what == "release":
             answer = serving.release(Who(at, command.task), command.number, command.lasts)
         elif command.report is not None:
-            answer = serving.pass_on(at, command.report)
+            answer = serving.report_handoff(at, command.report)
         else:
             answer = serving.renew(Who(at, command.task), command.number)
         if isinstance(how, int):
@@ -637,7 +637,7 @@ class World:
         bodies = () if of.bodies and self._has_not_heard(client) else of.bodies
         for task, fence, left in bodies:
             grant = (Who(at, task), fence)
-            grants = {grant, *((Who(at, giver), given) for giver, given in of.passed)}
+            grants = {grant, *((Who(at, source), given) for source, given in of.passed)}
             if not any(h[:2] in grants and left <= h.left for h in of_server.holders):
                 found.append(Wrong.NOT_THE_HOLDER)
         if any((at, task) in of_server.in_the_way for task in of.ended):
@@ -725,7 +725,7 @@ def _given_up(client: Client) -> set[int]:
     """The tasks of a client that are over, and of which nothing is under way."""
     busy = {command.task for command in client.pipe} | {at for at, _ in client.unreleased}
     reports = (*client.run.reports, *(c.report for c in client.pipe if c.report is not None))
-    busy |= {at for report in reports for at in (report.giver, *report.through)}
+    busy |= {at for report in reports for at in (report.source, *report.via)}
     return {at for at, task in enumerate(client.tasks) if task.phase is Phase.DONE} - busy
 
 

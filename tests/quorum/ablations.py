@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Final, NamedTuple
 
 from aiolock.stores.quorum._periods import ENDLESS, Period
-from aiolock.stores.quorum._votes import Ballot, GiveWay, Raise, Release, Step, Vote
+from aiolock.stores.quorum._votes import Raise, Release, Step, Vote, VoteSet, YieldVote
 from tests.quorum import server as at
-from tests.quorum.client import Client, Waiter
+from tests.quorum.client import Client, WaiterId
 from tests.quorum.server import Answer, Done, Granted, Out, Server
 from tests.quorum.world import Kinds
 
@@ -27,52 +27,52 @@ class Ablation(NamedTuple):
 # Ballots
 
 
-class _EntersWithTheHighest(Ballot):
+class _EntersWithTheHighest(VoteSet):
     def _fence(self, numbers: list[int]) -> int:
         return numbers[-1]
 
-    def _is_known(self, standing: list[Vote], fence: int) -> bool:
+    def _is_known(self, acquisition: list[Vote], fence: int) -> bool:
         return True
 
 
-class _OneVoteLess(Ballot):
+class _OneVoteLess(VoteSet):
     def __init__(self, servers: int) -> None:
         super().__init__(servers)
         self.quorum -= 1
 
 
-class _CountsWhatItGivesBack(Ballot):
+class _CountsWhatItGivesBack(VoteSet):
     def _give_way(self, now: float) -> list[Step]:
         steps: list[Step] = []
         for server, vote in enumerate(self.votes):
             wanted = vote and (self._inquired[server] >= vote.number or vote.deadline <= now)
-            if vote and wanted and self._void[server] < vote.number - 1:
-                self._void[server] = vote.number - 1  # told once
-                steps.append(GiveWay(server, vote.number))
+            if vote and wanted and self._given_back[server] < vote.number - 1:
+                self._given_back[server] = vote.number - 1  # told once
+                steps.append(YieldVote(server, vote.number))
         return steps
 
 
-class _CountsWhatHasEnded(Ballot):
+class _CountsWhatHasEnded(VoteSet):
     @staticmethod
-    def _stands(vote: Vote, now: float) -> bool:
+    def _is_valid(vote: Vote, now: float) -> bool:
         return True
 
 
-class _RevivesWhatIsVoid(Ballot):
+class _RevivesWhatIsVoid(VoteSet):
     def voted(
         self, server: int, number: int, deadline: float, period: Period = ENDLESS
     ) -> Release | None:
-        self._void[server] = 0
+        self._given_back[server] = 0
         return super().voted(server, number, deadline, period)
 
 
-class _HandsOnWhatIsUnknown(Ballot):
-    def hand_on(self, now: float) -> int:
+class _HandsOnWhatIsUnknown(VoteSet):
+    def hand_off(self, now: float) -> int:
         known = [vote.known for vote in self.votes if vote is not None]
         for vote in self.votes:
             if vote is not None:
                 vote.known = self.fence + 1
-        fence = super().hand_on(now)
+        fence = super().hand_off(now)
         for vote in self.votes:
             if vote is not None:
                 vote.known = known.pop(0)
@@ -82,14 +82,14 @@ class _HandsOnWhatIsUnknown(Ballot):
         return super().reserve(self.fence)
 
 
-def _with(ballot: type[Ballot]) -> type[Client]:
+def _with(vote_set: type[VoteSet]) -> type[Client]:
     class Other(Client):
         def __init__(self, *arguments: object) -> None:
             super().__init__(*arguments)  # type: ignore[arg-type]  # whatever they are
-            self.quorum = self.ballot().quorum
+            self.quorum = self.vote_set().quorum
 
-        def ballot(self) -> Ballot:
-            return ballot(self.servers)
+        def vote_set(self) -> VoteSet:
+            return vote_set(self.servers)
 
     return Other
 
@@ -113,7 +113,7 @@ class _NeverStepsAside(Client):
 
 
 class _NeverAsksAgain(Client):
-    def ask_again(self, waiter: Waiter, server: int) -> None:
+    def ask_again(self, waiter: WaiterId, server: int) -> None:
         pass
 
 
@@ -122,10 +122,10 @@ class _KeepsItsNumber(Client):
 
     def answered(self, server: int, number: int, answer: Answer) -> None:
         sent = self._sent.get(number)
-        kept = sent and isinstance(sent.command, at.GiveWay) and isinstance(answer, Granted)
-        if sent and sent.waiter and kept and not sent.waiter.ballot.aside:
+        kept = sent and isinstance(sent.command, at.YieldVote) and isinstance(answer, Granted)
+        if sent and sent.waiter and kept and not sent.waiter.vote_set.suspended:
             assert isinstance(answer, Granted)
-            sent.waiter.ballot._void[server] = answer.number - 1
+            sent.waiter.vote_set._given_back[server] = answer.number - 1
         super().answered(server, number, answer)
 
 
@@ -136,7 +136,7 @@ class _HandsOnThoughOthersWait(Client):
 
 
 class _TellsNobodyWhoWaits(Client):
-    def _line_up(self) -> None:
+    def _enqueue(self) -> None:
         pass
 
 
@@ -144,7 +144,7 @@ class _TellsNobodyWhoWaits(Client):
 
 
 class _VotesAtOnce(Server):
-    def _silent(self, now: float) -> bool:
+    def _not_voting(self, now: float) -> bool:
         return False
 
 
@@ -169,7 +169,7 @@ class _SharesPastWhoWaits(Server):
 
 
 class _TakesAllThatShare(Server):
-    def _take_back(self, given: at.GiveWay, now: float) -> Answer:
+    def _take_back(self, given: at.YieldVote, now: float) -> Answer:
         if given.who in self.out:
             self.out = {given.who: self.out[given.who]}
         return super()._take_back(given, now)

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final, Protocol
 
-from aiolock.stores.quorum._votes import Ballot, Enter, GiveWay, Phase, Raise
+from aiolock.stores.quorum._votes import Enter, Phase, Raise, VoteSet, YieldVote
 from aiolock.stores.quorum._votes import Release as Leave
 from tests.quorum import server as at
-from tests.quorum.server import CLAIM, Answer, Command, Granted, Push, Queued, Silent, Who
+from tests.quorum.server import CLAIM, Answer, Command, Granted, NotVoting, Push, Queued, Who
 
 TTL: Final = 1000.0
 """ms of every lease, and the longest lease that there is."""
@@ -44,19 +44,19 @@ class Network(Protocol):
 
     def later(self, after: float, call: Callable[[], None], of: Client) -> None: ...
     def send(self, client: Client, server: int, number: int, command: Command) -> None: ...
-    def entered(self, waiter: Waiter) -> None: ...
-    def left(self, waiter: Waiter) -> None: ...
-    def over(self, waiter: Waiter) -> None: ...
+    def entered(self, waiter: WaiterId) -> None: ...
+    def left(self, waiter: WaiterId) -> None: ...
+    def over(self, waiter: WaiterId) -> None: ...
 
 
-class Waiter:
+class WaiterId:
     """One acquisition."""
 
-    def __init__(self, client: Client, who: Who, ballot: Ballot, patience: float | None) -> None:
-        servers = len(ballot.votes)
+    def __init__(self, client: Client, who: Who, vote_set: VoteSet, patience: float | None) -> None:
+        servers = len(vote_set.votes)
         self.client = client
         self.who = who
-        self.ballot = ballot
+        self.vote_set = vote_set
         self.patience = patience
         self.body = 0.0
         """For how long it stays inside, in ms."""
@@ -83,7 +83,7 @@ class Waiter:
 
     @property
     def inside(self) -> bool:
-        return self.ballot.phase is Phase.ENTERED
+        return self.vote_set.phase is Phase.ENTERED
 
 
 @dataclass
@@ -92,7 +92,7 @@ class _Sent:
 
     server: int
     command: Command
-    waiter: Waiter | None
+    waiter: WaiterId | None
     first: float
     last: float
 
@@ -109,12 +109,12 @@ class Client:
         self.quorum = servers // 2 + 1
         self._offset, self._rate = offset, rate
         self.alive = True
-        self.waiters: dict[Who, Waiter] = {}
+        self.waiters: dict[Who, WaiterId] = {}
         self._sent: dict[int, _Sent] = {}
         self._numbers = 0
         self._offsets: list[float | None] = [None] * servers
         """Each server's clock minus ours, at least."""
-        self.heard = [float("-inf")] * servers
+        self.on_reply = [float("-inf")] * servers
         self._pinged = [float("-inf")] * servers
         self._seen = 0
         self._last_ticket = 0
@@ -125,9 +125,9 @@ class Client:
         self._shared_until = float("-inf")
         """Until then no hand-off is tried, because another client waits."""
 
-    def ballot(self) -> Ballot:
+    def vote_set(self) -> VoteSet:
         """The votes of one more waiter."""
-        return Ballot(self.servers)
+        return VoteSet(self.servers)
 
     def clock(self) -> float:
         """Its own clock."""
@@ -140,14 +140,14 @@ class Client:
     def open(self, server: int, its_clock: float, round_trip: float) -> None:
         """The first sample of a server's clock."""
         self._offsets[server] = its_clock - self.clock() - round_trip / 2
-        self.heard[server] = self.clock()
+        self.on_reply[server] = self.clock()
 
     def _servers_clock(self) -> float:
         """The lower median of the servers' clocks that are known, now."""
         known = sorted(offset for offset in self._offsets if offset is not None)
         return known[(len(known) - 1) // 2] + self.clock() if known else 0.0
 
-    def _send(self, server: int, command: Command, waiter: Waiter | None) -> None:
+    def _send(self, server: int, command: Command, waiter: WaiterId | None) -> None:
         self._numbers += 1
         now = self.clock()
         self._sent[self._numbers] = _Sent(server, command, waiter, now, now)
@@ -155,11 +155,11 @@ class Client:
 
     # Asking
 
-    def acquire(self, name: str, patience: float | None, *, shares: bool = False) -> Waiter:
+    def acquire(self, name: str, patience: float | None, *, shares: bool = False) -> WaiterId:
         """Wait for the lock, for so many ms at most."""
         ticket = max(int(self._servers_clock() * 1000), self._last_ticket + 1)
         self._last_ticket = ticket
-        waiter = Waiter(self, Who(ticket, name, shares), self.ballot(), patience)
+        waiter = WaiterId(self, Who(ticket, name, shares), self.vote_set(), patience)
         waiter.local = self._holder() is not None and self.is_alone()
         self.waiters[waiter.who] = waiter
         if waiter.local:
@@ -169,8 +169,8 @@ class Client:
         self.tick(waiter)
         return waiter
 
-    def _ask(self, waiter: Waiter, server: int) -> None:
-        if waiter.asking[server] or waiter.ballot.votes[server] or waiter.ballot.aside:
+    def _ask(self, waiter: WaiterId, server: int) -> None:
+        if waiter.asking[server] or waiter.vote_set.votes[server] or waiter.vote_set.suspended:
             return
         if waiter.local:
             return
@@ -207,8 +207,8 @@ class Client:
                 waiter.answered[server] = (sent.first, answer.now)
                 waiter.ask_at[server] = self.clock() + max(1.0, answer.left + 3)
                 self._note_queued(waiter)
-            case Silent():
-                waiter.ballot.forgotten(server)
+            case NotVoting():
+                waiter.vote_set.forgotten(server)
                 waiter.ask_at[server] = self.clock() + answer.left * 1.02 + 3
             case at.Reserved(others):
                 self._reserved(waiter, server, sent, others=others)
@@ -216,7 +216,7 @@ class Client:
                 self._done(waiter, server, sent, refused=isinstance(answer, at.Refused))
         self.look(waiter)
 
-    def _done(self, waiter: Waiter, server: int, sent: _Sent, *, refused: bool) -> None:
+    def _done(self, waiter: WaiterId, server: int, sent: _Sent, *, refused: bool) -> None:
         match sent.command:
             case at.Renew(_, number, ttl, fence):
                 waiter.renewing[server] = 0.0
@@ -224,8 +224,8 @@ class Client:
                     self._gone(waiter, server, number)
                 else:
                     until = self._from(sent.first) + self.lasts(ttl)
-                    waiter.ballot.renewed(server, number, until, fence)
-            case at.GiveWay():
+                    waiter.vote_set.renewed(server, number, until, fence)
+            case at.YieldVote():
                 waiter.ask_at[server] = self.clock()  # it had ended
             case at.Reserve(_, number, _):
                 self._gone(waiter, server, number)
@@ -242,7 +242,7 @@ class Client:
 
     def _hear(self, server: int, its_clock: float) -> None:
         now = self.clock()
-        self.heard[server] = now
+        self.on_reply[server] = now
         low = its_clock - now
         known = self._offsets[server]
         if known is None or low > known:
@@ -250,8 +250,8 @@ class Client:
         else:
             self._offsets[server] = known + 0.05 * (low - known)
 
-    def _note_queued(self, waiter: Waiter) -> None:
-        stands = zip(waiter.answered, waiter.ballot.votes, strict=True)
+    def _note_queued(self, waiter: WaiterId) -> None:
+        stands = zip(waiter.answered, waiter.vote_set.votes, strict=True)
         if waiter.queued_at is None and sum(bool(a or v) for a, v in stands) >= self.quorum:
             waiter.queued_at = self.network.time
 
@@ -272,36 +272,36 @@ class Client:
             case at.Lost(number):
                 self._gone(waiter, server, number)
             case at.Inquire(number):
-                waiter.ballot.inquired(server, number)
+                waiter.vote_set.inquired(server, number)
         self.look(waiter)
 
-    def _voted(self, waiter: Waiter, server: int, granted: Granted, began: float) -> None:
+    def _voted(self, waiter: WaiterId, server: int, granted: Granted, began: float) -> None:
         self._seen = max(self._seen, granted.number)
         until = began + self.lasts(granted.lease)
-        waiter.ballot.expire(self.clock())
-        leave = waiter.ballot.voted(server, granted.number, until)
+        waiter.vote_set.expire(self.clock())
+        leave = waiter.vote_set.voted(server, granted.number, until)
         if leave is not None:
             self._release(waiter, server, 0, leave.upto)
 
-    def _gone(self, waiter: Waiter, server: int, number: int) -> None:
-        waiter.ballot.gone(server, number, self.clock())
+    def _gone(self, waiter: WaiterId, server: int, number: int) -> None:
+        waiter.vote_set.gone(server, number, self.clock())
         waiter.ask_at[server] = self.clock()
 
     def again(self, server: int) -> None:
         """The connection to this server is a new one: all waiters without a vote there ask."""
         for waiter in self.waiters.values():
-            if not waiter.ballot.votes[server]:
+            if not waiter.vote_set.votes[server]:
                 waiter.ask_at[server] = min(waiter.ask_at[server], self.clock())
 
     # What follows from the votes
 
-    def look(self, waiter: Waiter) -> None:
+    def look(self, waiter: WaiterId) -> None:
         """Act on the votes."""
         if waiter.inside:
             if not self._lasts_still(waiter):
                 self._leave(waiter)
             return
-        for step in waiter.ballot.look(self.clock()):
+        for step in waiter.vote_set.look(self.clock()):
             match step:
                 case Enter():
                     self.network.entered(waiter)
@@ -310,16 +310,16 @@ class Client:
                     waiter.done["raise"] += 1
                     waiter.renewing[server] = self.clock()
                     self._send(server, at.Renew(waiter.who, vote, CLAIM, fence), waiter)
-                case GiveWay(server, vote):
+                case YieldVote(server, vote):
                     waiter.done["give way"] += 1
                     waiter.ask_at[server] = self.clock() + _LONG
-                    self._send(server, at.GiveWay(waiter.who, vote), waiter)
+                    self._send(server, at.YieldVote(waiter.who, vote), waiter)
 
-    def _lasts_still(self, waiter: Waiter) -> bool:
-        deadline = waiter.ballot.deadline
+    def _lasts_still(self, waiter: WaiterId) -> bool:
+        deadline = waiter.vote_set.deadline
         return deadline is not None and deadline > self.clock()
 
-    def _ends(self, waiter: Waiter) -> None:
+    def _ends(self, waiter: WaiterId) -> None:
         """Its body has ended."""
         if not waiter.inside:
             return
@@ -337,31 +337,31 @@ class Client:
         else:
             self._leave(waiter)
 
-    def _leave(self, waiter: Waiter) -> None:
+    def _leave(self, waiter: WaiterId) -> None:
         """End a waiter: it left, gave up, or has lost the lock."""
         if waiter.inside:
-            self._line_up()
+            self._enqueue()
             if not waiter.undecided:
                 self.network.left(waiter)
-        waiter.ballot.leave()
+        waiter.vote_set.leave()
         del self.waiters[waiter.who]
         for server in self.released_at(waiter):
-            self._release(waiter, server, waiter.ballot.highest)
+            self._release(waiter, server, waiter.vote_set.highest)
         if not waiter.undecided:
             self.network.over(waiter)
 
-    def released_at(self, waiter: Waiter) -> list[int]:
+    def released_at(self, waiter: WaiterId) -> list[int]:
         """The servers that are told that it has left: all."""
         return [] if waiter.local else list(range(self.servers))
 
     # Handing on to a waiter of this client
 
-    def _holder(self) -> Waiter | None:
+    def _holder(self) -> WaiterId | None:
         return next((waiter for waiter in self.waiters.values() if waiter.inside), None)
 
-    def _own(self) -> list[Waiter]:
+    def _own(self) -> list[WaiterId]:
         """The waiters, in order."""
-        waiting = [each for each in self.waiters.values() if each.ballot.phase is Phase.WAITING]
+        waiting = [each for each in self.waiters.values() if each.vote_set.phase is Phase.WAITING]
         return sorted(waiting, key=lambda waiter: waiter.who)
 
     def is_alone(self) -> bool:
@@ -369,36 +369,36 @@ class Client:
         since = self.clock() - FRESH
         return sum([asked >= since for asked in self._alone]) >= self.quorum
 
-    def _ask_ahead(self, waiter: Waiter) -> None:
+    def _ask_ahead(self, waiter: WaiterId) -> None:
         """Make the next fences known, and ask whether other clients wait."""
         now = self.clock()
         if now - waiter.ahead_asked < FRESH / 2 and self.next_is_known(waiter):
             return
         waiter.ahead_asked = now
-        for step in waiter.ballot.reserve(waiter.ballot.fence + _AHEAD):
+        for step in waiter.vote_set.reserve(waiter.vote_set.fence + _AHEAD):
             reserve = at.Reserve(waiter.who, step.vote, step.fence)
             self._send(step.server, reserve, waiter)
 
     @staticmethod
-    def next_is_known(waiter: Waiter) -> bool:
+    def next_is_known(waiter: WaiterId) -> bool:
         """Whether some server knows the next fence."""
-        votes = waiter.ballot.votes
-        return any(vote is not None and vote.known > waiter.ballot.fence for vote in votes)
+        votes = waiter.vote_set.votes
+        return any(vote is not None and vote.known > waiter.vote_set.fence for vote in votes)
 
-    def _reserved(self, waiter: Waiter, server: int, sent: _Sent, *, others: bool) -> None:
+    def _reserved(self, waiter: WaiterId, server: int, sent: _Sent, *, others: bool) -> None:
         assert isinstance(sent.command, at.Reserve)
         never = -_UNBOUNDED
-        waiter.ballot.renewed(server, sent.command.number, never, sent.command.fence)
+        waiter.vote_set.renewed(server, sent.command.number, never, sent.command.fence)
         if others:
             self._alone = [float("-inf")] * self.servers
             self._shared_until = self.clock() + _LAZY
-            self._line_up()
+            self._enqueue()
         else:
             self._alone[server] = max(self._alone[server], sent.first)
         if waiter.undecided:
             self._decide(waiter)
 
-    def _decide(self, waiter: Waiter, *, late: bool = False) -> None:
+    def _decide(self, waiter: WaiterId, *, late: bool = False) -> None:
         """No waiter has it: the next has it, if that is surely one of ours."""
         if not waiter.inside or not waiter.undecided:
             return
@@ -406,10 +406,10 @@ class Client:
         if not own or late or now < self._shared_until:
             self._leave(waiter)
             return
-        if not self.is_alone() or not waiter.ballot.hand_on(now):
+        if not self.is_alone() or not waiter.vote_set.hand_off(now):
             return
         taker = own[0]
-        taker.ballot.leave()
+        taker.vote_set.leave()
         del self.waiters[taker.who]
         for server in self.released_at(taker):
             self._release(taker, server, 0)
@@ -421,7 +421,7 @@ class Client:
         self.network.entered(waiter)
         self.network.later(waiter.body, lambda: self._ends(waiter), self)
 
-    def _line_up(self) -> None:
+    def _enqueue(self) -> None:
         """Put the waiters that stand in no queue into the queues."""
         for waiter in self._own():
             if waiter.local:
@@ -429,17 +429,19 @@ class Client:
                 for server in range(self.servers):
                     self._ask(waiter, server)
 
-    def _release(self, waiter: Waiter, server: int, highest: int, upto: float = _UNBOUNDED) -> None:
+    def _release(
+        self, waiter: WaiterId, server: int, highest: int, upto: float = _UNBOUNDED
+    ) -> None:
         self._send(server, at.Release(waiter.who, highest, upto), waiter)
 
     # Timers
 
-    def tick(self, waiter: Waiter) -> None:
+    def tick(self, waiter: WaiterId) -> None:
         """Look after one waiter, now and then."""
         if waiter.who not in self.waiters:
             return
         now = self.clock()
-        waits = waiter.ballot.phase is Phase.WAITING
+        waits = waiter.vote_set.phase is Phase.WAITING
         if waits and waiter.patience is not None and now - waiter.born > waiter.patience:
             self._leave(waiter)
             return
@@ -447,39 +449,39 @@ class Client:
         if waiter.who not in self.waiters:
             return
         if waiter.local and (now - waiter.born > _LAZY or self._holder() is None):
-            self._line_up()
+            self._enqueue()
         self._ping(now)
         in_reach = waiter.inside or self.in_reach(now)
-        if not in_reach and not waiter.ballot.aside:
-            for leave in waiter.ballot.step_aside():
+        if not in_reach and not waiter.vote_set.suspended:
+            for leave in waiter.vote_set.suspend():
                 self._step_aside(waiter, leave)
-        elif in_reach and waiter.ballot.aside:
-            waiter.ballot.come_back()
+        elif in_reach and waiter.vote_set.suspended:
+            waiter.vote_set.come_back()
             waiter.ask_at = [now] * self.servers
         if in_reach:
             for server in range(self.servers):
                 self._look_after(waiter, server, now)
         self.network.later(CLAIM / 8, partial(self.tick, waiter), self)
 
-    def _step_aside(self, waiter: Waiter, leave: Leave) -> None:
+    def _step_aside(self, waiter: WaiterId, leave: Leave) -> None:
         self._release(waiter, leave.server, 0, leave.upto)
 
     def in_reach(self, now: float) -> bool:
         """Whether a majority of the servers was heard of lately."""
-        return sum([now - heard < 2 * CLAIM for heard in self.heard]) >= self.quorum
+        return sum([now - on_reply < 2 * CLAIM for on_reply in self.on_reply]) >= self.quorum
 
     def _ping(self, now: float) -> None:
-        if now - min(self.heard) <= CLAIM / 2:
+        if now - min(self.on_reply) <= CLAIM / 2:
             return  # nearly always
         for server in range(self.servers):
-            silent = now - self.heard[server] > CLAIM / 2
-            if silent and now - self._pinged[server] > CLAIM / 2:
+            not_voting = now - self.on_reply[server] > CLAIM / 2
+            if not_voting and now - self._pinged[server] > CLAIM / 2:
                 self._pinged[server] = now
                 self._send(server, at.Ping(), None)
 
-    def _look_after(self, waiter: Waiter, server: int, now: float) -> None:
+    def _look_after(self, waiter: WaiterId, server: int, now: float) -> None:
         """Renew a vote, or ask again where there is none."""
-        vote = waiter.ballot.votes[server]
+        vote = waiter.vote_set.votes[server]
         if vote is None:
             if now >= waiter.ask_at[server]:
                 self.ask_again(waiter, server)
@@ -489,10 +491,10 @@ class Client:
         stands = waiter.inside or vote.deadline > now
         if vote.deadline - now < lease * 0.67 and not under_way and stands:
             waiter.renewing[server] = now
-            fence = waiter.ballot.fence if waiter.inside else 0
+            fence = waiter.vote_set.fence if waiter.inside else 0
             self._send(server, at.Renew(waiter.who, vote.number, lease, fence), waiter)
 
-    def ask_again(self, waiter: Waiter, server: int) -> None:
+    def ask_again(self, waiter: WaiterId, server: int) -> None:
         """A push may have been lost."""
         self._ask(waiter, server)
 
@@ -507,7 +509,7 @@ class Client:
                     waiter.asking[sent.server] = False
                 if waiter is not None and isinstance(command, at.Renew):
                     waiter.renewing[sent.server] = 0.0
-                    waiter.ballot.unanswered(sent.server, command.number)
+                    waiter.vote_set.unanswered(sent.server, command.number)
             elif now - sent.last > _RESEND:
                 asks = isinstance(command, at.Vote)
                 if asks and (waiter is None or waiter.who not in self.waiters):

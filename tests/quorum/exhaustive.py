@@ -21,7 +21,7 @@ from collections.abc import Collection, Iterator
 from functools import cache
 from typing import Final, Generic, NamedTuple, TypeVar
 
-from aiolock.stores.quorum._votes import Ballot, Enter, GiveWay, Phase, Raise, Vote
+from aiolock.stores.quorum._votes import Enter, Phase, Raise, Vote, VoteSet, YieldVote
 from tests import garbage
 
 _FOR_EVER: Final = 1.0
@@ -51,11 +51,11 @@ class Server(NamedTuple):
 
 
 class Votes(NamedTuple):
-    """The state of a `Ballot`, to compare and keep."""
+    """The state of a `VoteSet`, to compare and keep."""
 
     entered: bool
     votes: tuple[tuple[int, int, bool] | None, ...]
-    void: tuple[int, ...]
+    order_unknown: tuple[int, ...]
     inquired: tuple[int, ...]
     highest: int
     fence: int = 0
@@ -86,7 +86,7 @@ class State(NamedTuple):
     """The highest fence of all writers that have entered."""
 
 
-Links = tuple[tuple[Message, ...], ...]
+LinkState = tuple[tuple[Message, ...], ...]
 
 Move = tuple[int, int]
 """What a client is next, and the fence under which it has entered by that, or 0."""
@@ -112,23 +112,23 @@ class Numbers(Generic[Part]):
         return number
 
 
-def _more(links: Links, server: int, *messages: Message) -> Links:
+def _more(links: LinkState, server: int, *messages: Message) -> LinkState:
     return (*links[:server], (*links[server], *messages), *links[server + 1 :])
 
 
-def _less(links: Links, server: int) -> Links:
+def _less(links: LinkState, server: int) -> LinkState:
     return (*links[:server], links[server][1:], *links[server + 1 :])
 
 
-def frozen(ballot: Ballot, *, hands_on: bool = False) -> Votes:
+def frozen(vote_set: VoteSet, *, hands_on: bool = False) -> Votes:
     """The part of a ballot that has to be kept."""
     votes = tuple(
-        None if vote is None else (vote.number, vote.known, vote.raising) for vote in ballot.votes
+        None if vote is None else (vote.number, vote.known, vote.raising) for vote in vote_set.votes
     )
-    entered = ballot.phase is Phase.ENTERED
-    fence = ballot.fence if hands_on else 0
-    void, inquired = tuple(ballot._void), tuple(ballot._inquired)
-    return Votes(entered, votes, void, inquired, ballot.highest, fence)
+    entered = vote_set.phase is Phase.ENTERED
+    fence = vote_set.fence if hands_on else 0
+    order_unknown, inquired = tuple(vote_set._given_back), tuple(vote_set._inquired)
+    return Votes(entered, votes, order_unknown, inquired, vote_set.highest, fence)
 
 
 class Search:
@@ -138,7 +138,7 @@ class Search:
         self,
         clients: int,
         times: int,
-        ballot: type[Ballot] = Ballot,
+        vote_set: type[VoteSet] = VoteSet,
         *,
         servers: int = 3,
         readers: Collection[int] = (),
@@ -160,13 +160,13 @@ class Search:
         """
         self._at_once = at_once
         self._servers = servers
-        self._none: Links = ((),) * servers
+        self._none: LinkState = ((),) * servers
         self._readers = frozenset(readers)
         self._beside = beside
         self._hands_on = hands_on
         self._clients = clients
         self._times = times
-        self._ballot = ballot
+        self._ballot = vote_set
         self._inquires = inquires
         self._tells = tells
         self._at = Numbers[Server]()
@@ -218,16 +218,16 @@ class Search:
     def _times_of(self, who: int) -> int:
         return 1 if self._hands_on and who else self._times
 
-    def _thawed(self, kept: Votes) -> Ballot:
-        ballot = self._ballot(self._servers)
-        ballot.phase = Phase.ENTERED if kept.entered else Phase.WAITING
-        ballot._void, ballot._inquired = list(kept.void), list(kept.inquired)
-        ballot.highest, ballot.fence = kept.highest, kept.fence
+    def _thawed(self, kept: Votes) -> VoteSet:
+        vote_set = self._ballot(self._servers)
+        vote_set.phase = Phase.ENTERED if kept.entered else Phase.WAITING
+        vote_set._given_back, vote_set._inquired = list(kept.order_unknown), list(kept.inquired)
+        vote_set.highest, vote_set.fence = kept.highest, kept.fence
         for server, known in enumerate(kept.votes):
             if known is not None:
-                ballot.votes[server] = vote = Vote(known[0], _FOR_EVER)
+                vote_set.votes[server] = vote = Vote(known[0], _FOR_EVER)
                 vote.known, vote.raising = known[1], known[2]
-        return ballot
+        return vote_set
 
     def _steps(self, state: State) -> Iterator[State]:
         for index, client in enumerate(state.clients):
@@ -256,11 +256,11 @@ class Search:
                 moves += self._goes_on(client)
         for server in range(self._servers):
             if client.answers[server]:
-                heard = client._replace(answers=_less(client.answers, server))
-                moves.append(self._hear(self._of.of(heard), server, client.answers[server][0]))
+                on_reply = client._replace(answers=_less(client.answers, server))
+                moves.append(self._hear(self._of.of(on_reply), server, client.answers[server][0]))
             if client.pushes[server]:
-                heard = client._replace(pushes=_less(client.pushes, server))
-                moves.append(self._hear(self._of.of(heard), server, client.pushes[server][0]))
+                on_reply = client._replace(pushes=_less(client.pushes, server))
+                moves.append(self._hear(self._of.of(on_reply), server, client.pushes[server][0]))
         return moves
 
     def _asks(self, client: Client) -> Move:
@@ -286,23 +286,23 @@ class Search:
     def _goes_on(self, client: Client) -> Iterator[Move]:
         """The next fence is made known, and then the lock is handed on."""
         assert client.votes is not None
-        ballot = self._thawed(client.votes)
-        fence, commands = ballot.fence + 1, client.commands
-        untold = [server for server, vote in enumerate(ballot.votes) if vote and not vote.raising]
-        for told in ballot.reserve(fence):
-            vote = ballot.votes[told.server]
+        vote_set = self._thawed(client.votes)
+        fence, commands = vote_set.fence + 1, client.commands
+        untold = [server for server, vote in enumerate(vote_set.votes) if vote and not vote.raising]
+        for told in vote_set.reserve(fence):
+            vote = vote_set.votes[told.server]
             if told.server in untold and vote is not None and vote.known < fence:
                 vote.raising = True
                 raised = Message("raise", client.who, told.vote, told.fence)
                 commands = _more(commands, told.server, raised)
         if commands != client.commands:
-            votes = frozen(ballot, hands_on=True)
+            votes = frozen(vote_set, hands_on=True)
             yield self._of.of(client._replace(votes=votes, commands=commands)), 0
-        ballot = self._thawed(client.votes)
-        if ballot.hand_on(_NOW):
-            votes = frozen(ballot, hands_on=True)
+        vote_set = self._thawed(client.votes)
+        if vote_set.hand_off(_NOW):
+            votes = frozen(vote_set, hands_on=True)
             after = client._replace(votes=votes, left=client.left - 1)
-            yield self._of.of(after), ballot.fence
+            yield self._of.of(after), vote_set.fence
 
     # What a server does
 
@@ -420,25 +420,25 @@ class Search:
     def _hear(self, number: int, server: int, message: Message) -> Move:
         client = self._of[number]
         assert client.votes is not None
-        ballot = self._thawed(client.votes)
+        vote_set = self._thawed(client.votes)
         match message.kind:
             case "granted":
-                ballot.voted(server, message.number, _FOR_EVER)
+                vote_set.voted(server, message.number, _FOR_EVER)
             case "inquire":
-                ballot.inquired(server, message.number)
+                vote_set.inquired(server, message.number)
             case _:  # raised
-                ballot.renewed(server, message.number, _FOR_EVER, message.fence)
+                vote_set.renewed(server, message.number, _FOR_EVER, message.fence)
         commands, entered = client.commands, 0
-        for step in ballot.look(_NOW):
+        for step in vote_set.look(_NOW):
             match step:
                 case Enter(fence):
                     entered = fence
                 case Raise(at, vote, least):
                     told = Message("raise", client.who, vote, least)
                     commands = _more(commands, at, told)
-                case GiveWay(at, vote):
+                case YieldVote(at, vote):
                     commands = _more(commands, at, Message("give way", client.who, vote))
-        votes = frozen(ballot, hands_on=self._hands_on)
+        votes = frozen(vote_set, hands_on=self._hands_on)
         return self._of.of(client._replace(votes=votes, commands=commands)), entered
 
     def _entered(self, state: State, index: int, fence: int, clients: tuple[int, ...]) -> State:

@@ -48,7 +48,7 @@ class Release(NamedTuple):
     upto: float
 
 
-class GiveWay(NamedTuple):
+class YieldVote(NamedTuple):
     """Take this vote back, and let us stand in the queue."""
 
     who: Who
@@ -76,7 +76,7 @@ class Ping(NamedTuple):
     """Answer."""
 
 
-Command = Vote | Release | GiveWay | Renew | Reserve | Ping
+Command = Vote | Release | YieldVote | Renew | Reserve | Ping
 
 # Answers and pushes
 
@@ -96,7 +96,7 @@ class Queued(NamedTuple):
     now: float
 
 
-class Silent(NamedTuple):
+class NotVoting(NamedTuple):
     """No vote for so long: earlier votes are forgotten here."""
 
     left: float
@@ -122,7 +122,7 @@ class Refused(NamedTuple):
     now: float
 
 
-Answer = Granted | Queued | Silent | Done | Reserved | Refused
+Answer = Granted | Queued | NotVoting | Done | Reserved | Refused
 
 
 class Inquire(NamedTuple):
@@ -175,7 +175,7 @@ class Server:
                 return self._vote(command, now)
             case Release():
                 return self._release(command, now)
-            case GiveWay():
+            case YieldVote():
                 return self._take_back(command, now)
             case Renew():
                 return self._renew(command, now)
@@ -184,12 +184,12 @@ class Server:
             case Ping():
                 return Done(now)
 
-    def _silent(self, now: float) -> bool:
+    def _not_voting(self, now: float) -> bool:
         return now < self.votes_from
 
     def _vote(self, asked: Vote, now: float) -> Answer:
-        if self._silent(now):
-            return Silent(self.votes_from - now, now)
+        if self._not_voting(now):
+            return NotVoting(self.votes_from - now, now)
         self._reap(now)
         who = asked.who
         if who in self.out:
@@ -249,7 +249,7 @@ class Server:
     def _learn(self, highest: int) -> None:
         self.last = max(self.last, highest)
 
-    def _take_back(self, given: GiveWay, now: float) -> Answer:
+    def _take_back(self, given: YieldVote, now: float) -> Answer:
         out = self.out.get(given.who)
         if out is None or out.number != given.number:
             return Refused(now)

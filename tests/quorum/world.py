@@ -16,9 +16,9 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Final
 
-from tests.quorum.client import FRESH, Client, Waiter
+from tests.quorum.client import FRESH, Client, WaiterId
 from tests.quorum.faults import Faults
-from tests.quorum.server import Answer, Command, GiveWay, Push, Server, Who
+from tests.quorum.server import Answer, Command, Push, Server, Who, YieldVote
 
 _LIMIT: Final = 60_000.0
 """ms by which all waiters have been served."""
@@ -133,12 +133,12 @@ class Simulation:
         self.cut: set[tuple[Client, int]] = set()
         self.deaf: dict[tuple[Client, int], float] = {}
         """Until when a client does not listen there."""
-        self.inside: list[Waiter] = []
+        self.inside: list[WaiterId] = []
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._scheduled = 0
         self._mean_delay = rng.choice([2.0, 2.0, 10.0])
         self._in_order: dict[tuple[Client, int, str], float] = {}
-        self._entered: list[Waiter] = []
+        self._entered: list[WaiterId] = []
         self._fence = 0
         """The highest fence of all that have entered."""
         self._writers_fence = 0
@@ -218,7 +218,7 @@ class Simulation:
             bodies = [0.0, 0.0, 1.0, 1.0, 20.0, bodies[-1]]
         waiter.body, waiter.task = rng.choice(bodies), task
 
-    def over(self, waiter: Waiter) -> None:
+    def over(self, waiter: WaiterId) -> None:
         """A waiter has ended: its task goes on."""
         pauses = [0.0, 1.0, 10.0, 200.0]
         if self.world.crowded:  # one of them, and the others now and then
@@ -254,7 +254,7 @@ class Simulation:
         if self.world.faults:
             if self.rng.random() < 0.01:
                 return
-            given = isinstance(command, GiveWay) and self.world.given_twice
+            given = isinstance(command, YieldVote) and self.world.given_twice
             if self.rng.random() < (given or self.world.twice):
                 more = self.rng.uniform(0, self.rng.choice([30.0, 1500.0]))
                 self.after(self._delay() + more, arrive)
@@ -300,7 +300,7 @@ class Simulation:
 
     # What must never occur
 
-    def entered(self, waiter: Waiter) -> None:
+    def entered(self, waiter: WaiterId) -> None:
         """A waiter has entered: alone, or beside others if all share; and with a high fence.
 
         A waiter that does not share has a higher fence than all before it. A waiter that shares
@@ -309,14 +309,14 @@ class Simulation:
         self.counts["entered"] += 1
         self.counts.update(waiter.done.keys())
         for other in self.inside:
-            deadline = other.ballot.deadline
+            deadline = other.vote_set.deadline
             relies = deadline is not None and deadline > other.client.clock()
             if not (other.client.alive and relies):
                 continue
             if not waiter.who.goes_with(other.who):
                 raise Violation(f"two: {other.who.id} and {waiter.who.id} at {self.time:.1f} ms")
             self.counts["beside"] += 1
-        fence, before = waiter.ballot.fence, self._fence
+        fence, before = waiter.vote_set.fence, self._fence
         if waiter.who.shares:
             before = self._writers_fence
         if fence <= before:
@@ -328,7 +328,7 @@ class Simulation:
         self.inside.append(waiter)
         self._entered.append(copy(waiter))
 
-    def left(self, waiter: Waiter) -> None:
+    def left(self, waiter: WaiterId) -> None:
         """A waiter is not inside any more."""
         if waiter in self.inside:
             self.inside.remove(waiter)

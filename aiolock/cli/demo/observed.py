@@ -9,7 +9,7 @@ from time import monotonic_ns
 from typing import TypeVar
 
 from aiolock.cli.demo.customers import CURRENT, Visit
-from aiolock.store import Answer, Form, Operation, Queued, Relay, Store, Waiter
+from aiolock.store import Answer, Form, Operation, Queued, Relay, Store, WaiterId
 
 Value = TypeVar("Value")
 
@@ -19,7 +19,7 @@ class Observed(Relay):
 
     def __init__(self, store: Store) -> None:
         super().__init__(store)
-        self._waiting: dict[Waiter, Visit] = {}
+        self._waiting: dict[WaiterId, Visit] = {}
         self.operations = 0
 
     def _call(
@@ -31,7 +31,7 @@ class Observed(Relay):
     def acquire(
         self,
         name: str,
-        waiter: Waiter,
+        waiter: WaiterId,
         form: Form,
         ttl: int,
         *,
@@ -53,7 +53,7 @@ class Observed(Relay):
     def release(
         self,
         name: str,
-        waiter: Waiter,
+        waiter: WaiterId,
         form: Form,
         fence: int,
         *,

@@ -101,7 +101,7 @@ class Database:
         self._guard = Guard()
         self._owed = dict[str, None]()
         """Clients that may have pushes to read and may not have been rung."""
-        self._says = dict[str, tuple[str, int]]()
+        self._metadata = dict[str, tuple[str, int]]()
         self._held = Held()
         """The last transaction, since it has had its rows."""
         self._silent = 0.0
@@ -298,12 +298,12 @@ class Database:
         self, operations: Sequence[Operation], *, again: bool
     ) -> tuple[list[Any], list[Told]]:
         """Their answers, and the pushes for this client."""
-        if len(self._says) > _MOST:
-            self._says.clear()
+        if len(self._metadata) > _MOST:
+            self._metadata.clear()
         transaction = Transaction(
             *(self.link, self._prefix, self._client),
             in_grace=self._in_grace,
-            says=self._says,
+            metadata=self._metadata,
             again=again,
         )
         began = time.monotonic()  # the process may hardly run before it reads the answer, too
@@ -312,14 +312,14 @@ class Database:
         answers = [_carried_out(operation, transaction) for operation in operations]
         mine: list[Told] = []
         theirs: list[Told] = []
-        bells = dict[str, int | None]()
+        notifiers = dict[str, int | None]()
         for each in transaction.pushes:
             client = each.push.waiter.client
             if client == self._client:
                 mine.append(each)
             elif transaction.listens(client):
                 theirs.append(each)
-                bells[client] = transaction.presence(client).bell
+                notifiers[client] = transaction.presence(client).notifier
         read = self._read.to_remove()
         writing = [
             *transaction.changes(),
@@ -328,42 +328,42 @@ class Database:
             "COMMIT",
             *self._guard.after,
         ]
-        self._owed |= dict.fromkeys(bells)
+        self._owed |= dict.fromkeys(notifiers)
         self._silent = time.monotonic() - began
-        self._commit(writing, [bell for bell in bells.values() if bell is not None])
+        self._commit(writing, [notifier for notifier in notifiers.values() if notifier is not None])
         if self.link.is_up:
-            for client in bells:
+            for client in notifiers:
                 del self._owed[client]
         self._read.removed(read)
         return answers, mine
 
-    def _commit(self, writing: Sequence[str], bells: Sequence[int]) -> None:
+    def _commit(self, writing: Sequence[str], notifiers: Sequence[int]) -> None:
         """Write, and ring, in the same message."""
-        rings = [f"KILL QUERY {bell}" for bell in bells]
+        rings = [f"KILL QUERY {notifier}" for notifier in notifiers]
         found, error = self.link.run_until(*writing, *rings)
         if len(found) < len(writing):
             assert error is not None
             if _errors.is_lost(error) or len(found) >= writing.index("COMMIT"):
                 raise _Unsure(error) from error
             raise error
-        rung = len(found) - len(writing)
+        notified = len(found) - len(writing)
         while error is not None:
             # A bell that is gone ends the message: ring the others that follow.
             self._check_rung(error)
-            rings = rings[rung + 1 :]
+            rings = rings[notified + 1 :]
             if not rings or not self.link.is_up:
                 return
             found, error = self.link.run_until(*rings)
-            rung = len(found)
+            notified = len(found)
 
     def _ring_owed(self) -> None:
         """Ring the clients that may not have been rung: once too often does no harm."""
         while self._owed and self.link.is_up:
             client = next(iter(self._owed))
             found, error = self.link.run_until(f"SELECT IS_USED_LOCK('aiolock:{client}:bell')")
-            bell = None if error else found[0][0][0]
-            if bell is not None:
-                _, error = self.link.run_until(f"KILL QUERY {bell}")
+            notifier = None if error else found[0][0][0]
+            if notifier is not None:
+                _, error = self.link.run_until(f"KILL QUERY {notifier}")
             self._check_rung(error)
             if self.link.is_up:
                 del self._owed[client]

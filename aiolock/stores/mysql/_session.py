@@ -16,13 +16,13 @@ from typing import Any, Final
 
 from aiolock.errors import StoreError
 from aiolock.store import Inbox, Queued, one_line
-from aiolock.stores._links import Links
+from aiolock.stores._link_state import LinkState
 from aiolock.stores._operations import Operation, Steps, Told
 from aiolock.stores._outcomes import CarriedOut
 from aiolock.stores._worker import Worker
 from aiolock.stores.mysql._database import Database
-from aiolock.stores.mysql._ear import Ear
 from aiolock.stores.mysql._errors import is_misconfigured, store_error
+from aiolock.stores.mysql._listener import Listener
 from aiolock.stores.mysql._read import Read
 from aiolock.stores.mysql._settings import Settings
 
@@ -53,14 +53,14 @@ class Session:
         self._inbox = inbox
         self._loop = asyncio.get_running_loop()
         self._worker = Worker("mysql", self, inbox)
-        self._links = Links(inbox, is_misconfigured)
+        self._links = LinkState(inbox, is_misconfigured)
         self._read = Read()
         self._database = Database(
             *(settings, prefix, client, self._read),
             lost=partial(self._worker.say, self._links.down, "commands"),
             back=partial(self._worker.say, self._come_back, "commands"),
         )
-        self._ear = Ear(
+        self._listener = Listener(
             *(settings, prefix, client, self._read),
             heard=self._heard,
             lost=partial(self._worker.say, self._see_to_commands),
@@ -97,7 +97,7 @@ class Session:
         except BaseException as error:
             self.stop()
             self._database.link.break_()
-            self._ear.drop()
+            self._listener.drop()
             if isinstance(error, TimeoutError):
                 raise self._gave_up() from error
             raise
@@ -135,7 +135,7 @@ class Session:
         del self._under_way[future]
         answered = not future.cancelled() and future.exception() is None
         if answered and isinstance(future.result(), Queued):
-            self._ear.hurry()
+            self._listener.hurry()
 
     def _keep_watch(self) -> None:
         """Make sure that no caller waits for a server that does not answer.
@@ -146,7 +146,7 @@ class Session:
         oldest = max(next(iter(self._under_way.values()), now), progressed)
         if now - oldest > _LONGEST:
             self._database.link.break_()
-            self._ear.drop()
+            self._listener.drop()
         if now - progressed > _GIVES_UP:
             for future, since in list(self._under_way.items()):
                 if now - since <= _GIVES_UP:
@@ -211,7 +211,7 @@ class Session:
     def begin(self) -> None:
         """Connect, and listen."""
         self._database.open()
-        self._ear.open(self._database.link)
+        self._listener.open(self._database.link)
         now = time.monotonic()
         self._look_at = now + HEARTBEAT
         self._swept = now
@@ -244,7 +244,7 @@ class Session:
         if random.random() * SWEEP < time.monotonic() - self._swept:  # noqa: S311
             self._database.sweep()
         self._database.close()
-        self._ear.stop()
+        self._listener.stop()
 
     def failure(self, error: BaseException) -> StoreError:
         """The error that the caller gets."""

@@ -12,7 +12,7 @@ from typing import Final, NamedTuple, TypeVar
 
 from aiolock.store import Page
 from aiolock.stores._codec import UNREADABLE, decode, encode, encode_push
-from aiolock.stores._holders import NOBODY
+from aiolock.stores._holders import RESERVED
 from aiolock.stores._operations import Told
 from aiolock.stores.machine import NameState, Step
 from aiolock.stores.mysql._errors import is_in_the_way, is_lost
@@ -58,7 +58,7 @@ class Presence(NamedTuple):
 
     alive: bool
     """Whether its connection for commands is up."""
-    bell: int | None
+    notifier: int | None
     """The connection by which it is rung, if that is up."""
 
 
@@ -84,7 +84,7 @@ class Transaction:
         client: str,
         *,
         in_grace: Callable[[int], bool],
-        says: dict[str, tuple[str, int]],
+        metadata: dict[str, tuple[str, int]],
         again: bool = False,
     ) -> None:
         """``in_grace``: whether all clients count as alive at that time (µs), after a start."""
@@ -92,7 +92,7 @@ class Transaction:
         self._prefix = prefix
         self._client = client
         self._in_grace = in_grace
-        self._known_to_say = says
+        self._known_to_say = metadata
         self.again = again
         """Whether all of it may have been done already, with the answer lost."""
         self._names = dict[str, Loaded]()
@@ -139,9 +139,9 @@ class Transaction:
             why = f"it makes no row of this name in aiolock_names: {said or 'it does not say why'}"
             raise Failed(LookupError(why))
         self.now = int(now)
-        for each, fence, state, head, alive, bell in rows:
+        for each, fence, state, head, alive, notifier in rows:
             self._names[ids[each]] = Loaded(state, fence)
-            self._presence[head] = Presence(alive is not None, bell)
+            self._presence[head] = Presence(alive is not None, notifier)
 
     def _make(self, rows: Sequence[str], guard: Guard) -> None:
         """Make these rows, unless they are there."""
@@ -165,7 +165,7 @@ class Transaction:
             text = loaded.before.decode()
             loaded.state = decode(text) if text else NameState()
             self._states.append(loaded.state)
-        step = Step(loaded.state, self.now, self.listens, loaded.fence, self._says)
+        step = Step(loaded.state, self.now, self.listens, loaded.fence, self._metadata)
         answer = operation(step)
         loaded.fence = step.fence
         self.pushes += [Told(name, push) for push in step.pushes]
@@ -188,7 +188,7 @@ class Transaction:
                 found[name[len(own) :].decode()] = decode(text.decode())
         self._states += found.values()
         statuses = [
-            Step(state, self.now, self.listens, 0, self._says).status(name)
+            Step(state, self.now, self.listens, 0, self._metadata).status(name)
             for name, state in found.items()
         ]
         return Page(statuses, rows[-1][0].hex() if len(rows) == _PAGE else "")
@@ -215,8 +215,8 @@ class Transaction:
             ]
             ((row,),) = self._link.run("SELECT " + ", ".join(locks))
             for number, each in enumerate(asked):
-                alive, bell = row[2 * number : 2 * number + 2]
-                self._presence[each] = Presence(alive is not None, bell)
+                alive, notifier = row[2 * number : 2 * number + 2]
+                self._presence[each] = Presence(alive is not None, notifier)
         return self._presence[client]
 
     def _clients(self) -> dict[str, None]:
@@ -225,10 +225,10 @@ class Transaction:
         for state in self._states:
             found |= dict.fromkeys(holder.client for holder in state.holders.values())
             found |= dict.fromkeys(waiter.client for _, waiter in state.queue)
-        found.pop(NOBODY, None)
+        found.pop(RESERVED, None)
         return found
 
-    def _says(self, client: str) -> tuple[str, int]:
+    def _metadata(self, client: str) -> tuple[str, int]:
         """Host and process of a client; empty if they are forgotten."""
         known = self._known_to_say
         if client not in known:

@@ -18,20 +18,20 @@ from aiolock.store import (
     Granted,
     Inbox,
     Late,
-    Party,
+    Participant,
     Posted,
     Queued,
     Rule,
     Status,
-    Waiter,
+    WaiterId,
 )
 from aiolock.stores.machine import (
     Push,
     PushDone,
     PushGranted,
     PushLost,
+    PushOrderUnknown,
     PushRequested,
-    PushVoid,
 )
 
 Value = bytes | None
@@ -113,7 +113,7 @@ def told(text: str, client: str) -> tuple[str | None, Push]:
     `ValueError` for a push of an unknown kind.
     """
     kind, seq, *rest = text.split(" ")
-    waiter = Waiter(client, int(seq))
+    waiter = WaiterId(client, int(seq))
     push: Push
     match kind, rest:
         case "granted", [form_text, fence, lease, now, *name]:
@@ -123,7 +123,7 @@ def told(text: str, client: str) -> tuple[str | None, Push]:
         case "requested", [fence, *name]:
             push = PushRequested(waiter, int(fence))
         case "void", [*name]:
-            push = PushVoid(waiter)
+            push = PushOrderUnknown(waiter)
         case "done", [*name]:
             push = PushDone(waiter)
         case _:
@@ -153,7 +153,7 @@ def _busy(until: int, *party: str) -> Busy:
     client, seq, fence, left, shared, permits, pid, *host = party
     return Busy(
         until,
-        Party(
+        Participant(
             client=client,
             host=bytes.fromhex(host[0] if host else "").decode(),
             pid=int(pid),
@@ -242,18 +242,18 @@ def page(text: str) -> Parts:
 
 
 def joined(
-    name: str, waiters: Iterable[Party], holders: Iterable[Party], last: Status
+    name: str, waiters: Iterable[Participant], holders: Iterable[Participant], last: Status
 ) -> Generator[int, None, Status]:
     """The status of these parts, of which that was the last; see `aiolock._turns.in_parts`.
 
     Whoever was seen to wait first, and later to hold, holds.
     """
-    held, waiting = dict[Waiter, Party](), dict[Waiter, Party]()
+    held, waiting = dict[WaiterId, Participant](), dict[WaiterId, Participant]()
     for party in holders:
-        held[Waiter(party.client, party.seq)] = party
+        held[WaiterId(party.client, party.seq)] = party
         yield len(held) % _FOR_A_UNIT == 0
     for party in waiters:
-        who = Waiter(party.client, party.seq)
+        who = WaiterId(party.client, party.seq)
         if who not in held and who not in waiting:
             place = len(waiting) + 1
             waiting[who] = party if party.place == place else replace(party, place=place)
@@ -272,10 +272,10 @@ class _Known:
         self.now: int = data["now"]
         self._clients = {client: rest for client, *rest in data["clients"] or ()}
 
-    def party(self, each: list[Any], *, place: int = 0) -> Party:
+    def party(self, each: list[Any], *, place: int = 0) -> Participant:
         client, seq, shared, permits, since, end = each
         host, pid, alive = self._clients[client]
-        return Party(
+        return Participant(
             client=client,
             host=host or "",
             pid=pid or 0,

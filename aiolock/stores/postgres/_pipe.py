@@ -2,7 +2,7 @@
 
 A command that was under way when the connection broke is sent again on the next one, in order. Each
 is idempotent, so it does not matter whether it was carried out. A copy of it may still be carried
-out after that: see `aiolock.stores._copies`.
+out after that: see `aiolock.stores._retry_window`.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ import psycopg
 
 from aiolock._prompt import Prompt
 from aiolock.errors import StoreError
-from aiolock.stores._copies import Copies
 from aiolock.stores._protocols import spoken, works_beside
+from aiolock.stores._retry_window import RetryWindow
 from aiolock.stores.postgres import _codec as codec
 from aiolock.stores.postgres import _server
 from aiolock.stores.postgres._codec import Value, number
@@ -79,7 +79,7 @@ class _Command:
         future: Prompt,
         now: float,
         *,
-        sure: bool,
+        must_run: bool,
         stamp: Callable[[float], bytes] | None,
     ) -> None:
         self.function = function
@@ -91,13 +91,13 @@ class _Command:
         self.born = self.sent = now
         self.number = next(_numbers)
         """Its place in the order in which commands were asked for."""
-        self.sure = sure
+        self.must_run = must_run
         self.stamp = stamp
 
     @property
     def wanted(self) -> bool:
         """Whether it is to be carried out."""
-        return self.sure or not self.future.done()
+        return self.must_run or not self.future.done()
 
 
 _ALONE: Final = frozenset({"renew", "status", "snapshot", "sweep", "beat"})
@@ -130,7 +130,7 @@ class Pipe:
         self._link = Link(
             settings.commands, greet=self._greet, up=self._up, down=self._down, failing=failing
         )
-        self.copies = Copies(loop.time, codec.number)
+        self.copies = RetryWindow(loop.time, codec.number)
         self.protocol = PROTOCOL
         """The protocol of the schema."""
         self._wire: Wire | None = None
@@ -174,15 +174,16 @@ class Pipe:
         arguments: Sequence[Value],
         decode: Callable[[str, bool], Any],
         *,
-        sure: bool = True,
-        late: bool = False,
-        buries: bool = False,
+        must_run: bool = True,
+        expires: bool = False,
+        leaves_tombstone: bool = False,
     ) -> asyncio.Future[Any]:
         """Call a function about ``name``; the future is of the decoded answer.
 
-        ``decode`` is also told whether an earlier copy may have been carried out. A ``sure``
-        command is carried out even if its future is done. With ``late``, or ``buries``, each copy
-        has one more argument: `Copies.not_after`, or `Copies.buried`.
+        ``decode`` is also told whether an earlier copy may have been carried out. A ``must_run``
+        command is carried out even if its future is done. With ``expires``, or
+        ``leaves_tombstone``, each copy has one more argument: `RetryWindow.not_after`, or
+        `RetryWindow.tombstone`.
         """
         future = Prompt(loop=self._loop)
         if self._closed:
@@ -190,9 +191,17 @@ class Pipe:
             error.refused = True
             future.set_exception(error)
             return future
-        stamp = self.copies.not_after if late else self.copies.buried if buries else None
+        stamp = (
+            self.copies.not_after
+            if expires
+            else self.copies.tombstone
+            if leaves_tombstone
+            else None
+        )
         now = self._loop.time()
-        command = _Command(function, name, arguments, decode, future, now, sure=sure, stamp=stamp)
+        command = _Command(
+            function, name, arguments, decode, future, now, must_run=must_run, stamp=stamp
+        )
         command.alone = function in _ALONE
         self._waiting.append(command)
         self._go_on_soon()
@@ -298,11 +307,11 @@ class Pipe:
 
     def _is_late(self, command: _Command, answer: str) -> bool:
         """Whether a command came too late; if so it is sent again."""
-        if late := codec.late(answer):
+        if expires := codec.late(answer):
             command.times -= 1
-            self.copies.read_clock(command.sent, late.now)
+            self.copies.read_clock(command.sent, expires.now)
             self._once_more(command)
-        return late is not None
+        return expires is not None
 
     def _resolve(self, command: _Command, answer: str) -> None:
         text, *told = answer.split("\n")
@@ -448,7 +457,7 @@ class Pipe:
                 self._fail(command, why, refused=command.times == 0)
                 if command not in self._batch:
                     self._resting.discard(command)
-                    command.sure = False  # so that it is dropped
+                    command.must_run = False  # so that it is dropped
         self._waiting = deque(c for c in self._waiting if c.wanted)
         self._see_whether_drained()
         if self._under_way:

@@ -23,21 +23,21 @@ from aiolock.store import (
     WAS_UNKNOWN,
     Answer,
     Form,
+    HandoffReport,
     Inbox,
     Page,
-    Pass,
     Posted,
     Renewal,
     Status,
-    Waiter,
+    WaiterId,
 )
-from aiolock.stores._links import Links
+from aiolock.stores._link_state import LinkState
 from aiolock.stores._opening import Opening
 from aiolock.stores._protocols import both
 from aiolock.stores.postgres import _codec as codec
 from aiolock.stores.postgres._codec import Value, number, numbers
-from aiolock.stores.postgres._ear import Ear
 from aiolock.stores.postgres._errors import Failed, is_misconfigured, store_error
+from aiolock.stores.postgres._listener import Listener
 from aiolock.stores.postgres._pipe import Pipe
 from aiolock.stores.postgres._schema import PROTOCOL
 from aiolock.stores.postgres._settings import Settings
@@ -86,7 +86,7 @@ class PostgresStore(Uncopyable):
         self._me = client.encode()
         self._inbox = inbox
         self._loop = asyncio.get_running_loop()
-        self._links = links = Links(inbox, is_misconfigured)
+        self._links = links = LinkState(inbox, is_misconfigured)
         self._pipe = Pipe(
             self._settings,
             told=self._told,
@@ -94,7 +94,7 @@ class PostgresStore(Uncopyable):
             failing=partial(links.failing, "commands"),
             back=self._back,
         )
-        self._ear = Ear(
+        self._listener = Listener(
             *(self._settings, client),
             command=lambda: self._call("clock", "", [], _text),
             heard=self._heard,
@@ -110,7 +110,7 @@ class PostgresStore(Uncopyable):
         try:
             await self._pipe.open()
             place = self._settings.listens_at
-            await self._ear.open()
+            await self._listener.open()
             place = self._settings.place
             await self._hear_ourselves()
         except BaseException as error:
@@ -132,7 +132,7 @@ class PostgresStore(Uncopyable):
         answer = await self._call("beat", "", [self._me], _text)
         try:
             async with asyncio.timeout(HEARTBEAT_TIMEOUT):
-                await self._ear.word.wait()
+                await self._listener.word.wait()
         except TimeoutError:
             raise Failed(
                 "what is notified there does not come to us: listen_url must be the same database"
@@ -159,7 +159,7 @@ class PostgresStore(Uncopyable):
 
     async def _disconnect(self) -> None:
         await self._pipe.aclose(timeout=HEARTBEAT_TIMEOUT)
-        await self._ear.aclose()
+        await self._listener.aclose()
 
     # Pushes
 
@@ -199,8 +199,8 @@ class PostgresStore(Uncopyable):
         self._loop.call_later(HEARTBEAT_TIMEOUT, self._check_heard, now)
 
     def _check_heard(self, sent: float) -> None:
-        if not self._closing and self._ear.word_at < sent:
-            self._ear.drop(Failed("nothing heard for a heartbeat"))
+        if not self._closing and self._listener.word_at < sent:
+            self._listener.drop(Failed("nothing heard for a heartbeat"))
 
     def _sweep_in(self, seconds: float) -> None:
         if self._sweeper is not None:
@@ -231,12 +231,18 @@ class PostgresStore(Uncopyable):
         arguments: Sequence[Value],
         decode: Callable[[str, bool], Any],
         *,
-        sure: bool = True,
-        late: bool = False,
-        buries: bool = False,
+        must_run: bool = True,
+        expires: bool = False,
+        leaves_tombstone: bool = False,
     ) -> asyncio.Future[Any]:
         return self._pipe.call(
-            function, name, arguments, decode, sure=sure, late=late, buries=buries
+            function,
+            name,
+            arguments,
+            decode,
+            must_run=must_run,
+            expires=expires,
+            leaves_tombstone=leaves_tombstone,
         )
 
     def _key(self, name: str) -> bytes:
@@ -245,7 +251,7 @@ class PostgresStore(Uncopyable):
     def acquire(
         self,
         name: str,
-        waiter: Waiter,
+        waiter: WaiterId,
         form: Form,
         ttl: int,
         *,
@@ -257,12 +263,12 @@ class PostgresStore(Uncopyable):
             *(self._key(name), self._me, number(waiter.seq), codec.form(form), number(ttl)),
             *(number(ticket), number(wait), number(max_waiters)),
         )
-        return self._call("acquire", name, arguments, _answer, sure=False, late=True)
+        return self._call("acquire", name, arguments, _answer, must_run=False, expires=True)
 
     def release(
         self,
         name: str,
-        waiter: Waiter,
+        waiter: WaiterId,
         form: Form,
         fence: int,
         *,
@@ -276,9 +282,9 @@ class PostgresStore(Uncopyable):
         if fence and not entered:
             # A grant that came too late: its waiter asks again, so it must not be marked as gone.
             return self._call("release", name, (*arguments, b"0"), _was)
-        return self._call("release", name, arguments, _was, buries=True)
+        return self._call("release", name, arguments, _was, leaves_tombstone=True)
 
-    def pass_on(self, passed: Pass) -> asyncio.Future[int]:
+    def report_handoff(self, passed: HandoffReport) -> asyncio.Future[int]:
         """Never called: no waiter is told which one is before it, so no client hands a lock on."""
         never: asyncio.Future[int] = self._loop.create_future()
         refused = StoreError("PostgreSQL's store hands a lock on by itself, and nobody else does")
@@ -293,7 +299,7 @@ class PostgresStore(Uncopyable):
             numbers([renewal.fence for renewal in renewals]),
             numbers([renewal.ttl for renewal in renewals]),
         )
-        return self._call("renew", "", arguments, _held, late=True)
+        return self._call("renew", "", arguments, _held, expires=True)
 
     def status(self, name: str, *, waiters: bool = True) -> asyncio.Future[Status]:
         return asyncio.ensure_future(self._status(name) if waiters else self._few(name))
@@ -356,17 +362,17 @@ class PostgresStore(Uncopyable):
         return Page([await self._read(part.status.name, part) for part in parts], more)
 
     def finish(
-        self, name: str, waiter: Waiter, form: Form, fence: int, remember: int
+        self, name: str, waiter: WaiterId, form: Form, fence: int, remember: int
     ) -> asyncio.Future[int]:
         arguments = (
             *(self._key(name), self._me, number(waiter.seq), number(fence), number(remember)),
         )
-        return self._call("finish", name, arguments, _was, buries=True)
+        return self._call("finish", name, arguments, _was, leaves_tombstone=True)
 
     def request(self, name: str) -> asyncio.Future[int]:
-        return self._call("request", name, (self._key(name), self._me), _count, late=True)
+        return self._call("request", name, (self._key(name), self._me), _count, expires=True)
 
-    def downgrade(self, name: str, waiter: Waiter, form: Form, fence: int) -> asyncio.Future[int]:
+    def downgrade(self, name: str, waiter: WaiterId, form: Form, fence: int) -> asyncio.Future[int]:
         arguments = (self._key(name), self._me, number(waiter.seq), number(fence))
         return self._call("downgrade", name, arguments, _count)
 
@@ -375,7 +381,7 @@ class PostgresStore(Uncopyable):
         arguments = (
             *(self._key(name), self._me, number(declared), number(limit), number(remember), token),
         )
-        return self._call("resize", name, arguments, _count, late=True)
+        return self._call("resize", name, arguments, _count, expires=True)
 
     def post(
         self, name: str, count: int, *, token: str, declared: int, value: str, remember: int
@@ -384,7 +390,7 @@ class PostgresStore(Uncopyable):
             *(self._key(name), self._me, number(count), token.encode(), number(declared)),
             *(codec.bytea(value.encode()), number(remember)),
         )
-        return self._call("post", name, arguments, _count, late=True)
+        return self._call("post", name, arguments, _count, expires=True)
 
     def read(self, name: str) -> asyncio.Future[Posted]:
         return self._call("read", name, (self._key(name),), lambda text, _: codec.posted(text))

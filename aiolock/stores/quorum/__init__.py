@@ -1,8 +1,8 @@
 """A fair lock over several independent servers, of which a majority decides.
 
-`_votes` counts votes, without I/O; `tests/quorum` models it. `_voter` is one server as a state
-machine. `_seat` is one member as a client sees it, `_council` all members, `_candidates` the
-acquisitions that ask for votes, `_marks` the part for what is done once, and `_store` the store
+`_votes` counts votes, without I/O; `tests/quorum` models it. `_server` is one server as a state
+machine. `_connection` is one member as a client sees it, `_membership` all members, `_candidates`
+the acquisitions that ask for votes, `_marks` the part for what is done once, and `_store` the store
 made of these.
 """
 

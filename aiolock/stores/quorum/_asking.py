@@ -8,30 +8,30 @@ from functools import partial
 from typing import Any, Final
 
 from aiolock.errors import StoreError
-from aiolock.store import PRIORITY, Waiter
+from aiolock.store import PRIORITY, WaiterId
 from aiolock.stores._member import (
     OUTSIDE,
     Answer,
-    Crowded,
+    DoneMarker,
     Heard,
-    InLine,
-    Marked,
+    InQueue,
+    NotVoting,
+    QueueIsFull,
     Refused,
-    Silent,
     Voted,
 )
-from aiolock.stores.quorum._council import Council
-from aiolock.stores.quorum._counts import unheard
-from aiolock.stores.quorum._periods import ENDLESS, UNKNOWN, Period, period_of
-from aiolock.stores.quorum._seat import RETRY
-from aiolock.stores.quorum._standing import (
+from aiolock.stores.quorum._acquisition import (
     JUST_AFTER,
     KEEP_ALIVE,
-    Line,
-    Standing,
+    NameQueue,
+    QuorumAcquisition,
     lasts,
 )
-from aiolock.stores.quorum._votes import GiveWay, Phase
+from aiolock.stores.quorum._connection import RETRY
+from aiolock.stores.quorum._counts import unheard
+from aiolock.stores.quorum._membership import Membership
+from aiolock.stores.quorum._periods import ENDLESS, UNKNOWN, Period, period_of
+from aiolock.stores.quorum._votes import Phase, YieldVote
 
 SOON: Final = 0.02
 """Seconds until it is asked again if a vote that was to be given back does not stand any more."""
@@ -40,368 +40,387 @@ SOON: Final = 0.02
 class Asking:
     """The acquisitions of one client, for all names; `Candidates` decides what its votes mean."""
 
-    def __init__(self, council: Council) -> None:
-        self._council = council
-        self._seats = council.seats
-        self._clocks = council.clocks
-        self._time = council.time
+    def __init__(self, membership: Membership) -> None:
+        self._membership = membership
+        self._connections = membership.connections
+        self._clocks = membership.clocks
+        self._time = membership.time
         self._loop = asyncio.get_running_loop()
-        self.standings: dict[Waiter, Standing] = {}
-        self._lines: dict[str, Line] = {}
+        self.acquisitions: dict[WaiterId, QuorumAcquisition] = {}
+        self._queues: dict[str, NameQueue] = {}
         self._seen = 0
         """The highest number of any vote that this client got."""
 
-    def _look(self, standing: Standing, reason: str = "expired") -> None:
+    def _look(self, acquisition: QuorumAcquisition, reason: str = "expired") -> None:
         """Act on the votes; ``reason`` says why a vote was taken away, if one was."""
         raise NotImplementedError
 
-    def _answer(self, standing: Standing) -> None:
+    def _answer(self, acquisition: QuorumAcquisition) -> None:
         """Tell the client what is known, once that is enough."""
         raise NotImplementedError
 
-    def _ask(self, standing: Standing, server: int, now: float) -> None:
+    def _ask(self, acquisition: QuorumAcquisition, server: int, now: float) -> None:
         """Ask the member for a vote, unless there is one, or a question for it is out."""
-        ballot, seat = standing.ballot, self._seats[server]
-        if standing.asking[server] or ballot.votes[server] is not None:
+        vote_set, connection = acquisition.vote_set, self._connections[server]
+        if acquisition.asking[server] or vote_set.votes[server] is not None:
             return
-        if standing.idle or standing.local or standing.over or not seat.in_reach:
+        if acquisition.idle or acquisition.local or acquisition.over or not connection.in_reach:
             return
-        if ballot.aside:
-            standing.said[server] = standing.refused.get(server) or Silent(1, 0)  # as it would say
-            self._loop.call_soon(self._answer, standing)
+        if vote_set.suspended:
+            # As the member would say.
+            acquisition.said[server] = acquisition.refused.get(server) or NotVoting(1, 0)
+            self._loop.call_soon(self._answer, acquisition)
             return
-        wait = standing.wait or standing.inside
-        if not wait and standing.asked[server]:
+        wait = acquisition.wait or acquisition.inside
+        if not wait and acquisition.asked[server]:
             return  # once: it does not stand in line
-        if seat.silent_until > now:
-            standing.said[server] = Silent(1, 0)
-            ballot.forgotten(server)
-            self._ask_by(standing, server, seat.silent_until)
-            self._loop.call_soon(self._answer, standing)
+        if connection.silent_until > now:
+            acquisition.said[server] = NotVoting(1, 0)
+            vote_set.forgotten(server)
+            self._ask_by(acquisition, server, connection.silent_until)
+            self._loop.call_soon(self._answer, acquisition)
             return
-        new = not standing.asked[server]
-        if isinstance(standing.said[server], Crowded) and not any(standing.asking):
+        new = not acquisition.asked[server]
+        if isinstance(acquisition.said[server], QueueIsFull) and not any(acquisition.asking):
             # All have answered, and too few say "crowded": the waiter gets a place there as well.
-            standing.admitted = True
-        standing.asking[server] = standing.asked[server] = True
-        standing.said[server] = None
+            acquisition.admitted = True
+        acquisition.asking[server] = acquisition.asked[server] = True
+        acquisition.said[server] = None
         if new:
-            standing.sent[server] = now
-        standing.ask_at[server] = math.inf
-        proposal = ballot.least(server) if standing.inside else self._proposal(standing, now)
-        seat.asked()
-        seat.member.vote(
-            *(standing.stand, standing.ttl, proposal),
+            acquisition.sent[server] = now
+        acquisition.ask_at[server] = math.inf
+        proposal = (
+            vote_set.least(server) if acquisition.inside else self._proposal(acquisition, now)
+        )
+        connection.asked()
+        connection.member.vote(
+            *(acquisition.request, acquisition.ttl, proposal),
             wait=wait,
-            most=0 if standing.inside or standing.admitted else standing.most,
+            most=0 if acquisition.inside or acquisition.admitted else acquisition.most,
             new=new,
-            heard=partial(self._heard, standing, server, now),
+            on_reply=partial(self._heard, acquisition, server, now),
         )
 
-    def _ask_all(self, standing: Standing, now: float) -> None:
+    def _ask_all(self, acquisition: QuorumAcquisition, now: float) -> None:
         """Ask for all votes of a newcomer: as `_ask` does for a waiter that has not asked yet."""
-        stand, proposal = standing.stand, self._proposal(standing, now)
-        asking, asked, sent = standing.asking, standing.asked, standing.sent
-        ttl, wait, most, heard = standing.ttl, standing.wait, standing.most, self._heard
-        for server, seat in enumerate(self._seats):
-            if not seat.in_reach or seat.silent_until > now:
-                self._ask(standing, server, now)
+        request, proposal = acquisition.request, self._proposal(acquisition, now)
+        asking, asked, sent = acquisition.asking, acquisition.asked, acquisition.sent
+        ttl, wait, most, on_reply = acquisition.ttl, acquisition.wait, acquisition.most, self._heard
+        for server, connection in enumerate(self._connections):
+            if not connection.in_reach or connection.silent_until > now:
+                self._ask(acquisition, server, now)
                 continue
             asking[server] = asked[server] = True
             sent[server] = now
-            seat.asked()
-            told = partial(heard, standing, server, now)
-            seat.member.vote(stand, ttl, proposal, wait=wait, most=most, new=True, heard=told)
+            connection.asked()
+            told = partial(on_reply, acquisition, server, now)
+            connection.member.vote(
+                request, ttl, proposal, wait=wait, most=most, new=True, on_reply=told
+            )
 
-    def _proposal(self, standing: Standing, now: float) -> int:
+    def _proposal(self, acquisition: QuorumAcquisition, now: float) -> int:
         """The number that is proposed for a vote: above all fences that were ever given out.
 
         It matters where the members have forgotten their last numbers. The ticket alone is too low
         then: it may be of a time before the last fences, if the waiter has waited through that.
         """
-        asked = standing.stand.ticket - standing.stand.form.priority * PRIORITY
+        asked = acquisition.request.ticket - acquisition.request.form.priority * PRIORITY
         return max(asked, self._clocks.now(now), self._seen + 1)
 
     def _heard(  # which question, and its answer
         self,
-        standing: Standing,
+        acquisition: QuorumAcquisition,
         server: int,
         sent: float,
         answer: Answer | None,
         error: Exception | None,
     ) -> None:
         """A member has answered a question for a vote, or the question has failed."""
-        self._answered(standing, server, sent, answer, error)
+        self._answered(acquisition, server, sent, answer, error)
         if error is None:
-            if standing.refused.pop(server, None) is not None:
-                self._weigh(standing)
-        elif standing.waits and self._seats[server].in_reach:  # else it is no answer of the member
-            standing.refused[server] = error
-            self._weigh(standing)
-            self._loop.call_later(RETRY, self._may_vote, standing, server, error)
+            if acquisition.refused.pop(server, None) is not None:
+                self._weigh(acquisition)
+        elif acquisition.waits and self._connections[server].in_reach:
+            # Out of reach, it would be no answer of the member.
+            acquisition.refused[server] = error
+            self._weigh(acquisition)
+            self._loop.call_later(RETRY, self._may_vote, acquisition, server, error)
 
-    def _may_vote(self, standing: Standing, server: int, error: Exception) -> None:
+    def _may_vote(self, acquisition: QuorumAcquisition, server: int, error: Exception) -> None:
         """The member has refused a while ago; if it has to be asked whether it still does, ask."""
-        if standing.refused.get(server) is error:
-            del standing.refused[server]
-            self._weigh(standing)
+        if acquisition.refused.get(server) is error:
+            del acquisition.refused[server]
+            self._weigh(acquisition)
 
     def _answered(  # which question, and its answer
         self,
-        standing: Standing,
+        acquisition: QuorumAcquisition,
         server: int,
         sent: float,
         answer: Answer | None,
         error: Exception | None,
     ) -> None:
         """The same, or a member has answered a waiter that gives way."""
-        standing.asking[server] = False
+        acquisition.asking[server] = False
         if not (isinstance(error, StoreError) and error.refused):
-            standing.arrived[server] = True
+            acquisition.arrived[server] = True
         if answer is None:
-            if not standing.over:
-                standing.said[server] = error
-                self._ask_by(standing, server, self._time() + RETRY)
-                self._look(standing)
+            if not acquisition.over:
+                acquisition.said[server] = error
+                self._ask_by(acquisition, server, self._time() + RETRY)
+                self._look(acquisition)
             return
-        seat = self._seats[server]
-        now = seat.answered(sent)
-        self._clocks.heard(server, answer.now, now)
-        ballot = standing.ballot
-        if ballot.phase is Phase.OVER:
+        connection = self._connections[server]
+        now = connection.answered(sent)
+        self._clocks.on_reply(server, answer.now, now)
+        vote_set = acquisition.vote_set
+        if vote_set.phase is Phase.OVER:
             return  # what releases it goes behind what had asked
         if isinstance(answer, Voted):
-            if standing.stand.form.counts or ballot.may_count(server, answer.number):
-                at_once = answer.lease in {standing.ttl, standing.claim}  # else some time ago
+            if acquisition.request.form.counts or vote_set.may_count(server, answer.number):
+                at_once = answer.lease in {acquisition.ttl, acquisition.claim}  # else some time ago
                 given = answer.now if at_once else None
-                self._voted(standing, server, answer.number, sent + lasts(answer.lease), given)
+                self._voted(acquisition, server, answer.number, sent + lasts(answer.lease), given)
             else:  # it was to be given back, and the member has not heard of that
-                self._give_way(standing, GiveWay(server, answer.number))
-            if ballot.phase is Phase.ENTERED:
+                self._give_way(acquisition, YieldVote(server, answer.number))
+            if vote_set.phase is Phase.ENTERED:
                 return  # one more changes nothing
-        elif isinstance(answer, InLine):
-            when = standing.stands_in_line(server, answer, sent, now)
-            self._lines[standing.stand.name].look_by(when, now)
-            if not ballot.has_votes and not standing.stand.form.once:
-                self._answer(standing)
+        elif isinstance(answer, InQueue):
+            when = acquisition.is_queued(server, answer, sent, now)
+            self._queues[acquisition.request.name].look_by(when, now)
+            if not vote_set.has_votes and not acquisition.request.form.once:
+                self._answer(acquisition)
                 return
         else:
-            self._not_now(standing, server, sent, answer)
-        self._look(standing)
+            self._not_now(acquisition, server, sent, answer)
+        self._look(acquisition)
 
     def _not_now(
         self,
-        standing: Standing,
+        acquisition: QuorumAcquisition,
         server: int,
         sent: float,
-        answer: Silent | Crowded | Refused | Marked,
+        answer: NotVoting | QueueIsFull | Refused | DoneMarker,
     ) -> None:
         """A member gives no vote and no place in line: it is asked again in a while."""
         now = self._time()
-        standing.said[server] = answer
+        acquisition.said[server] = answer
         when = now + (SOON if isinstance(answer, Refused) else RETRY)
-        if isinstance(answer, Silent):
-            standing.ballot.forgotten(server)
-            seat = self._seats[server]
-            when = seat.silent(answer.left) or when
+        if isinstance(answer, NotVoting):
+            acquisition.vote_set.forgotten(server)
+            connection = self._connections[server]
+            when = connection.not_voting(answer.left) or when
             if answer.left < 0:
-                seat.forgot()
-        elif isinstance(answer, Marked):
-            standing.knows(answer.number, sent + answer.left / 1000)
+                connection.forgot()
+        elif isinstance(answer, DoneMarker):
+            acquisition.knows(answer.number, sent + answer.left / 1000)
             when = now + answer.left / 1000 + JUST_AFTER
-        self._ask_by(standing, server, when)
+        self._ask_by(acquisition, server, when)
 
-    def _ask_by(self, standing: Standing, server: int, when: float) -> None:
-        if isinstance(standing.said[server], InLine):
-            standing.said[server] = None  # it may have no place there, so it asks for itself
-        standing.ask_at[server] = when
-        line = self._lines.get(standing.stand.name)
-        if line is not None:
-            line.look_by(when, self._time())
+    def _ask_by(self, acquisition: QuorumAcquisition, server: int, when: float) -> None:
+        if isinstance(acquisition.said[server], InQueue):
+            acquisition.said[server] = None  # it may have no place there, so it asks for itself
+        acquisition.ask_at[server] = when
+        queue = self._queues.get(acquisition.request.name)
+        if queue is not None:
+            queue.look_by(when, self._time())
 
     def _voted(  # where, which, and until when
-        self, standing: Standing, server: int, number: int, deadline: float, given: int | None
+        self,
+        acquisition: QuorumAcquisition,
+        server: int,
+        number: int,
+        deadline: float,
+        given: int | None,
     ) -> None:
         """A vote was given at ``given``, in µs of the member's clock; None if that is not known."""
-        if standing.stand.form.counts:
-            standing.ballot.counted(server, number, deadline)
+        if acquisition.request.form.counts:
+            acquisition.vote_set.counted(server, number, deadline)
             return
         self._seen = max(self._seen, number)
         now = self._time()
-        standing.ballot.expire(now)
-        period = self._period(standing, given, now)
-        leave = standing.ballot.voted(server, number, deadline, period)
+        acquisition.vote_set.expire(now)
+        period = self._period(acquisition, given, now)
+        leave = acquisition.vote_set.voted(server, number, deadline, period)
         if leave is not None:
-            self._release_at(standing, server, leave.upto, unheard)
+            self._release_at(acquisition, server, leave.upto, unheard)
 
-    def _period(self, standing: Standing, given: int | None, now: float) -> Period:
+    def _period(self, acquisition: QuorumAcquisition, given: int | None, now: float) -> Period:
         """The period of a vote; once that is over, the waiter has to look after the vote."""
-        every = standing.stand.form.period
+        every = acquisition.request.form.period
         if not every:
             return ENDLESS
         period = UNKNOWN if given is None else period_of(given, every, now)
-        self._lines[standing.stand.name].look_by(period.over_at, now)
+        self._queues[acquisition.request.name].look_by(period.over_at, now)
         return period
 
-    def _give_way(self, standing: Standing, step: GiveWay) -> None:
+    def _give_way(self, acquisition: QuorumAcquisition, step: YieldVote) -> None:
         server = step.server
-        if not standing.wait:
-            self._release_at(standing, server, step.vote, unheard)
-            standing.said[server] = InLine(0, 0, 0)  # others come first, or it comes too early
+        if not acquisition.wait:
+            self._release_at(acquisition, server, step.vote, unheard)
+            acquisition.said[server] = InQueue(0, 0, 0)  # others come first, or it comes too early
             return
         sent = self._time()
-        seat = self._seats[server]
-        seat.asked()
-        heard = partial(self._answered, standing, server, sent)
-        standing.asking[server] = True
-        seat.member.give_way(standing.stand, step.vote, heard)
+        connection = self._connections[server]
+        connection.asked()
+        on_reply = partial(self._answered, acquisition, server, sent)
+        acquisition.asking[server] = True
+        connection.member.yield_vote(acquisition.request, step.vote, on_reply)
 
     # Whether a majority votes
 
     def voting_changed(self) -> None:
         """Members have begun to vote, or ceased to."""
-        for standing in list(self.standings.values()):
-            self._weigh(standing)
+        for acquisition in list(self.acquisitions.values()):
+            self._weigh(acquisition)
 
-    def _can_enter(self, standing: Standing) -> bool:
+    def _can_enter(self, acquisition: QuorumAcquisition) -> bool:
         """Whether a majority votes, as far as this acquisition knows."""
-        refused, council = standing.refused, self._council
-        if not refused or not council.decides:
-            return council.decides
-        votes = [seat.votes and seat.number not in refused for seat in self._seats]
-        return votes.count(True) >= council.quorum
+        refused, membership = acquisition.refused, self._membership
+        if not refused or not membership.decides:
+            return membership.decides
+        votes = [each.votes and each.number not in refused for each in self._connections]
+        return votes.count(True) >= membership.quorum
 
-    def _weigh(self, standing: Standing) -> None:
+    def _weigh(self, acquisition: QuorumAcquisition) -> None:
         """Stand aside if no majority votes, and come back once one does."""
-        if not standing.waits or standing.idle:
+        if not acquisition.waits or acquisition.idle:
             return
-        aside = not self._can_enter(standing)
-        if aside and not standing.ballot.aside:
-            self._step_aside(standing)
-        elif standing.ballot.aside and not aside:
-            self._join_again(standing)
+        suspended = not self._can_enter(acquisition)
+        if suspended and not acquisition.vote_set.suspended:
+            self._step_aside(acquisition)
+        elif acquisition.vote_set.suspended and not suspended:
+            self._queue_again(acquisition)
 
-    def _step_aside(self, standing: Standing) -> None:
+    def _step_aside(self, acquisition: QuorumAcquisition) -> None:
         """No majority votes: leave the lines, so that no waiter of others is blocked."""
-        for leave in standing.ballot.step_aside():
-            if standing.asked[leave.server]:
-                self._release_at(standing, leave.server, leave.upto, unheard)
-        self._ask_again(standing, self._time())
+        for leave in acquisition.vote_set.suspend():
+            if acquisition.asked[leave.server]:
+                self._release_at(acquisition, leave.server, leave.upto, unheard)
+        self._ask_again(acquisition, self._time())
 
-    def _join_again(self, standing: Standing) -> None:
+    def _queue_again(self, acquisition: QuorumAcquisition) -> None:
         """A majority votes again, or may: ask all."""
         now = self._time()
-        standing.ballot.come_back()
-        for server in range(self._council.size):
-            self._ask(standing, server, now)
-        self._answer(standing)
+        acquisition.vote_set.come_back()
+        for server in range(self._membership.size):
+            self._ask(acquisition, server, now)
+        self._answer(acquisition)
 
-    def _ask_again(self, standing: Standing, now: float) -> None:
-        standing.said = [None] * self._council.size  # what was said before may not hold any more
-        for server in range(self._council.size):
-            self._ask(standing, server, now)
+    def _ask_again(self, acquisition: QuorumAcquisition, now: float) -> None:
+        acquisition.said = [
+            None
+        ] * self._membership.size  # what was said before may not hold any more
+        for server in range(self._membership.size):
+            self._ask(acquisition, server, now)
 
     # Votes that there are
 
     def _renew(  # which vote, and with what
         self,
-        standing: Standing,
+        acquisition: QuorumAcquisition,
         server: int,
         ttl: int,
         fence: int,
-        heard: Heard,
+        on_reply: Heard,
         *,
         entered: bool = False,
     ) -> None:
         """Renew one vote, and tell the member this fence; ``entered``: also that it is inside."""
-        vote, seat, sent = standing.ballot.votes[server], self._seats[server], self._time()
+        vote, connection, sent = (
+            acquisition.vote_set.votes[server],
+            self._connections[server],
+            self._time(),
+        )
         assert vote is not None
         number = vote.number
-        standing.renewing[server] = True
+        acquisition.renewing[server] = True
 
         def renewed(still: Any, error: Exception | None) -> None:
-            standing.renewing[server] = False
+            acquisition.renewing[server] = False
             if error is not None:
-                heard(still, error)
+                on_reply(still, error)
                 # Not at once: a server that refuses would be asked as often as it can answer.
-                self._loop.call_later(RETRY, self._unanswered, standing, server, number)
+                self._loop.call_later(RETRY, self._unanswered, acquisition, server, number)
                 return
-            now = seat.answered(sent)
+            now = connection.answered(sent)
             if still:
                 until = sent + lasts(ttl) if ttl else 0.0
-                standing.ballot.renewed(server, number, until, fence)
+                acquisition.vote_set.renewed(server, number, until, fence)
             else:
-                standing.ballot.gone(server, number, now)
-                if not standing.over:
-                    self._ask_by(standing, server, now)
-            heard(still, error)
-            if not standing.over:
-                self._look(standing)
+                acquisition.vote_set.gone(server, number, now)
+                if not acquisition.over:
+                    self._ask_by(acquisition, server, now)
+            on_reply(still, error)
+            if not acquisition.over:
+                self._look(acquisition)
 
-        seat.asked()
-        seat.member.renew(standing.stand, number, ttl, fence, entered=entered, heard=renewed)
+        connection.asked()
+        connection.member.renew(
+            acquisition.request, number, ttl, fence, entered=entered, on_reply=renewed
+        )
 
-    def _unanswered(self, standing: Standing, server: int, number: int) -> None:
-        if not standing.over:
-            standing.ballot.unanswered(server, number)
-            self._look(standing)
+    def _unanswered(self, acquisition: QuorumAcquisition, server: int, number: int) -> None:
+        if not acquisition.over:
+            acquisition.vote_set.unanswered(server, number)
+            self._look(acquisition)
 
     def _release_at(
         self,
-        standing: Standing,
+        acquisition: QuorumAcquisition,
         server: int,
         upto: int,
-        heard: Heard,
+        on_reply: Heard,
     ) -> None:
-        member = self._seats[server].member
-        highest = standing.ballot.highest
-        member.release(standing.stand, highest, upto, entered=OUTSIDE, heard=heard)
+        member = self._connections[server].member
+        highest = acquisition.vote_set.highest
+        member.release(acquisition.request, highest, upto, entered=OUTSIDE, on_reply=on_reply)
 
     # What is due by the clock
 
-    def _look_after(self, line: Line) -> None:
+    def _look_after(self, queue: NameQueue) -> None:
         """Renew the votes that make no majority yet, and ask again in case a push was lost."""
         now, following = self._time(), math.inf
-        for server, seat in enumerate(self._seats):
+        for server, connection in enumerate(self._connections):
             first = True
-            for standing in list(line.standings.values()):
-                if standing.idle or standing.local or standing.ballot.aside:
+            for acquisition in list(queue.acquisitions.values()):
+                if acquisition.idle or acquisition.local or acquisition.vote_set.suspended:
                     continue
-                vote = standing.ballot.votes[server]
+                vote = acquisition.vote_set.votes[server]
                 if vote is not None:
                     over_at = vote.period.over_at
-                    if standing.waits:
-                        following = min(following, self._keep(standing, server, now))
+                    if acquisition.waits:
+                        following = min(following, self._keep(acquisition, server, now))
                     elif over_at <= now:
-                        self._look(standing)
+                        self._look(acquisition)
                     else:
                         following = min(following, over_at)
                     continue
-                for_all = not first and isinstance(standing.said[server], InLine)
-                due = standing.ask_at[server] + (KEEP_ALIVE if for_all else 0.0)
+                for_all = not first and isinstance(acquisition.said[server], InQueue)
+                due = acquisition.ask_at[server] + (KEEP_ALIVE if for_all else 0.0)
                 first = False
                 if due > now:
                     following = min(following, due)
-                elif seat.in_reach:  # else it is asked as soon as it is
-                    self._ask(standing, server, now)
+                elif connection.in_reach:  # else it is asked as soon as it is
+                    self._ask(acquisition, server, now)
                     following = min(following, now + RETRY)
         if following < math.inf:
-            line.look_by(following, now)
+            queue.look_by(following, now)
 
-    def _keep(self, standing: Standing, server: int, now: float) -> float:
+    def _keep(self, acquisition: QuorumAcquisition, server: int, now: float) -> float:
         """Renew, in time, a vote of a waiter without a majority; returns when to look again."""
-        vote, third = standing.ballot.votes[server], standing.claim / 3000
+        vote, third = acquisition.vote_set.votes[server], acquisition.claim / 3000
         assert vote is not None
         renew_at = vote.deadline - 2 * third
         over_at = vote.period.over_at
         if vote.deadline <= now or over_at <= now:
-            self._look(standing)  # it is given back
+            self._look(acquisition)  # it is given back
         elif (
             renew_at <= now
-            and not standing.renewing[server]
-            and self._council.decides
-            and self._seats[server].in_reach
+            and not acquisition.renewing[server]
+            and self._membership.decides
+            and self._connections[server].in_reach
         ):
-            self._renew(standing, server, standing.claim, 0, unheard)
+            self._renew(acquisition, server, acquisition.claim, 0, unheard)
         again = max(renew_at, now + third)
         return min(again, over_at) if over_at > now else again

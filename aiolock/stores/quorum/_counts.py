@@ -8,7 +8,7 @@ from typing import Any
 
 from aiolock._prompt import Prompt
 from aiolock.store import WAS_ABSENT, WAS_HOLDER, WAS_UNKNOWN
-from aiolock.stores.quorum._standing import Standing
+from aiolock.stores.quorum._acquisition import QuorumAcquisition
 
 Concluded = Callable[[bool | None], None]
 """Gets the majority's answer to a renewal; None if nobody knows."""
@@ -45,9 +45,9 @@ class Tally:
             self._present += was == WAS_HOLDER
             self._absent += was == WAS_ABSENT
             self._unsure += was == WAS_UNKNOWN
-        self.heard(was, error)
+        self.on_reply(was, error)
 
-    def heard(self, was: int | None, error: Exception | None) -> None:
+    def on_reply(self, was: int | None, error: Exception | None) -> None:
         """A member has answered."""
         if error is None:
             self._heard += 1
@@ -83,14 +83,19 @@ class Renewing:
     """The answers to a renewal of all votes of an acquisition that has entered."""
 
     def __init__(
-        self, standing: Standing, servers: list[int], ttl: int, until: float, concluded: Concluded
+        self,
+        acquisition: QuorumAcquisition,
+        servers: list[int],
+        ttl: int,
+        until: float,
+        concluded: Concluded,
     ) -> None:
         self.ttl = ttl
         """The lease that is asked for, in ms; 0 if the votes are only looked for."""
         self._until = until
-        self._standing = standing
+        self._standing = acquisition
         self._asked = set(servers)
-        first = standing.ballot.votes[servers[0]] if servers else None
+        first = acquisition.vote_set.votes[servers[0]] if servers else None
         self._period = None if first is None else first.period.number
         self._pending = len(servers)
         self._renewed = 0
@@ -100,13 +105,13 @@ class Renewing:
         """Whether the vote that came just now is to be renewed as well: others may not answer."""
         if self._concluded is None or server in self._asked:
             return False
-        if not self._standing.ballot.counts_with(self._period, server):
+        if not self._standing.vote_set.counts_with(self._period, server):
             return False
         self._asked.add(server)
         self._pending += 1
         return True
 
-    def heard(self, still: Any, error: Exception | None) -> None:
+    def on_reply(self, still: Any, error: Exception | None) -> None:
         """A member has answered; the standing knows already what became of its vote."""
         self._pending -= 1
         if error is None and still:
@@ -117,10 +122,10 @@ class Renewing:
         """Conclude once a majority has given the same answer, or no more answers are to come."""
         if self._concluded is None:
             return  # it may be about what was given back since
-        votes, quorum = self._standing.ballot.votes, self._standing.ballot.quorum
+        votes, quorum = self._standing.vote_set.votes, self._standing.vote_set.quorum
         if self._renewed >= quorum and self._lasts():
             if self.ttl:
-                self._standing.ballot.confirm()
+                self._standing.vote_set.confirm()
                 self._standing.promised = max(self._standing.promised, self._until)
             self._conclude(True)  # noqa: FBT003  # what is known
         elif self._standing.over or sum(vote is None for vote in votes) > len(votes) - quorum:
@@ -130,7 +135,7 @@ class Renewing:
 
     def _lasts(self) -> bool:
         """Whether a majority stands for as long as was asked: a renewed vote may be lost since."""
-        deadline = self._standing.ballot.deadline
+        deadline = self._standing.vote_set.deadline
         return not self.ttl or (deadline is not None and deadline >= self._until)
 
     def give_back(self) -> None:

@@ -27,12 +27,12 @@ from dataclasses import replace
 from functools import partial
 from typing import Final
 
-from aiolock.store import WAS_HOLDER, Form, Granted, Inbox, Party, Queued, Status, Waiter
+from aiolock.store import WAS_HOLDER, Form, Granted, Inbox, Participant, Queued, Status, WaiterId
 from aiolock.stores._member import GONE, SHARED
+from aiolock.stores.quorum._acquisition import NameQueue, QuorumAcquisition, lasts, lease_until
 from aiolock.stores.quorum._answers import ASK_AGAIN
-from aiolock.stores.quorum._council import Council
 from aiolock.stores.quorum._marks import Marking
-from aiolock.stores.quorum._standing import Line, Standing, lasts, lease_until
+from aiolock.stores.quorum._membership import Membership
 
 FRESH: Final = 0.01
 """Seconds for which "no other client waits" is relied on, from before that was asked."""
@@ -53,123 +53,133 @@ _MARGIN: Final = 4
 class Handing(Marking):
     """The acquisitions of one client, among which it may hand locks on."""
 
-    def __init__(self, council: Council, inbox: Inbox) -> None:
-        super().__init__(council)
+    def __init__(self, membership: Membership, inbox: Inbox) -> None:
+        super().__init__(membership)
         self._inbox = inbox
-        self._runs: dict[Waiter, Standing] = {}
+        self._runs: dict[WaiterId, QuorumAcquisition] = {}
         """Bearers after a hand-off, with the acquisition whose votes they have; and waiters that
         have come back, with the acquisition that has another number at the members."""
 
-    def leave(self, standing: Standing, *, entered: bool) -> asyncio.Future[int]:
+    def leave(self, acquisition: QuorumAcquisition, *, entered: bool) -> asyncio.Future[int]:
         """End an acquisition: release it at each member that was asked."""
         raise NotImplementedError
 
-    def _abandon(self, standing: Standing, *, entered: bool) -> None:
+    def _abandon(self, acquisition: QuorumAcquisition, *, entered: bool) -> None:
         """End an acquisition without waiting for the members' answers."""
         raise NotImplementedError
 
-    def _has(self, waiter: Waiter) -> Standing | None:
+    def _has(self, waiter: WaiterId) -> QuorumAcquisition | None:
         """The acquisition that this waiter bears, or waits with."""
-        standing = self._runs.get(waiter) if self._runs else None
-        if standing is None:
-            standing = self.standings.get(waiter)
-            if standing is not None and standing.bearer != waiter:
+        acquisition = self._runs.get(waiter) if self._runs else None
+        if acquisition is None:
+            acquisition = self.acquisitions.get(waiter)
+            if acquisition is not None and acquisition.holder != waiter:
                 return None  # it has left, and another waiter has its votes
-        return standing
+        return acquisition
 
     # Waiters that come during a run
 
-    def _waits_here(self, line: Line, standing: Standing) -> bool:
+    def _waits_here(self, queue: NameQueue, acquisition: QuorumAcquisition) -> bool:
         """Whether a newcomer waits here, behind a waiter that has entered; then it is set up."""
-        if len(line.standings) == 1:
+        if len(queue.acquisitions) == 1:
             return False
-        first, now = next(iter(line.standings.values())), standing.called
-        if not first.inside or not _alike(first, standing) or not standing.wait or standing.most:
+        first, now = next(iter(queue.acquisitions.values())), acquisition.called
+        if (
+            not first.inside
+            or not _alike(first, acquisition)
+            or not acquisition.wait
+            or acquisition.most
+        ):
             return False
-        if now < line.shared_until or not self._is_alone(line, now):
+        if now < queue.shared_until or not self._is_alone(queue, now):
             return False
-        standing.local = standing.queued = True
-        standing.tell(Queued(standing.stand.ticket, 2, ASK_AGAIN, int(now * 1e6)))
-        if line.timer_of_locals is None:
-            line.timer_of_locals = self._loop.call_later(LAZY, self._look_at_locals, line)
+        acquisition.local = acquisition.queued = True
+        acquisition.tell(Queued(acquisition.request.ticket, 2, ASK_AGAIN, int(now * 1e6)))
+        if queue.timer_of_locals is None:
+            queue.timer_of_locals = self._loop.call_later(LAZY, self._look_at_locals, queue)
         return True
 
-    def _look_at_locals(self, line: Line) -> None:
-        line.timer_of_locals = None
+    def _look_at_locals(self, queue: NameQueue) -> None:
+        queue.timer_of_locals = None
         now = self._time()
-        self._line_up(line, since=now - LAZY / 2)
-        if any(each.local for each in line.standings.values()):
-            line.timer_of_locals = self._loop.call_later(LAZY / 2, self._look_at_locals, line)
+        self._enqueue(queue, since=now - LAZY / 2)
+        if any(each.local for each in queue.acquisitions.values()):
+            queue.timer_of_locals = self._loop.call_later(LAZY / 2, self._look_at_locals, queue)
 
-    def _line_up(self, line: Line, since: float = math.inf) -> None:
+    def _enqueue(self, queue: NameQueue, since: float = math.inf) -> None:
         """Ask the members for the waiters that have waited here since ``since``, or longer."""
         now = self._time()
-        for standing in list(line.standings.values()):
-            if standing.local and standing.called <= since:
-                standing.local = False
-                standing.ballot.aside = not self._council.decides
-                if self._council.decides:
-                    self._ask_all(standing, now)
+        for acquisition in list(queue.acquisitions.values()):
+            if acquisition.local and acquisition.called <= since:
+                acquisition.local = False
+                acquisition.vote_set.suspended = not self._membership.decides
+                if self._membership.decides:
+                    self._ask_all(acquisition, now)
 
-    def _line_up_behind(self, standing: Standing) -> None:
+    def _enqueue_locally(self, acquisition: QuorumAcquisition) -> None:
         """The votes are to be given back: before that, those behind them have to stand in line."""
-        line = self._lines.get(standing.stand.name)
-        if line is not None and len(line.standings) > 1:
-            self._line_up(line)
+        queue = self._queues.get(acquisition.request.name)
+        if queue is not None and len(queue.acquisitions) > 1:
+            self._enqueue(queue)
 
     # Handing on
 
-    def _hand_on(self, standing: Standing) -> asyncio.Future[int] | None:
+    def _hand_off(self, acquisition: QuorumAcquisition) -> asyncio.Future[int] | None:
         """The bearer leaves: let the next waiter of this client have the lock, if it may.
 
         Returns the answer to the release; None if the votes are to be released.
         """
-        line = self._lines.get(standing.stand.name)
-        if line is None or len(line.standings) == 1 or standing.undecided is not None:
+        queue = self._queues.get(acquisition.request.name)
+        if queue is None or len(queue.acquisitions) == 1 or acquisition.undecided is not None:
             return None
         now = self._time()
-        if now < line.shared_until or self._next(line, standing) is None:
+        if now < queue.shared_until or self._next(queue, acquisition) is None:
             return None
-        standing.undecided = left = self._loop.create_future()
-        self._ask_ahead(standing, now)
-        self._decide(line, standing)
-        if standing.undecided is left:
-            self._loop.call_later(_UNDECIDED, partial(self._is_late, line, standing, left))
+        acquisition.undecided = left = self._loop.create_future()
+        self._ask_ahead(acquisition, now)
+        self._decide(queue, acquisition)
+        if acquisition.undecided is left:
+            self._loop.call_later(_UNDECIDED, partial(self._is_late, queue, acquisition, left))
         return left
 
-    def _next(self, line: Line, standing: Standing) -> Standing | None:
+    def _next(self, queue: NameQueue, acquisition: QuorumAcquisition) -> QuorumAcquisition | None:
         """The next waiter of this client, if the lock can be handed on to it."""
-        if not line.in_order:
+        if not queue.in_order:
             return None
-        waiting = iter(line.standings.values())
-        if next(waiting) is not standing:
+        waiting = iter(queue.acquisitions.values())
+        if next(waiting) is not acquisition:
             return None
-        taker = next(waiting, None)
-        if taker is None or not taker.waits or taker.idle or taker.ballot.aside:
+        target = next(waiting, None)
+        if target is None or not target.waits or target.idle or target.vote_set.suspended:
             return None
-        ready = taker.queued and taker.wait and not taker.is_waited_for
-        return taker if ready and _alike(standing, taker) else None
+        ready = target.queued and target.wait and not target.is_waited_for
+        return target if ready and _alike(acquisition, target) else None
 
-    def _is_alone(self, line: Line, now: float) -> bool:
+    def _is_alone(self, queue: NameQueue, now: float) -> bool:
         since = now - FRESH
-        return sum(asked >= since for asked in line.alone) >= self._council.quorum
+        return sum(asked >= since for asked in queue.alone) >= self._membership.quorum
 
-    def _ask_ahead(self, standing: Standing, now: float) -> None:
+    def _ask_ahead(self, acquisition: QuorumAcquisition, now: float) -> None:
         """In advance, make the next fences known, and ask whether another client waits."""
-        ballot = standing.ballot
-        if now - standing.ahead_at < FRESH / 3 and ballot.highest > ballot.fence + _AHEAD // 2:
+        vote_set = acquisition.vote_set
+        if (
+            now - acquisition.ahead_at < FRESH / 3
+            and vote_set.highest > vote_set.fence + _AHEAD // 2
+        ):
             return
-        standing.ahead_at = now
-        for step in ballot.reserve(ballot.fence + _AHEAD):
-            seat = self._seats[step.server]
-            if seat.in_reach:
-                heard = partial(self._reserved, standing, step.server, step.vote, step.fence, now)
-                seat.asked()
-                seat.member.reserve(standing.stand, step.vote, step.fence, heard)
+        acquisition.ahead_at = now
+        for step in vote_set.reserve(vote_set.fence + _AHEAD):
+            connection = self._connections[step.server]
+            if connection.in_reach:
+                on_reply = partial(
+                    self._reserved, acquisition, step.server, step.vote, step.fence, now
+                )
+                connection.asked()
+                connection.member.reserve(acquisition.request, step.vote, step.fence, on_reply)
 
     def _reserved(  # noqa: PLR0917  # which question, and its answer
         self,
-        standing: Standing,
+        acquisition: QuorumAcquisition,
         server: int,
         number: int,
         fence: int,
@@ -178,115 +188,124 @@ class Handing(Marking):
         error: Exception | None,
     ) -> None:
         if error is None:
-            now = self._seats[server].answered(sent)
-            line = self._lines.get(standing.stand.name)
+            now = self._connections[server].answered(sent)
+            queue = self._queues.get(acquisition.request.name)
             if answer == GONE:
-                standing.ballot.gone(server, number, now)
-                if standing.inside:
-                    self._ask_by(standing, server, now)
+                acquisition.vote_set.gone(server, number, now)
+                if acquisition.inside:
+                    self._ask_by(acquisition, server, now)
             else:
-                standing.ballot.renewed(server, number, -math.inf, fence)
-            if line is not None:
-                self._heard_of_others(line, server, sent, now, answer)
-                if standing.undecided is not None:
-                    self._decide(line, standing)
-        if not standing.over:
-            self._look(standing)
+                acquisition.vote_set.renewed(server, number, -math.inf, fence)
+            if queue is not None:
+                self._heard_of_others(queue, server, sent, now, answer)
+                if acquisition.undecided is not None:
+                    self._decide(queue, acquisition)
+        if not acquisition.over:
+            self._look(acquisition)
 
     def _heard_of_others(
-        self, line: Line, server: int, sent: float, now: float, answer: int | None
+        self, queue: NameQueue, server: int, sent: float, now: float, answer: int | None
     ) -> None:
         if answer == SHARED:
-            line.alone = [-math.inf] * len(line.alone)
-            line.shared_until = now + _SHARED
-            self._line_up(line)
+            queue.alone = [-math.inf] * len(queue.alone)
+            queue.shared_until = now + _SHARED
+            self._enqueue(queue)
         elif answer != GONE:
-            line.alone[server] = max(line.alone[server], sent)
+            queue.alone[server] = max(queue.alone[server], sent)
 
-    def _is_late(self, line: Line, standing: Standing, left: asyncio.Future[int]) -> None:
-        if standing.undecided is left:
-            line.shared_until = self._time() + _FAR
-            self._abandon(standing, entered=True)
+    def _is_late(
+        self, queue: NameQueue, acquisition: QuorumAcquisition, left: asyncio.Future[int]
+    ) -> None:
+        if acquisition.undecided is left:
+            queue.shared_until = self._time() + _FAR
+            self._abandon(acquisition, entered=True)
 
-    def _decide(self, line: Line, standing: Standing) -> None:
+    def _decide(self, queue: NameQueue, acquisition: QuorumAcquisition) -> None:
         """The bearer has left: let the next waiter have the lock once it is surely its turn."""
-        now, ballot = self._time(), standing.ballot
-        taker = self._next(line, standing)
-        deadline = ballot.deadline or 0.0
+        now, vote_set = self._time(), acquisition.vote_set
+        target = self._next(queue, acquisition)
+        deadline = vote_set.deadline or 0.0
         if (
-            taker is None
-            or now < line.shared_until
-            or deadline - now < standing.claim / 1000 / _MARGIN
+            target is None
+            or now < queue.shared_until
+            or deadline - now < acquisition.claim / 1000 / _MARGIN
         ):
-            self._abandon(standing, entered=True)
+            self._abandon(acquisition, entered=True)
             return
-        if not self._is_alone(line, now):
+        if not self._is_alone(queue, now):
             return
-        fence = ballot.hand_on(now)
+        fence = vote_set.hand_off(now)
         if not fence:
             return
-        left, standing.undecided = standing.undecided, None
-        waiter = taker.own
-        self._runs.pop(standing.bearer, None)
-        called = taker.called
-        self._abandon(taker, entered=False)
-        standing.bearer, self._runs[waiter] = waiter, standing
-        standing.entered_at, standing.promised = now, deadline
+        left, acquisition.undecided = acquisition.undecided, None
+        waiter = target.own
+        self._runs.pop(acquisition.holder, None)
+        called = target.called
+        self._abandon(target, entered=False)
+        acquisition.holder, self._runs[waiter] = waiter, acquisition
+        acquisition.entered_at, acquisition.promised = now, deadline
         if left is not None and not left.done():
             left.set_result(WAS_HOLDER)
-        self._push(standing, waiter, called, fence, deadline)
+        self._push(acquisition, waiter, called, fence, deadline)
 
     def _push(
-        self, standing: Standing, waiter: Waiter, called: float, fence: int, deadline: float
+        self,
+        acquisition: QuorumAcquisition,
+        waiter: WaiterId,
+        called: float,
+        fence: int,
+        deadline: float,
     ) -> None:
         """Tell a queued waiter that it has entered."""
         now = self._time()
-        lease, since = lease_until(deadline, now, standing.ttl), now
-        if lease < standing.claim:  # as for any pushed grant, no earlier than its question
-            since = max(deadline - lasts(standing.claim), called)
-            lease = lease_until(deadline, since, standing.claim)
+        lease, since = lease_until(deadline, now, acquisition.ttl), now
+        if lease < acquisition.claim:  # as for any pushed grant, no earlier than its question
+            since = max(deadline - lasts(acquisition.claim), called)
+            lease = lease_until(deadline, since, acquisition.claim)
         # Two µs earlier, for rounding: it must not seem to be ours for longer.
         when = max(int(since * 1e6) - 2, int(called * 1e6))
-        stand = standing.stand
-        self._inbox.granted(stand.name, waiter, stand.form, fence, lease, when)
+        request = acquisition.request
+        self._inbox.granted(request.name, waiter, request.form, fence, lease, when)
 
-    def _says_again(self, standing: Standing, ttl: int) -> Granted:
+    def _says_again(self, acquisition: QuorumAcquisition, ttl: int) -> Granted:
         """The answer to a waiter that asks after the lock was handed on to it: it has the lock."""
-        deadline = standing.ballot.deadline or 0.0
-        standing.promised = max(standing.promised, deadline)
+        deadline = acquisition.vote_set.deadline or 0.0
+        acquisition.promised = max(acquisition.promised, deadline)
         lease = lease_until(deadline, self._time(), ttl)
-        return Granted(standing.ballot.fence, lease)
+        return Granted(acquisition.vote_set.fence, lease)
 
     # Questions of other clients
 
-    def as_handed_on(self, status: Status) -> Generator[int, None, Status]:
+    def as_handed_off(self, status: Status) -> Generator[int, None, Status]:
         """A status, part by part, that shows the bearer in place of the waiter whose votes it has.
 
         A waiter that has come back has the number by which its client knows it.
         """
 
-        def present(party: Party) -> Party:
-            standing = self.standings.get(Waiter(party.client, party.seq))
-            if standing is None:
+        def present(party: Participant) -> Participant:
+            acquisition = self.acquisitions.get(WaiterId(party.client, party.seq))
+            if acquisition is None:
                 return party
-            fence = standing.ballot.fence if party.fence and standing.inside else party.fence
-            return replace(party, seq=standing.bearer.seq, fence=fence)
+            fence = (
+                acquisition.vote_set.fence if party.fence and acquisition.inside else party.fence
+            )
+            return replace(party, seq=acquisition.holder.seq, fence=fence)
 
-        holders, waiters = list[Party](), list[Party]()
+        holders, waiters = list[Participant](), list[Participant]()
         for shown, parties in ((holders, status.holders), (waiters, status.waiters)):
             for party in parties:
                 shown.append(present(party))
                 yield len(shown) % 4 == 0
         return replace(status, holders=tuple(holders), waiters=tuple(waiters))
 
-    def fences(self) -> dict[int, Waiter]:
+    def fences(self) -> dict[int, WaiterId]:
         """The fences that were handed on, with the waiter whose votes they rest on."""
         runs = self._runs.values()
-        return {each.ballot.fence: each.stand.waiter for each in runs if each.inside}
+        return {each.vote_set.fence: each.request.waiter for each in runs if each.inside}
 
 
-def _alike(one: Standing, other: Standing) -> bool:
+def _alike(one: QuorumAcquisition, other: QuorumAcquisition) -> bool:
     """Whether one waiter may take over the votes of the other."""
-    form: Form = one.stand.form
-    same = form is other.stand.form or form == other.stand.form
+    form: Form = one.request.form
+    same = form is other.request.form or form == other.request.form
     return same and form.plain and one.ttl == other.ttl

@@ -24,11 +24,11 @@ the server's clock. From this follows, whichever servers answer:
   marked, and f have lost it; the candidate has not heard at most q - 1 - f of the others, and at
   least q - f of these were marked.
 
-* **A finish that fails leaves the votes where they are.** The client sends it again until its lease
-  ends (`aiolock._engine.finishes`). If the votes were given back before, another client would do
-  the work meanwhile. So a server is sent the release once it has answered that it has the mark, or
-  that its vote is another's; and any server once the finish is over: a majority has answered alike,
-  or the lease ends.
+* **A finish that fails leaves the votes where they are.** The client sends it again until its
+  lease ends (`aiolock._engine.pending_finishes`). If the votes were given back before, another
+  client would do the work meanwhile. So a server is sent the release once it has answered that it
+  has the mark, or that its vote is another's; and any server once the finish is over: a majority
+  has answered alike, or the lease ends.
 
 If all marked servers have lost their memory, the mark is forgotten. It is also forgotten if a
 majority was emptied at once: a quorum of which a majority knows nothing is a new one.
@@ -41,13 +41,13 @@ from functools import partial
 from typing import Any, Final
 
 from aiolock.errors import StoreError
-from aiolock.store import WAS_ABSENT, WAS_HOLDER, Form, Waiter
-from aiolock.stores._member import OUTSIDE, UNBOUNDED, Marked, Recalled, Stand
+from aiolock.store import WAS_ABSENT, WAS_HOLDER, Form, WaiterId
+from aiolock.stores._member import OUTSIDE, UNBOUNDED, DoneMarker, DoneRecord, VoteRequest
+from aiolock.stores.quorum._acquisition import JUST_AFTER, QuorumAcquisition
 from aiolock.stores.quorum._asking import SOON, Asking
-from aiolock.stores.quorum._council import Council
+from aiolock.stores.quorum._connection import MemberConnection
 from aiolock.stores.quorum._counts import unheard
-from aiolock.stores.quorum._seat import Seat
-from aiolock.stores.quorum._standing import JUST_AFTER, Standing
+from aiolock.stores.quorum._membership import Membership
 
 _AGAIN: Final = 0.5
 """Seconds after which the members are asked again whether it is done."""
@@ -60,178 +60,184 @@ _LONGEST: Final = 3600.0
 class Marking(Asking):
     """The acquisitions of one client; here, the part about what is done once."""
 
-    def __init__(self, council: Council) -> None:
-        super().__init__(council)
-        self._finishing = dict[Waiter, _Finish]()
+    def __init__(self, membership: Membership) -> None:
+        super().__init__(membership)
+        self._finishing = dict[WaiterId, _Finish]()
         """The finishes that are not over, by the waiter as the client knows it."""
 
     # A known mark
 
-    def _mark_votes(self, standing: Standing) -> None:
+    def _mark_votes(self, acquisition: QuorumAcquisition) -> None:
         """Turn the votes of an acquisition into the mark that it knows of."""
         now = self._time()
-        for server, vote in enumerate(standing.ballot.votes):
-            if vote is not None and (copy := self._copy(standing, server, now)) is not None:
-                standing.ballot.turned(server)
-                standing.asking[server] = True
-                self._mark(standing, server, copy, now)
+        for server, vote in enumerate(acquisition.vote_set.votes):
+            if vote is not None and (copy := self._copy(acquisition, server, now)) is not None:
+                acquisition.vote_set.turned(server)
+                acquisition.asking[server] = True
+                self._mark(acquisition, server, copy, now)
 
-    def _copy(self, standing: Standing, server: int, now: float) -> tuple[int, int, int] | None:
+    def _copy(
+        self, acquisition: QuorumAcquisition, server: int, now: float
+    ) -> tuple[int, int, int] | None:
         """The known mark for this member; None if it has ended, or no clock of it is known."""
-        if standing.mark is None:
+        if acquisition.mark is None:
             return None
-        fence, until = standing.mark
-        remember, end = int((until - now) * 1000), self._council.clocks.at(server, until)
+        fence, until = acquisition.mark
+        remember, end = int((until - now) * 1000), self._membership.clocks.at(server, until)
         return None if remember <= 0 or end is None else (fence, remember, end)
 
     def _mark(
-        self, standing: Standing, server: int, copy: tuple[int, int, int], sent: float
+        self, acquisition: QuorumAcquisition, server: int, copy: tuple[int, int, int], sent: float
     ) -> None:
-        seat, (fence, remember, end) = self._seats[server], copy
+        connection, (fence, remember, end) = self._connections[server], copy
 
         def marked(known: Any, error: Exception | None) -> None:
-            standing.asking[server] = False
-            now = self._time() if error is not None else seat.answered(sent)
-            if standing.over:
+            acquisition.asking[server] = False
+            now = self._time() if error is not None else connection.answered(sent)
+            if acquisition.over:
                 return
             if known:
-                standing.said[server] = Marked(fence, remember, 0)
-                self._ask_by(standing, server, now + remember / 1000 + JUST_AFTER)
+                acquisition.said[server] = DoneMarker(fence, remember, 0)
+                self._ask_by(acquisition, server, now + remember / 1000 + JUST_AFTER)
             else:
-                standing.said[server] = error
-                self._ask_by(standing, server, now + (SOON if error is None else _AGAIN))
-            self._look(standing)
+                acquisition.said[server] = error
+                self._ask_by(acquisition, server, now + (SOON if error is None else _AGAIN))
+            self._look(acquisition)
 
-        seat.asked()
-        seat.member.finish(standing.stand, fence, remember, end, marked)
+        connection.asked()
+        connection.member.finish(acquisition.request, fence, remember, end, marked)
 
-    def _write_back(self, standing: Standing) -> None:
+    def _write_back(self, acquisition: QuorumAcquisition) -> None:
         """The client is told "done": leave the mark at the members that do not have it yet."""
         now = self._time()
-        for server, seat in enumerate(self._seats):
-            copy = self._copy(standing, server, now)
-            if not seat.in_reach or isinstance(standing.said[server], Marked):
+        for server, connection in enumerate(self._connections):
+            copy = self._copy(acquisition, server, now)
+            if not connection.in_reach or isinstance(acquisition.said[server], DoneMarker):
                 continue
             if copy is not None:
-                seat.member.finish(standing.stand, *copy, unheard)
+                connection.member.finish(acquisition.request, *copy, unheard)
 
     # A candidate with a majority, before it enters
 
-    def _recall(self, standing: Standing) -> None:
+    def _query_done(self, acquisition: QuorumAcquisition) -> None:
         """Ask all members whether it is done, and whether they would know."""
         now = self._time()
-        if now < standing.recalled_at + _AGAIN:
+        if now < acquisition.recalled_at + _AGAIN:
             return  # that is under way
-        standing.recalled_at = now
-        said = dict[int, Recalled]()
-        for seat in self._seats:
-            if seat.in_reach:
-                seat.asked()
-                heard = partial(self._recalled, standing, seat, said, now)
-                seat.member.recall(standing.stand.name, heard)
-        self._loop.call_later(_AGAIN, self._recall_again, standing, said)
+        acquisition.recalled_at = now
+        said = dict[int, DoneRecord]()
+        for connection in self._connections:
+            if connection.in_reach:
+                connection.asked()
+                on_reply = partial(self._recalled, acquisition, connection, said, now)
+                connection.member.query_done(acquisition.request.name, on_reply)
+        self._loop.call_later(_AGAIN, self._query_done_again, acquisition, said)
 
     def _recalled(  # noqa: PLR0917  # which question, and its answer
         self,
-        standing: Standing,
-        seat: Seat,
-        said: dict[int, Recalled],
+        acquisition: QuorumAcquisition,
+        connection: MemberConnection,
+        said: dict[int, DoneRecord],
         sent: float,
-        answer: Recalled | None,
+        answer: DoneRecord | None,
         error: Exception | None,
     ) -> None:
         if answer is None:
             return
-        now = seat.answered(sent)
-        self._council.clocks.heard(seat.number, answer.now, now)
-        if not standing.waits or standing.recalled_at != sent:
+        now = connection.answered(sent)
+        self._membership.clocks.on_reply(connection.number, answer.now, now)
+        if not acquisition.waits or acquisition.recalled_at != sent:
             return
-        said[seat.number] = answer
+        said[connection.number] = answer
         if answer.number:
-            standing.knows(answer.number, sent + answer.left / 1000)
-            standing.said[seat.number] = Marked(answer.number, answer.left, answer.now)
-        standing.ballot.unsure = not self._is_not_done(standing, said)
-        self._look(standing)
+            acquisition.knows(answer.number, sent + answer.left / 1000)
+            acquisition.said[connection.number] = DoneMarker(answer.number, answer.left, answer.now)
+        acquisition.vote_set.unsure = not self._is_not_done(acquisition, said)
+        self._look(acquisition)
 
-    def _is_not_done(self, standing: Standing, said: dict[int, Recalled]) -> bool:
+    def _is_not_done(self, acquisition: QuorumAcquisition, said: dict[int, DoneRecord]) -> bool:
         """Whether enough members that have not lost their memory meanwhile say "not done"."""
         if any(each.number for each in said.values()):
             return False
-        size, quorum = self._council.size, self._council.quorum
-        lost = self._lost(standing, said)
+        size, quorum = self._membership.size, self._membership.quorum
+        lost = self._lost(acquisition, said)
         return len(said) - lost >= min(quorum, size - lost)
 
     @staticmethod
-    def _lost(standing: Standing, said: dict[int, Recalled]) -> int:
+    def _lost(acquisition: QuorumAcquisition, said: dict[int, DoneRecord]) -> int:
         """How many members have lost their memory within the time for which a mark is kept."""
-        ever = standing.stand.form.remember
+        ever = acquisition.request.form.remember
         return sum(each.forgot >= 0 and (not ever or each.forgot < ever) for each in said.values())
 
-    def _recall_again(self, standing: Standing, said: dict[int, Recalled]) -> None:
-        if self._council.closed or not standing.waits or not standing.ballot.unsure:
+    def _query_done_again(
+        self, acquisition: QuorumAcquisition, said: dict[int, DoneRecord]
+    ) -> None:
+        if self._membership.closed or not acquisition.waits or not acquisition.vote_set.unsure:
             return
-        if standing.is_waited_for and self._time() >= standing.called + _PATIENCE:
-            lost, name = self._lost(standing, said), standing.stand.name.partition(":")[2]
-            standing.tell(
+        if acquisition.is_waited_for and self._time() >= acquisition.called + _PATIENCE:
+            lost, name = self._lost(acquisition, said), acquisition.request.name.partition(":")[2]
+            acquisition.tell(
                 StoreError(
-                    f"nobody knows whether {name!r} is done: {len(said)} of {self._council.size}"
+                    f"nobody knows whether {name!r} is done: {len(said)} of {self._membership.size}"
                     f" servers answer, of which {lost} have forgotten what they knew"
                 )
             )
-        self._look(standing)
+        self._look(acquisition)
 
     # It is done
 
     def finish(
-        self, name: str, waiter: Waiter, form: Form, fence: int, remember: int
+        self, name: str, waiter: WaiterId, form: Form, fence: int, remember: int
     ) -> asyncio.Future[int]:
         """See `Store.finish`."""
         finish = self._finish_of(waiter, fence)
         if finish is None:
             remember = 0  # the lock was lost, or it is done: then the members know
-        stand = Stand(name, waiter, form, 0) if finish is None else finish.standing.stand
-        marks = _Marks(self._council.size, self._council.quorum)
-        for seat in self._seats:
-            heard = partial(self._finished, finish, seat, marks)
+        request = (
+            VoteRequest(name, waiter, form, 0) if finish is None else finish.acquisition.request
+        )
+        marks = _Marks(self._membership.size, self._membership.quorum)
+        for connection in self._connections:
+            on_reply = partial(self._finished, finish, connection, marks)
             if finish is not None:
-                finish.out[seat.number] += 1
-            if seat.is_joined:
-                seat.asked()
-                seat.member.finish(stand, fence, remember, 0, heard)
+                finish.out[connection.number] += 1
+            if connection.is_joined:
+                connection.asked()
+                connection.member.finish(request, fence, remember, 0, on_reply)
             else:
-                self._loop.call_soon(heard, None, self._council.too_few())
+                self._loop.call_soon(on_reply, None, self._membership.too_few())
         return marks.future
 
-    def _finish_of(self, waiter: Waiter, fence: int) -> _Finish | None:
+    def _finish_of(self, waiter: WaiterId, fence: int) -> _Finish | None:
         """The finish of this grant: a new one, or one that is sent again; None if it is over."""
-        standing, earlier = self._has(waiter), self._finishing.get(waiter)
-        if standing is None or not standing.inside or standing.ballot.fence != fence:
-            again = earlier is not None and earlier.standing.ballot.fence == fence
+        acquisition, earlier = self._has(waiter), self._finishing.get(waiter)
+        if acquisition is None or not acquisition.inside or acquisition.vote_set.fence != fence:
+            again = earlier is not None and earlier.acquisition.vote_set.fence == fence
             return earlier if again else None
         if earlier is not None:
             self._settle(earlier)  # of an earlier grant of this waiter
         now = self._time()
-        until = min(standing.ballot.deadline or now, now + _LONGEST)
-        self._end(standing)
-        finish = self._finishing[waiter] = _Finish(waiter, standing, until)
+        until = min(acquisition.vote_set.deadline or now, now + _LONGEST)
+        self._end(acquisition)
+        finish = self._finishing[waiter] = _Finish(waiter, acquisition, until)
         return finish
 
     def _finished(
         self,
         finish: _Finish | None,
-        seat: Seat,
+        connection: MemberConnection,
         marks: _Marks,
         known: int | None,
         error: Exception | None,
     ) -> None:
-        agreed = marks.heard(known, error)
+        agreed = marks.on_reply(known, error)
         if finish is None:
             return
-        finish.out[seat.number] -= 1
+        finish.out[connection.number] -= 1
         if agreed or finish.over:
             self._settle(finish)
         elif error is None:
-            self._leave_behind(finish, seat)
+            self._leave_behind(finish, connection)
         elif finish.timer is None:
             # The client sends it again until then, and not after that.
             left = max(0.0, finish.until - self._time())
@@ -244,19 +250,21 @@ class Marking(Asking):
             del self._finishing[finish.waiter]
             if finish.timer is not None:
                 finish.timer.cancel()
-        for seat in self._seats:
+        for connection in self._connections:
             # Not before it has answered: if the release came first, another waiter might get the
             # vote.
-            if not finish.out[seat.number]:
-                self._leave_behind(finish, seat)
+            if not finish.out[connection.number]:
+                self._leave_behind(finish, connection)
 
-    def _leave_behind(self, finish: _Finish, seat: Seat) -> None:
+    def _leave_behind(self, finish: _Finish, connection: MemberConnection) -> None:
         """Release the vote, or the place in line, at this member, unless that was done."""
-        if finish.present[seat.number]:
-            finish.present[seat.number] = False
-            standing = finish.standing
-            highest = standing.ballot.highest
-            seat.member.release(standing.stand, highest, UNBOUNDED, entered=OUTSIDE, heard=unheard)
+        if finish.present[connection.number]:
+            finish.present[connection.number] = False
+            acquisition = finish.acquisition
+            highest = acquisition.vote_set.highest
+            connection.member.release(
+                acquisition.request, highest, UNBOUNDED, entered=OUTSIDE, on_reply=unheard
+            )
 
     def _settle_all(self) -> None:
         """The client is closed: no finish is sent again, and the last copy's answer may not come.
@@ -265,14 +273,14 @@ class Marking(Asking):
         """
         for finish in list(self._finishing.values()):
             self._settle(finish)
-            for seat in self._seats:
-                self._leave_behind(finish, seat)
+            for connection in self._connections:
+                self._leave_behind(finish, connection)
 
-    def _has(self, waiter: Waiter) -> Standing | None:
+    def _has(self, waiter: WaiterId) -> QuorumAcquisition | None:
         """The acquisition that this waiter bears, or waits with."""
         raise NotImplementedError
 
-    def _end(self, standing: Standing) -> None:
+    def _end(self, acquisition: QuorumAcquisition) -> None:
         """End an acquisition: nothing is counted or waited for any more."""
         raise NotImplementedError
 
@@ -280,15 +288,15 @@ class Marking(Asking):
 class _Finish:
     """The end of a grant whose work is done, until the members know or the lease ends."""
 
-    def __init__(self, waiter: Waiter, standing: Standing, until: float) -> None:
+    def __init__(self, waiter: WaiterId, acquisition: QuorumAcquisition, until: float) -> None:
         self.waiter = waiter
-        self.standing = standing
+        self.acquisition = acquisition
         """The acquisition, which has ended: nothing is counted any more."""
         self.until = until
         """When its votes end."""
-        self.out = [0] * len(standing.asked)
+        self.out = [0] * len(acquisition.asked)
         """By member: how many copies are not answered."""
-        self.present = standing.asked.copy()
+        self.present = acquisition.asked.copy()
         """By member: whether it has to be sent a release."""
         self.timer: asyncio.TimerHandle | None = None
         """Runs once a member has failed."""
@@ -305,7 +313,7 @@ class _Marks:
         self._marked = self._refused = 0
         self._error: Exception | None = None
 
-    def heard(self, known: int | None, error: Exception | None) -> bool:
+    def on_reply(self, known: int | None, error: Exception | None) -> bool:
         """A member has answered, or the question has failed; whether a majority says the same."""
         self._left -= 1
         self._marked += bool(known)

@@ -15,17 +15,17 @@ from weakref import WeakKeyDictionary
 
 from aiolock._turns import in_parts
 from aiolock.errors import QuorumMismatch, StoreError
-from aiolock.store import PRIORITY, Form, Party, Status, Waiter
+from aiolock.store import PRIORITY, Form, Participant, Status, WaiterId
 from aiolock.stores._member import (
-    Charter,
-    Enrolled,
     Heard,
     MemberInbox,
     Memory,
-    Stand,
+    QuorumConfig,
+    Registered,
+    VoteRequest,
 )
 from aiolock.stores.memory import MemoryServer, server_finder
-from aiolock.stores.quorum._voter import VoterState, VoterStep
+from aiolock.stores.quorum._server import QuorumServerState, QuorumServerStep
 
 _SWEEP_AT: Final = 1024
 _PAGE: Final = 200
@@ -34,7 +34,7 @@ _LISTINGS: Final = 32
 """Listings of names that may be read at a time, before one has to begin again."""
 
 
-class MemoryVoter:
+class MemoryQuorumServer:
     """The state of one server that votes, and the effects of a restart."""
 
     def __init__(self, server: MemoryServer) -> None:
@@ -42,9 +42,9 @@ class MemoryVoter:
         self.run = secrets.token_hex(20)
         self.began: int | None = None
         """When the server was started, in ms; None if that is not known."""
-        self.states: dict[str, VoterState] = {}
+        self.states: dict[str, QuorumServerState] = {}
         self.listeners: dict[str, MemberInbox] = {}
-        self.charter: Charter | None = None
+        self.config: QuorumConfig | None = None
         self._votes_from = 0
         self._its_run = ""
         self._sweep_at = _SWEEP_AT
@@ -59,7 +59,7 @@ class MemoryVoter:
     def forget(self) -> None:
         """Forget everything, as after a FLUSHALL."""
         self.states.clear()
-        self.charter = None
+        self.config = None
 
     def restart(self, *, empty: bool) -> None:
         """Become another run of the same server; the caller closes the open connections."""
@@ -71,7 +71,7 @@ class MemoryVoter:
     @property
     def left_behind(self) -> list[str]:
         """The names with a vote or a line."""
-        return [name for name, state in self.states.items() if state.out or state.line]
+        return [name for name, state in self.states.items() if state.out or state.queue]
 
     def listed(self, start: str) -> tuple[tuple[str, ...], str]:
         """Some names with a vote or a line, and where the next page begins.
@@ -85,7 +85,7 @@ class MemoryVoter:
         here = list[str]()
         for name in names[at : at + _PAGE]:
             state = self.states.get(name)
-            if state is not None and (state.out or state.line):
+            if state is not None and (state.out or state.queue):
                 here.append(name)
         if at + _PAGE >= len(names):
             return tuple(here), ""
@@ -95,33 +95,33 @@ class MemoryVoter:
             self._listings.popitem(last=False)
         return tuple(here), f"{listing}.{at + _PAGE}"
 
-    def enrol(self, charter: Charter, memory: Memory) -> Enrolled:
-        """See ``lua/quorum/enrol.lua``."""
+    def register(self, config: QuorumConfig, memory: Memory) -> Registered:
+        """See ``lua/quorum/register.lua``."""
         now = self.now()
         ms = now // 1000
-        if self.charter is not None:
-            if charter != self.charter:
-                raise mismatch("this server", str(self.charter), charter)
-            if self._its_run != self.run and not charter.durable:
-                self._votes_from = max(self._votes_from, ms + charter.longest)
-        elif self.began is not None and ms - self.began < charter.longest:
-            since = ms if charter.durable else self.began  # as the script says
-            self._votes_from = since + charter.longest + 1000
+        if self.config is not None:
+            if config != self.config:
+                raise mismatch("this server", str(self.config), config)
+            if self._its_run != self.run and not config.durable:
+                self._votes_from = max(self._votes_from, ms + config.longest)
+        elif self.began is not None and ms - self.began < config.longest:
+            since = ms if config.durable else self.began  # as the script says
+            self._votes_from = since + config.longest + 1000
         elif memory is Memory.UNSAID:
-            return Enrolled(-1, self.run, now)
+            return Registered(-1, self.run, now)
         else:
-            self._votes_from = ms + charter.longest if memory is Memory.LOST else 0
-        self.charter, self._its_run = charter, self.run
-        return Enrolled(max(0, self._votes_from - ms), self.run, now)
+            self._votes_from = ms + config.longest if memory is Memory.LOST else 0
+        self.config, self._its_run = config, self.run
+        return Registered(max(0, self._votes_from - ms), self.run, now)
 
-    def step(self, name: str, operation: Callable[[VoterStep], Any]) -> Any:
+    def step(self, name: str, operation: Callable[[QuorumServerStep], Any]) -> Any:
         """Carry out one operation."""
         if len(self.states) >= self._sweep_at:
             self._sweep()
-        state = self.states.setdefault(name, VoterState())
+        state = self.states.setdefault(name, QuorumServerState())
         now = self.now()
-        silent = -1 if self.charter is None else max(0, self._votes_from - now // 1000)
-        step = VoterStep(state, now, self.listeners.__contains__, silent)
+        not_voting = -1 if self.config is None else max(0, self._votes_from - now // 1000)
+        step = QuorumServerStep(state, now, self.listeners.__contains__, not_voting)
         answer = operation(step)
         loop = asyncio.get_running_loop()
         for push in step.pushes:
@@ -132,9 +132,9 @@ class MemoryVoter:
 
     def status(self, name: str, *, waiting: bool) -> Generator[int, None, Status]:
         """The holders of a vote of this name, and the waiters in line, part by part."""
-        state = self.states.get(name) or VoterState()
-        waiters = list[Party]()
-        for ticket, waiter in list(state.line) if waiting else ():
+        state = self.states.get(name) or QuorumServerState()
+        waiters = list[Participant]()
+        for ticket, waiter in list(state.queue) if waiting else ():
             stood = state.waiting.get(waiter)
             if stood is not None:  # it has not left meanwhile
                 form, place = stood[1], len(waiters) + 1
@@ -142,19 +142,19 @@ class MemoryVoter:
                 waiters.append(self._party(waiter, form, since, place))
                 yield 1
         now = self.now()
-        holders, closed = list[Party](), 0.0
+        holders, closed = list[Participant](), 0.0
         for vote in list(state.out):
             yield 1
             left = vote.end / 1000 - now / 1e6
-            if left > 0 and vote.nobodys:
+            if left > 0 and vote.is_reserved:
                 closed = max(closed, left)
             elif left > 0:
                 holder = self._party(vote.waiter, vote.form, vote.granted / 1000, 0)
                 holders.append(replace(holder, fence=vote.number, remaining=left))
         return Status(name, tuple(holders), tuple(waiters), closed, now=now / 1e6)
 
-    def _party(self, waiter: Waiter, form: Form, since: float, place: int) -> Party:
-        return Party(
+    def _party(self, waiter: WaiterId, form: Form, since: float, place: int) -> Participant:
+        return Participant(
             client=waiter.client,
             host=socket.gethostname(),
             pid=os.getpid(),
@@ -167,8 +167,8 @@ class MemoryVoter:
 
     @property
     def forgot(self) -> int:
-        """See `Recalled`."""
-        if self.charter is None:
+        """See `DoneRecord`."""
+        if self.config is None:
             return 0
         return max(0, self.now() // 1000 - self._votes_from) if self._votes_from else -1
 
@@ -187,18 +187,18 @@ def mismatch(server: str, its: str, ours: object) -> QuorumMismatch:
     )
 
 
-_voters: WeakKeyDictionary[MemoryServer, MemoryVoter] = WeakKeyDictionary()
+_voters: WeakKeyDictionary[MemoryServer, MemoryQuorumServer] = WeakKeyDictionary()
 
 
-def voter_of(server: MemoryServer) -> MemoryVoter:
+def server_of(server: MemoryServer) -> MemoryQuorumServer:
     """The state of this server as one that votes."""
     if server not in _voters:
-        _voters[server] = MemoryVoter(server)
+        _voters[server] = MemoryQuorumServer(server)
     return _voters[server]
 
 
 class MemoryMember:
-    """One client's link to a `MemoryVoter`; answers come in the next turn of the event loop."""
+    """One client's link to a `MemoryQuorumServer`; answers come in the next loop iteration."""
 
     kind = "memory"
 
@@ -209,16 +209,16 @@ class MemoryMember:
         self._client: str | None = None
         self._reading = set[asyncio.Task[Status]]()
 
-    async def join(self, client: str, inbox: MemberInbox, charter: Charter) -> None:
-        self.voter = voter_of(self._find())
-        self._client, self._charter, self._inbox = client, charter, inbox
+    async def join(self, client: str, inbox: MemberInbox, config: QuorumConfig) -> None:
+        self.quorum_server = server_of(self._find())
+        self._client, self._config, self._inbox = client, config, inbox
         self._loop = asyncio.get_running_loop()
-        inbox.enrolled(self.voter.enrol(charter, Memory.UNSAID))
-        self.voter.listeners[client] = inbox
+        inbox.registered(self.quorum_server.register(config, Memory.UNSAID))
+        self.quorum_server.listeners[client] = inbox
 
     async def leave(self, patience: float) -> None:
         if self._client is not None:
-            self.voter.listeners.pop(self._client, None)
+            self.quorum_server.listeners.pop(self._client, None)
             self._client = None
         for reading in self._reading:
             reading.cancel()
@@ -228,104 +228,125 @@ class MemoryMember:
     def waits_for(self) -> float:
         return 0.0
 
-    def enrol(self, memory: Memory) -> None:
-        def enrolled(answer: Any, error: Exception | None) -> None:
+    def register(self, memory: Memory) -> None:
+        def registered(answer: Any, error: Exception | None) -> None:
             if error is None:
-                self._inbox.enrolled(answer)
+                self._inbox.registered(answer)
             else:
-                self._inbox.not_enrolled(error)
+                self._inbox.not_registered(error)
 
-        self._start(lambda: self.voter.enrol(self._charter, memory), enrolled)
+        self._start(lambda: self.quorum_server.register(self._config, memory), registered)
 
     def vote(
         self,
-        stand: Stand,
+        request: VoteRequest,
         ttl: int,
         proposal: int,
         *,
         wait: bool,
         most: int,
         new: bool,
-        heard: Heard,
+        on_reply: Heard,
     ) -> None:
         self._step(
-            stand.name, lambda step: step.vote(stand, ttl, proposal, wait=wait, most=most), heard
+            request.name,
+            lambda step: step.vote(request, ttl, proposal, wait=wait, most=most),
+            on_reply,
         )
 
-    def release(self, stand: Stand, highest: int, upto: int, *, entered: int, heard: Heard) -> None:
-        waiter = stand.waiter
+    def release(
+        self, request: VoteRequest, highest: int, upto: int, *, entered: int, on_reply: Heard
+    ) -> None:
+        waiter = request.waiter
         self._step(
-            stand.name, lambda step: step.release(waiter, highest, upto, entered=entered), heard
+            request.name,
+            lambda step: step.release(waiter, highest, upto, entered=entered),
+            on_reply,
         )
 
-    def give_way(self, stand: Stand, number: int, heard: Heard) -> None:
-        self._step(stand.name, lambda step: step.give_way(stand, number), heard)
+    def yield_vote(self, request: VoteRequest, number: int, on_reply: Heard) -> None:
+        self._step(request.name, lambda step: step.yield_vote(request, number), on_reply)
 
     def renew(
-        self, stand: Stand, number: int, ttl: int, fence: int, *, entered: bool, heard: Heard
+        self,
+        request: VoteRequest,
+        number: int,
+        ttl: int,
+        fence: int,
+        *,
+        entered: bool,
+        on_reply: Heard,
     ) -> None:
-        waiter = stand.waiter
+        waiter = request.waiter
         self._step(
-            stand.name, lambda step: step.renew(waiter, number, ttl, fence, entered=entered), heard
+            request.name,
+            lambda step: step.renew(waiter, number, ttl, fence, entered=entered),
+            on_reply,
         )
 
-    def reserve(self, stand: Stand, number: int, fence: int, heard: Heard) -> None:
-        waiter = stand.waiter
-        self._step(stand.name, lambda step: step.reserve(waiter, number, fence), heard)
+    def reserve(self, request: VoteRequest, number: int, fence: int, on_reply: Heard) -> None:
+        waiter = request.waiter
+        self._step(request.name, lambda step: step.reserve(waiter, number, fence), on_reply)
 
-    def finish(self, stand: Stand, fence: int, remember: int, until: int, heard: Heard) -> None:
-        waiter = stand.waiter
-        self._step(stand.name, lambda step: step.finish(waiter, fence, remember, until), heard)
+    def finish(
+        self, request: VoteRequest, fence: int, remember: int, until: int, on_reply: Heard
+    ) -> None:
+        waiter = request.waiter
+        self._step(request.name, lambda step: step.finish(waiter, fence, remember, until), on_reply)
 
-    def recall(self, name: str, heard: Heard) -> None:
-        self._step(name, lambda step: step.recall(self.voter.forgot), heard)
+    def query_done(self, name: str, on_reply: Heard) -> None:
+        self._step(name, lambda step: step.query_done(self.quorum_server.forgot), on_reply)
 
-    def take_away(self, name: str, waiter: Waiter, heard: Heard) -> None:
-        self._step(name, lambda step: step.take_away(waiter), heard)
+    def take_away(self, name: str, waiter: WaiterId, on_reply: Heard) -> None:
+        self._step(name, lambda step: step.take_away(waiter), on_reply)
 
-    def request(self, name: str, heard: Heard) -> None:
-        self._step(name, VoterStep.request, heard)
+    def request(self, name: str, on_reply: Heard) -> None:
+        self._step(name, QuorumServerStep.request, on_reply)
 
-    def status(self, name: str, heard: Heard, *, waiters: bool = True) -> None:
+    def status(self, name: str, on_reply: Heard, *, waiters: bool = True) -> None:
         def begin(_: object, error: Exception | None) -> None:
             if error is not None:
-                heard(None, error)
+                on_reply(None, error)
                 return
-            reading = self._loop.create_task(in_parts(self.voter.status(name, waiting=waiters)))
+            reading = self._loop.create_task(
+                in_parts(self.quorum_server.status(name, waiting=waiters))
+            )
             self._reading.add(reading)
             reading.add_done_callback(read)
 
         def read(reading: asyncio.Task[Status]) -> None:
             self._reading.discard(reading)
             if reading.cancelled():
-                heard(None, _closed())
+                on_reply(None, _closed())
             else:
-                heard(reading.result(), None)
+                on_reply(reading.result(), None)
 
         self._start(lambda: None, begin)
 
-    def names(self, start: str, heard: Heard) -> None:
-        self._start(lambda: self.voter.listed(start), heard)
+    def names(self, start: str, on_reply: Heard) -> None:
+        self._start(lambda: self.quorum_server.listed(start), on_reply)
 
-    def post(self, name: str, count: int, value: str, remember: int, heard: Heard) -> None:
-        self._step(name, lambda step: step.post(count, value, remember), heard)
+    def post(self, name: str, count: int, value: str, remember: int, on_reply: Heard) -> None:
+        self._step(name, lambda step: step.post(count, value, remember), on_reply)
 
-    def read(self, name: str, heard: Heard) -> None:
-        self._step(name, VoterStep.read, heard)
+    def read(self, name: str, on_reply: Heard) -> None:
+        self._step(name, QuorumServerStep.read, on_reply)
 
-    def _step(self, name: str, operation: Callable[[VoterStep], Any], heard: Heard) -> None:
-        self._start(lambda: self.voter.step(name, operation), heard)
+    def _step(
+        self, name: str, operation: Callable[[QuorumServerStep], Any], on_reply: Heard
+    ) -> None:
+        self._start(lambda: self.quorum_server.step(name, operation), on_reply)
 
-    def _start(self, operation: Callable[[], Any], heard: Heard) -> None:
+    def _start(self, operation: Callable[[], Any], on_reply: Heard) -> None:
         if self._client is None:
-            self._loop.call_soon(heard, None, _closed())
+            self._loop.call_soon(on_reply, None, _closed())
             return
         try:
             answer = operation()
         except StoreError as error:
-            self._loop.call_soon(heard, None, error)
+            self._loop.call_soon(on_reply, None, error)
         else:
-            self._loop.call_soon(heard, answer, None)
+            self._loop.call_soon(on_reply, answer, None)
 
 
 def _closed() -> StoreError:

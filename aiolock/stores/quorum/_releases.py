@@ -15,8 +15,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final, NamedTuple
 
-from aiolock.stores._member import UNBOUNDED, Stand
-from aiolock.stores.quorum._seat import Seat
+from aiolock.stores._member import UNBOUNDED, VoteRequest
+from aiolock.stores.quorum._connection import MemberConnection
 
 _FIRST_PAUSE: Final = 1.0
 """Seconds until one is sent again for the first time; each later pause of it is twice as long."""
@@ -30,8 +30,8 @@ _LONGEST: Final = 3600.0
 class Release(NamedTuple):
     """The release of one ended acquisition at one member."""
 
-    seat: Seat
-    stand: Stand
+    connection: MemberConnection
+    request: VoteRequest
     highest: int
     entered: int
     at: float
@@ -100,18 +100,20 @@ class Releases:
         for release in releases:
             if self._time() >= release.until:
                 continue
-            if release.seat.in_reach:
+            if release.connection.in_reach:
                 self._send(release)
             else:
                 self.keep(release)
 
     def _send(self, release: Release) -> None:
-        seat, at, entered = release.seat, release.at, release.entered
+        connection, at, entered = release.connection, release.at, release.entered
         if entered >= 0:  # else it was never inside, or has lost that
             entered += int((self._time() - at) * 1000)
-        heard = partial(self._answered, release)
-        seat.asked()
-        seat.member.release(release.stand, release.highest, UNBOUNDED, entered=entered, heard=heard)
+        on_reply = partial(self._answered, release)
+        connection.asked()
+        connection.member.release(
+            release.request, release.highest, UNBOUNDED, entered=entered, on_reply=on_reply
+        )
 
     def _answered(self, release: Release, _: int | None, error: Exception | None) -> None:
         if error is not None:

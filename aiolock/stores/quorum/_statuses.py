@@ -9,7 +9,7 @@ from operator import attrgetter
 from typing import Final
 
 from aiolock._turns import at_once
-from aiolock.store import Party, Status, Waiter
+from aiolock.store import Participant, Status, WaiterId
 
 
 def merged(name: str, said: Mapping[int, Status], size: int, now: float) -> Status:
@@ -28,16 +28,16 @@ def merging(
 ) -> Generator[int, None, Status]:
     """The same, part by part: see `aiolock._turns.in_parts`."""
     quorum = size // 2 + 1
-    votes, waiting = dict[Waiter, list[Party]](), dict[Waiter, Party]()
+    votes, waiting = dict[WaiterId, list[Participant]](), dict[WaiterId, Participant]()
     for status in said.values():
         for number, party in enumerate(status.holders):
-            votes.setdefault(Waiter(party.client, party.seq), []).append(party)
+            votes.setdefault(WaiterId(party.client, party.seq), []).append(party)
             yield number % _FOR_A_UNIT == 0
         for number, party in enumerate(status.waiters):
-            who = Waiter(party.client, party.seq)
+            who = WaiterId(party.client, party.seq)
             waiting[who] = _alive(waiting.get(who, party), party)
             yield number % _FOR_A_UNIT == 0
-    holders = list[Party]()
+    holders = list[Participant]()
     any_other, alone = _Most(), _Most()
     for number, (who, parties) in enumerate(votes.items()):
         any_other.count(who, len(parties))
@@ -55,7 +55,7 @@ def merging(
         elif who not in waiting:
             waiting[who] = replace(parties[0], fence=0, remaining=0.0)
     holders.sort(key=attrgetter("fence"))
-    waiters = list[Party]()
+    waiters = list[Participant]()
     for party in (yield from _in_order(list(waiting.values()))):
         place = len(waiters) + 1
         waiters.append(party if party.place == place else replace(party, place=place))
@@ -72,9 +72,9 @@ _SORTED: Final = 500
 _turn = attrgetter("since", "client", "seq")
 
 
-def _in_order(parties: list[Party]) -> Generator[int, None, Iterable[Party]]:
+def _in_order(parties: list[Participant]) -> Generator[int, None, Iterable[Participant]]:
     """The waiters by the time of their tickets."""
-    runs = list[list[Party]]()
+    runs = list[list[Participant]]()
     for start in range(0, len(parties), _SORTED):
         yield _SORTED // _FOR_A_UNIT
         runs.append(sorted(parties[start : start + _SORTED], key=_turn))
@@ -85,27 +85,27 @@ class _Most:
     """The most votes that any waiter has, and the most of any other."""
 
     def __init__(self) -> None:
-        self._who: Waiter | None = None
+        self._who: WaiterId | None = None
         self._most = self._next = 0
 
-    def count(self, who: Waiter, votes: int) -> None:
+    def count(self, who: WaiterId, votes: int) -> None:
         """A waiter has so many."""
         if votes > self._most:
             self._who, self._most, self._next = who, votes, self._most
         else:
             self._next = max(self._next, votes)
 
-    def beside(self, who: Waiter) -> int:
+    def beside(self, who: WaiterId) -> int:
         """The most that any other than this one has."""
         return self._next if who == self._who else self._most
 
 
-def _alive(party: Party, other: Party) -> Party:
+def _alive(party: Participant, other: Participant) -> Participant:
     """A waiter is alive if it listens at any member."""
     return other if other.alive and not party.alive else party
 
 
-def _holder(parties: Sequence[Party], quorum: int) -> Party:
+def _holder(parties: Sequence[Participant], quorum: int) -> Participant:
     """The holder; its fence and its end are those that a majority of its votes supports."""
     fences = sorted(party.fence for party in parties)
     ends = sorted((party.remaining for party in parties), reverse=True)
@@ -123,11 +123,11 @@ def _closed(said: Sequence[Status], quorum: int) -> float:
     return closed[quorum - 1] if len(closed) >= quorum else 0.0
 
 
-def numbered(said: Mapping[int, Status]) -> Generator[int, None, dict[int, Waiter]]:
+def numbered(said: Mapping[int, Status]) -> Generator[int, None, dict[int, WaiterId]]:
     """The waiter for each number of a vote, part by part."""
-    found = dict[int, Waiter]()
+    found = dict[int, WaiterId]()
     for status in said.values():
         for number, party in enumerate(status.holders):
-            found[party.fence] = Waiter(party.client, party.seq)
+            found[party.fence] = WaiterId(party.client, party.seq)
             yield number % _FOR_A_UNIT == 0
     return found

@@ -20,21 +20,21 @@ from aiolock.store import (
     FEW,
     Answer,
     Form,
+    HandoffReport,
     Inbox,
     Page,
-    Pass,
     Posted,
     Renewal,
     Rule,
     ServerStatus,
     Status,
-    Waiter,
+    WaiterId,
 )
-from aiolock.stores._member import Charter, Enrolled, Heard, Kept, Member
+from aiolock.stores._member import Heard, Kept, Member, QuorumConfig, Registered
 from aiolock.stores._opening import Opening
 from aiolock.stores.quorum._candidates import Candidates
-from aiolock.stores.quorum._council import Council
-from aiolock.stores.quorum._seat import Seat
+from aiolock.stores.quorum._connection import MemberConnection
+from aiolock.stores.quorum._membership import Membership
 from aiolock.stores.quorum._statuses import merging, numbered
 
 OFFERS: Final = frozenset({"lock", "rwlock", "once", "election", "periodic"})
@@ -69,8 +69,8 @@ class QuorumStore(Uncopyable):
         self._size = len(members)
         self._longest_ttl = longest_ttl
         addresses = tuple(sorted(member.address for member in members))
-        self.charter = Charter(addresses, round(longest_ttl * 1000), durable)
-        self._council: Council | None = None
+        self.config = QuorumConfig(addresses, round(longest_ttl * 1000), durable)
+        self._membership: Membership | None = None
         self._opening = Opening()
         self._able = True
 
@@ -99,114 +99,114 @@ class QuorumStore(Uncopyable):
 
     def servers(self) -> list[ServerStatus]:
         """See `Several`."""
-        if self._council is None:
+        if self._membership is None:
             return [ServerStatus(member.address, "out") for member in self.members]
-        standings = list(self._candidates.standings.values())
-        return self._council.servers(
-            lambda server: sum(each.ballot.votes[server] is not None for each in standings)
+        acquisitions = list(self._candidates.acquisitions.values())
+        return self._membership.servers(
+            lambda server: sum(each.vote_set.votes[server] is not None for each in acquisitions)
         )
 
     async def open(self, client: str, inbox: Inbox) -> None:
         self._loop = asyncio.get_running_loop()
         self._inbox = inbox
         self._able = False
-        council = Council(self.members, self.charter, self)
-        self._candidates = Candidates(council, inbox)
-        self._council = council
-        await self._opening.run(self._open(council, client), self.aclose)
+        membership = Membership(self.members, self.config, self)
+        self._candidates = Candidates(membership, inbox)
+        self._membership = membership
+        await self._opening.run(self._open(membership, client), self.aclose)
 
-    async def _open(self, council: Council, client: str) -> None:
+    async def _open(self, membership: Membership, client: str) -> None:
         try:
-            await council.join(client)
+            await membership.join(client)
         except BaseException:
-            self._council = None
+            self._membership = None
             self._candidates.close()
-            await council.leave()
+            await membership.leave()
             raise
         self._able = True
-        council.decides = council.has_majority_of_votes
+        membership.decides = membership.has_majority_of_votes
 
     async def aclose(self) -> None:
         if self._opening.under_way:
             await self._opening.end()
-        council, self._council = self._council, None
-        if council is not None:
+        membership, self._membership = self._membership, None
+        if membership is not None:
             self._candidates.close()
-            await council.leave()
+            await membership.leave()
 
     # News from the seats
 
-    def joined(self, seat: Seat) -> None:
+    def joined(self, connection: MemberConnection) -> None:
         """See `Host`."""
-        if self._council is not None:
-            self._council.joined()
-            if seat.is_joined:
-                self.reach_changed(seat)
+        if self._membership is not None:
+            self._membership.joined()
+            if connection.is_joined:
+                self.reach_changed(connection)
 
-    def enrolled(self, seat: Seat, enrolled: Enrolled) -> None:
+    def registered(self, connection: MemberConnection, registered: Registered) -> None:
         """See `Host`."""
-        if self._council is not None:
-            if seat.run != enrolled.run:
-                self._candidates.forget_clock(seat.number)
-            self._council.enrolled(seat, enrolled)
-            if seat.in_reach:
-                self._loop.call_soon(self._ask_there, seat.number)
+        if self._membership is not None:
+            if connection.run != registered.run:
+                self._candidates.forget_clock(connection.number)
+            self._membership.registered(connection, registered)
+            if connection.in_reach:
+                self._loop.call_soon(self._ask_there, connection.number)
 
-    def reach_changed(self, seat: Seat) -> None:
+    def reach_changed(self, connection: MemberConnection) -> None:
         """See `Host`."""
-        council = self._council
-        if council is None:
+        membership = self._membership
+        if membership is None:
             return
-        able, before = council.able, self._able
+        able, before = membership.able, self._able
         if self._opening.under_way:
             return
         self._able = able
         self.voting_changed()
         if before and not able:
-            self._inbox.link(council.too_few())
+            self._inbox.link(membership.too_few())
         elif able and not before:
             self._inbox.link(None)
             self._inbox.reconnected()
-        elif seat.in_reach:
-            self._candidates.ask_there(seat.number)
+        elif connection.in_reach:
+            self._candidates.ask_there(connection.number)
         elif able:
             self._candidates.out_of_reach()
 
     def voting_changed(self) -> None:
         """See `Host`."""
-        council = self._council
-        if council is None or self._opening.under_way:
+        membership = self._membership
+        if membership is None or self._opening.under_way:
             return
-        council.decides = council.has_majority_of_votes
+        membership.decides = membership.has_majority_of_votes
         self._candidates.voting_changed()
 
     def ask_there(self, server: int) -> None:
         """See `Host`."""
-        if self._council is not None:
+        if self._membership is not None:
             self._candidates.ask_there(server)
             self._candidates.may_be_inquired(server)
 
     def _ask_there(self, server: int) -> None:
-        if self._council is not None:
+        if self._membership is not None:
             self._candidates.ask_there(server)
 
-    def knows(self, waiter: Waiter) -> bool:
+    def knows(self, waiter: WaiterId) -> bool:
         """See `Host`."""
-        return waiter in self._candidates.standings
+        return waiter in self._candidates.acquisitions
 
-    def granted(self, server: int, waiter: Waiter, number: int, lease: int, now: int) -> None:
+    def granted(self, server: int, waiter: WaiterId, number: int, lease: int, now: int) -> None:
         """See `Host`."""
         self._candidates.granted(server, waiter, number, lease, now)
 
-    def foreign(self, server: int, name: str, waiter: Waiter, form: Form) -> None:
+    def foreign(self, server: int, name: str, waiter: WaiterId, form: Form) -> None:
         """See `Host`."""
         self._candidates.foreign(server, name, waiter, form)
 
-    def inquired(self, server: int, waiter: Waiter, number: int) -> None:
+    def inquired(self, server: int, waiter: WaiterId, number: int) -> None:
         """See `Host`."""
         self._candidates.inquired(server, waiter, number)
 
-    def vote_lost(self, server: int, name: str, waiter: Waiter, number: int, reason: str) -> None:
+    def vote_lost(self, server: int, name: str, waiter: WaiterId, number: int, reason: str) -> None:
         """See `Host`."""
         self._candidates.vote_lost(server, name, waiter, number, reason)
 
@@ -214,7 +214,7 @@ class QuorumStore(Uncopyable):
         """See `Host`."""
         self._candidates.closed(name)
 
-    def requested(self, waiter: Waiter) -> None:
+    def requested(self, waiter: WaiterId) -> None:
         """See `Host`."""
         self._candidates.requested(waiter)
 
@@ -223,7 +223,7 @@ class QuorumStore(Uncopyable):
     def acquire(
         self,
         name: str,
-        waiter: Waiter,
+        waiter: WaiterId,
         form: Form,
         ttl: int,
         *,
@@ -231,7 +231,7 @@ class QuorumStore(Uncopyable):
         wait: bool,
         max_waiters: int,
     ) -> asyncio.Future[Answer]:
-        if self._council is None:
+        if self._membership is None:
             return self._failed(_closed())
         if form.shared and form.rule is not Rule.ALWAYS and not form.counts:
             return self._failed(Unsupported(f"{name!r} is of a kind that a quorum does not offer"))
@@ -243,26 +243,26 @@ class QuorumStore(Uncopyable):
     def release(
         self,
         name: str,
-        waiter: Waiter,
+        waiter: WaiterId,
         form: Form,
         fence: int,
         *,
         entered: bool = True,
         lost: bool = False,
     ) -> asyncio.Future[int]:
-        if self._council is None:
+        if self._membership is None:
             return self._failed(_closed())
         return self._candidates.release(name, waiter, form, fence, entered=entered, lost=lost)
 
     def finish(
-        self, name: str, waiter: Waiter, form: Form, fence: int, remember: int
+        self, name: str, waiter: WaiterId, form: Form, fence: int, remember: int
     ) -> asyncio.Future[int]:
-        if self._council is None:
+        if self._membership is None:
             return self._failed(_closed())
         return self._candidates.finish(name, waiter, form, fence, remember)
 
     def renew(self, renewals: Sequence[Renewal]) -> asyncio.Future[list[bool | None]]:
-        if self._council is None:
+        if self._membership is None:
             return self._failed(_closed())
         future: asyncio.Future[list[bool | None]] = self._loop.create_future()
         answers: list[bool | None] = [None] * len(renewals)
@@ -289,18 +289,18 @@ class QuorumStore(Uncopyable):
         return asyncio.ensure_future(self._status(name, waiters=waiters))
 
     async def _status(self, name: str, *, waiters: bool = True) -> Status:
-        council = self._council
-        if council is None:
+        membership = self._membership
+        if membership is None:
             raise _closed()
-        said: dict[int, Status] = await council.ask(
-            lambda member, heard: member.status(name, heard, waiters=waiters), dict
+        said: dict[int, Status] = await membership.ask(
+            lambda member, on_reply: member.status(name, on_reply, waiters=waiters), dict
         )
-        now = council.clocks.now(council.time()) / 1e6
-        found = await in_parts(merging(name, said, council.size, now))
+        now = membership.clocks.now(membership.time()) / 1e6
+        found = await in_parts(merging(name, said, membership.size, now))
         if not waiters:
             few, all_ = found.holders[:FEW], len(found.holders)
             found = replace(found, holders=few, waiters=(), more_holders=all_ - len(few))
-        return await in_parts(self._candidates.as_handed_on(found))
+        return await in_parts(self._candidates.as_handed_off(found))
 
     def snapshot(self, start: str = "") -> asyncio.Future[Page]:
         return asyncio.ensure_future(self._snapshot(start))
@@ -311,7 +311,7 @@ class QuorumStore(Uncopyable):
         A member that did not answer stays where it is, so that a majority has named all it has in
         the end. When those that answer have, the others are waited for no longer.
         """
-        if self._council is None:
+        if self._membership is None:
             raise _closed()
         where = start.split(" ") if start else [""] * self._size
         after, ended = [*where], True
@@ -323,16 +323,18 @@ class QuorumStore(Uncopyable):
             ended = all(after[server] == "-" for server in said)
             return list(dict.fromkeys(name for names, _ in said.values() for name in names))
 
-        numbers = {id(seat.member): seat.number for seat in self._council.seats}
+        numbers = {
+            id(connection.member): connection.number for connection in self._membership.connections
+        }
 
-        def ask(member: Member, heard: Any) -> None:
+        def ask(member: Member, on_reply: Any) -> None:
             begin = where[numbers[id(member)]]
             if begin == "-":
-                heard(((), ""), None)
+                on_reply(((), ""), None)
             else:
-                member.names(begin, heard)
+                member.names(begin, on_reply)
 
-        names = await self._council.ask(ask, conclude)
+        names = await self._membership.ask(ask, conclude)
         statuses = list[Status]()
         for first in range(0, len(names), _TOGETHER):
             asked = list[asyncio.Future[Status]]()
@@ -343,10 +345,10 @@ class QuorumStore(Uncopyable):
         return Page(statuses, "" if ended else " ".join(after))
 
     def request(self, name: str) -> asyncio.Future[int]:
-        if self._council is None:
+        if self._membership is None:
             return self._failed(_closed())
-        return self._council.ask(
-            lambda member, heard: member.request(name, heard),
+        return self._membership.ask(
+            lambda member, on_reply: member.request(name, on_reply),
             lambda said: max(said.values(), default=0),
         )
 
@@ -355,15 +357,15 @@ class QuorumStore(Uncopyable):
 
     async def _break(self, name: str, fences: Sequence[int]) -> int:
         """Break by waiter: members know a grant by their own numbers, one of which is its fence."""
-        if self._council is None:
+        if self._membership is None:
             raise _closed()
-        council = self._council
-        said: dict[int, Status] = await council.ask(
-            lambda member, heard: member.status(name, heard), dict
+        membership = self._membership
+        said: dict[int, Status] = await membership.ask(
+            lambda member, on_reply: member.status(name, on_reply), dict
         )
-        status = await in_parts(merging(name, said, council.size, 0.0))
+        status = await in_parts(merging(name, said, membership.size, 0.0))
         numbers = await in_parts(numbered(said))
-        holders = {Waiter(party.client, party.seq): party.fence for party in status.holders}
+        holders = {WaiterId(party.client, party.seq): party.fence for party in status.holders}
         numbers |= self._candidates.fences()
         # The fence of one reader may be the number of a vote of another reader.
         named = {waiter for waiter, fence in holders.items() if fence in fences}
@@ -371,7 +373,7 @@ class QuorumStore(Uncopyable):
         named |= {numbers[fence] for fence in others if fence in numbers}
         broken, unknown = 0, False
         for waiter in named:
-            taken = await council.ask(partial(_take_away, name, waiter), _taken)
+            taken = await membership.ask(partial(_take_away, name, waiter), _taken)
             if waiter in holders:
                 broken += taken > 0
                 unknown |= taken < 0
@@ -380,25 +382,25 @@ class QuorumStore(Uncopyable):
     def post(
         self, name: str, count: int, *, token: str, declared: int, value: str, remember: int
     ) -> asyncio.Future[int]:
-        if self._council is None:
+        if self._membership is None:
             return self._failed(_closed())
         if token or declared:
             return self._failed(Unsupported(f"{name!r}: {_NOT_COUNTED}"))
-        return self._council.ask(
-            lambda member, heard: member.post(name, count, value, remember, heard),
+        return self._membership.ask(
+            lambda member, on_reply: member.post(name, count, value, remember, on_reply),
             lambda said: max(said.values()),
         )
 
     def read(self, name: str) -> asyncio.Future[Posted]:
-        if self._council is None:
+        if self._membership is None:
             return self._failed(_closed())
-        said: asyncio.Future[dict[int, Kept]] = self._council.ask(
-            lambda member, heard: member.read(name, heard), dict
+        said: asyncio.Future[dict[int, Kept]] = self._membership.ask(
+            lambda member, on_reply: member.read(name, on_reply), dict
         )
-        return asyncio.ensure_future(self._read(name, self._council, said))
+        return asyncio.ensure_future(self._read(name, self._membership, said))
 
     async def _read(
-        self, name: str, council: Council, asked: asyncio.Future[dict[int, Kept]]
+        self, name: str, membership: Membership, asked: asyncio.Future[dict[int, Kept]]
     ) -> Posted:
         """The highest count of a majority; a majority has to have it before the client is told.
 
@@ -413,7 +415,7 @@ class QuorumStore(Uncopyable):
             told = self.post(
                 name, best.count, token="", declared=0, value=value, remember=best.left
             )
-            if len(said) - behind < council.quorum:
+            if len(said) - behind < membership.quorum:
                 await told
             else:
                 told.add_done_callback(_retrieve)
@@ -421,11 +423,11 @@ class QuorumStore(Uncopyable):
 
     # What is not offered
 
-    def pass_on(self, passed: Pass) -> asyncio.Future[int]:
+    def report_handoff(self, passed: HandoffReport) -> asyncio.Future[int]:
         """Never called: no waiter is told which one stands directly before it. See `_handing`."""
         return self._unsupported()
 
-    def downgrade(self, name: str, waiter: Waiter, form: Form, fence: int) -> asyncio.Future[int]:
+    def downgrade(self, name: str, waiter: WaiterId, form: Form, fence: int) -> asyncio.Future[int]:
         return self._failed(Unsupported(f"{name!r}: {_NO_DOWNGRADE}"))
 
     def resize(self, name: str, declared: int, limit: int, remember: int) -> asyncio.Future[int]:
@@ -440,8 +442,8 @@ class QuorumStore(Uncopyable):
         return future
 
 
-def _take_away(name: str, waiter: Waiter, member: Member, heard: Heard) -> None:
-    member.take_away(name, waiter, heard)
+def _take_away(name: str, waiter: WaiterId, member: Member, on_reply: Heard) -> None:
+    member.take_away(name, waiter, on_reply)
 
 
 def _retrieve(future: asyncio.Future[int]) -> None:

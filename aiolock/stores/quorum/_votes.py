@@ -65,7 +65,7 @@ class Raise(NamedTuple):
     fence: int
 
 
-class GiveWay(NamedTuple):
+class YieldVote(NamedTuple):
     """Give this vote back, and stand in line there again."""
 
     server: int
@@ -79,11 +79,11 @@ class Release(NamedTuple):
     upto: int
 
 
-class Recall(NamedTuple):
+class QueryDone(NamedTuple):
     """Ask whether the work is done, now that no other waiter can do it."""
 
 
-Step = Enter | Raise | GiveWay | Recall
+Step = Enter | Raise | YieldVote | QueryDone
 """What the client has to do now."""
 
 
@@ -107,7 +107,7 @@ class Vote:
         return f"<Vote {self.number} known={self.known} deadline={self.deadline:.6f}>"
 
 
-class Ballot:
+class VoteSet:
     """The votes of one waiter, and what follows from them."""
 
     def __init__(self, servers: int, *, once: bool = False, periodic: bool = False) -> None:
@@ -127,11 +127,11 @@ class Ballot:
         self.highest = 0
         """The highest number that it was ever given; a release tells it to all servers, which then
         agree, so that the next waiter need not tell a fence before it enters."""
-        self.aside = False
-        """The waiter stands in no line: see `step_aside`."""
+        self.suspended = False
+        """The waiter stands in no line: see `suspend`."""
         self.stuck = False
         """It has a majority, and too few of these servers can be told the fence."""
-        self._void = [0] * servers
+        self._given_back = [0] * servers
         """By server: votes with numbers up to this are not ours any more."""
         self._inquired = [0] * servers
         """By server: the highest number for which it has inquired."""
@@ -154,25 +154,25 @@ class Ballot:
             if number == vote.number:
                 vote.deadline = max(vote.deadline, deadline)
             return None
-        if self.aside or self._taken[server] or self._expired:
+        if self.suspended or self._taken[server] or self._expired:
             self.votes[server] = None
-            self._void[server] = number
+            self._given_back[server] = number
             return Release(server, number)
         self.votes[server] = Vote(number, deadline, period)
         return None
 
     def may_count(self, server: int, number: int) -> bool:
         """Whether a vote of this number is not one that was given back, or taken away."""
-        return number > self._void[server]
+        return number > self._given_back[server]
 
     def counted(self, server: int, number: int, deadline: float) -> None:
         """The count that we wait for is reached, and stays so: no answer is too late for that."""
-        if not self.aside:
+        if not self.suspended:
             self.votes[server] = Vote(number, deadline)
 
     def least(self, server: int) -> int:
         """The lowest number that counts there, which the server may have forgotten; 0: any."""
-        return self._void[server] + 1 if self._void[server] else 0
+        return self._given_back[server] + 1 if self._given_back[server] else 0
 
     def renewed(self, server: int, number: int, deadline: float, fence: int = 0) -> None:
         """A server has renewed this vote, and knows this fence."""
@@ -193,9 +193,9 @@ class Ballot:
         vote = self.votes[server]
         if vote is not None and vote.number <= number:
             self.votes[server] = None
-            if self.phase is Phase.ENTERED and self._stands(vote, now):
+            if self.phase is Phase.ENTERED and self._is_valid(vote, now):
                 self._taken[server] = True
-        self._void[server] = max(self._void[server], number)
+        self._given_back[server] = max(self._given_back[server], number)
 
     def expire(self, now: float) -> None:
         """After the deadline of a waiter that has entered, no new vote makes a majority again.
@@ -214,7 +214,7 @@ class Ballot:
         """
         self._taken[server] = False
         if self.phase is Phase.ENTERED:
-            self._void[server] = min(self._void[server], self.fence - 1)
+            self._given_back[server] = min(self._given_back[server], self.fence - 1)
 
     def inquired(self, server: int, number: int) -> None:
         """A waiter with a lower ticket wants this vote."""
@@ -236,44 +236,44 @@ class Ballot:
         if len(votes) - votes.count(None) < quorum:  # whether they still stand or not
             self.unsure = self._once
             return self._give_way(now)
-        standing = self._of_one_period(
+        acquisition = self._of_one_period(
             [
                 (server, vote)
                 for server, vote in enumerate(votes)
-                if vote is not None and self._stands(vote, now) and vote.period.over_at > now
+                if vote is not None and self._is_valid(vote, now) and vote.period.over_at > now
             ]
         )
-        if len(standing) < quorum:
+        if len(acquisition) < quorum:
             self.unsure = self._once
             return self._give_way(now)
-        fence = self._fence(sorted([vote.number for _, vote in standing]))
-        if self._is_known([vote for _, vote in standing], fence):
+        fence = self._fence(sorted([vote.number for _, vote in acquisition]))
+        if self._is_known([vote for _, vote in acquisition], fence):
             if self.unsure:
-                return [Recall()]
+                return [QueryDone()]
             self.phase, self.fence = Phase.ENTERED, fence
             return [Enter(fence)]
-        return self._raise(standing, fence, now, reaches)
+        return self._raise(acquisition, fence, now, reaches)
 
     def _raise(
         self,
-        standing: list[tuple[int, Vote]],
+        acquisition: list[tuple[int, Vote]],
         fence: int,
         now: float,
         reaches: Callable[[int], bool],
     ) -> list[Step]:
         """Tell the fence to the servers of these votes that do not know it yet."""
-        able = sum([vote.known >= fence or reaches(server) for server, vote in standing])
+        able = sum([vote.known >= fence or reaches(server) for server, vote in acquisition])
         if able < self.quorum:
             # It is short of a majority until then. Else it would keep what others need: they have
             # a majority without the server that does not answer.
             self.stuck, self.unsure = True, self._once
             return self._give_way(now)
         steps: list[Step] = []
-        for server, vote in standing:
+        for server, vote in acquisition:
             if vote.known < fence and not vote.raising:
                 vote.raising = True
                 steps.append(Raise(server, vote.number, fence))
-        return steps + self._exchange([server for server, _ in standing], now)
+        return steps + self._exchange([server for server, _ in acquisition], now)
 
     def _of_one_period(self, votes: list[tuple[int, Vote]]) -> list[tuple[int, Vote]]:
         """Those that count together: of a periodic job the period with the most votes."""
@@ -298,15 +298,15 @@ class Ballot:
         return [server for server, _ in self._of_one_period(votes)]
 
     @staticmethod
-    def _stands(vote: Vote, now: float) -> bool:
+    def _is_valid(vote: Vote, now: float) -> bool:
         return vote.deadline > now
 
     def _fence(self, numbers: list[int]) -> int:
         """The lowest of the sorted numbers that a majority of the votes does not exceed."""
         return numbers[self.quorum - 1]
 
-    def _is_known(self, standing: list[Vote], fence: int) -> bool:
-        return sum([vote.known >= fence for vote in standing]) >= self.quorum
+    def _is_known(self, acquisition: list[Vote], fence: int) -> bool:
+        return sum([vote.known >= fence for vote in acquisition]) >= self.quorum
 
     def _give_way(self, now: float) -> list[Step]:
         steps: list[Step] = []
@@ -315,7 +315,7 @@ class Ballot:
                 continue
             # A vote that has ended is given back, too: for a new number, or for a waiter before us;
             # and one whose period is over, for one of the next.
-            ended = not self._stands(vote, now) or vote.period.over_at <= now
+            ended = not self._is_valid(vote, now) or vote.period.over_at <= now
             if ended or self._inquired[server] >= vote.number:
                 steps.append(self._back(server, vote))
         return steps
@@ -332,9 +332,9 @@ class Ballot:
         ]
         return [self._back(server, vote) for server, vote in over]
 
-    def _back(self, server: int, vote: Vote) -> GiveWay:
+    def _back(self, server: int, vote: Vote) -> YieldVote:
         self._drop(server, vote)
-        return GiveWay(server, vote.number)
+        return YieldVote(server, vote.number)
 
     def turned(self, server: int) -> None:
         """The vote of that server becomes a mark: it is not counted from now on."""
@@ -344,7 +344,7 @@ class Ballot:
 
     def _drop(self, server: int, vote: Vote) -> None:
         self.votes[server] = None
-        self._void[server] = max(self._void[server], vote.number)
+        self._given_back[server] = max(self._given_back[server], vote.number)
 
     @property
     def has_votes(self) -> bool:
@@ -375,7 +375,7 @@ class Ballot:
             if vote is not None
         ]
 
-    def hand_on(self, now: float) -> int:
+    def hand_off(self, now: float) -> int:
         """Hand the lock to another waiter of this client; the fence, or 0 if that may not be.
 
         The votes stay what they are, and so does the deadline. A majority of the votes has to
@@ -385,37 +385,39 @@ class Ballot:
         self.expire(now)
         if self.phase is not Phase.ENTERED or self._expired:
             return 0
-        standing = [vote for vote in self.votes if vote is not None and self._stands(vote, now)]
-        if not self._is_known(standing, self.fence + 1):
+        acquisition = [
+            vote for vote in self.votes if vote is not None and self._is_valid(vote, now)
+        ]
+        if not self._is_known(acquisition, self.fence + 1):
             return 0
         self.fence += 1
         return self.fence
 
     # The end
 
-    def step_aside(self) -> list[Release]:
+    def suspend(self) -> list[Release]:
         """No majority votes for us: leave the lines, but keep the ticket.
 
         Else a waiter that reaches one voting server only, and has the lowest ticket there, would
         for ever block waiters that need this server for their majority.
         """
-        self.aside = True
+        self.suspended = True
         for server, vote in enumerate(self.votes):
             if vote is not None:
                 self._drop(server, vote)
         # No further than this: a late copy must not take a vote that is given after it.
-        return [Release(server, upto) for server, upto in enumerate(self._void)]
+        return [Release(server, upto) for server, upto in enumerate(self._given_back)]
 
     def give_back(self) -> list[Release]:
         """The waiter has entered too late: give everything back except the ticket."""
         self.phase, self.fence = Phase.WAITING, 0
         self._taken, self._expired = [False] * len(self._taken), False
         self._confirmed = False
-        return self.step_aside()
+        return self.suspend()
 
     def come_back(self) -> None:
         """A majority votes again: ask all servers."""
-        self.aside = False
+        self.suspended = False
 
     def leave(self) -> None:
         """End it: release without a bound at every server that was ever asked."""

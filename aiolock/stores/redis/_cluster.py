@@ -2,8 +2,8 @@
 
 The client subscribes to its one channel on every master that it uses, by an ordinary SUBSCRIBE: the
 script that grants a lock runs where the lock is, and counts the listeners there. The cluster also
-sends each push to its other nodes, so a client gets it several times (`Echoes`). If that is too
-much traffic, pushes can go by another channel: see `_sharded`.
+sends each push to its other nodes, so a client gets it several times (`PushDeduplicator`). If that
+is too much traffic, pushes can go by another channel: see `_sharded`.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from aiolock.store import (
     Answer,
     Busy,
     Form,
+    HandoffReport,
     Page,
-    Party,
-    Pass,
+    Participant,
     Posted,
     Renewal,
     Status,
-    Waiter,
+    WaiterId,
 )
-from aiolock.stores.redis._codec import NOBODY
+from aiolock.stores.redis._codec import RESERVED
 from aiolock.stores.redis._masters import Masters
-from aiolock.stores.redis._parked import copied
+from aiolock.stores.redis._pending import copied
 from aiolock.stores.redis._protocol import PROTOCOL
 from aiolock.stores.redis._replies import said_of
 from aiolock.stores.redis._seeds import Seeds
@@ -69,7 +69,7 @@ class ClusterStore(Masters):
     def acquire(
         self,
         name: str,
-        waiter: Waiter,
+        waiter: WaiterId,
         form: Form,
         ttl: int,
         *,
@@ -82,7 +82,7 @@ class ClusterStore(Masters):
             lambda node: node.acquire(
                 name, waiter, form, ttl, ticket=ticket, wait=wait, max_waiters=max_waiters
             ),
-            sure=False,
+            must_run=False,
             first=None if ticket else waiter,
         )
         return answer if wait else self._plain(self._answered(answer))
@@ -105,7 +105,7 @@ class ClusterStore(Masters):
     def release(
         self,
         name: str,
-        waiter: Waiter,
+        waiter: WaiterId,
         form: Form,
         fence: int,
         *,
@@ -123,8 +123,8 @@ class ClusterStore(Masters):
             lambda node: node.release(name, waiter, form, fence, entered=entered, lost=lost),
         )
 
-    def pass_on(self, passed: Pass) -> asyncio.Future[int]:
-        return self._at(slot_of(passed.name), lambda node: node.pass_on(passed))
+    def report_handoff(self, passed: HandoffReport) -> asyncio.Future[int]:
+        return self._at(slot_of(passed.name), lambda node: node.report_handoff(passed))
 
     def renew(self, renewals: Sequence[Renewal]) -> asyncio.Future[list[bool | None]]:
         def renewed(renewal: Renewal) -> asyncio.Future[list[bool | None]]:
@@ -156,35 +156,36 @@ class ClusterStore(Masters):
             waiters=await self._named(found.waiters),
         )
 
-    async def _introduced(self, parties: Sequence[Party]) -> tuple[Party, ...]:
+    async def _introduced(self, parties: Sequence[Participant]) -> tuple[Participant, ...]:
         """The parties with host and process, when their clients' keys are at another node."""
         await self._meet(parties)
         return await self._named(parties)
 
-    async def _meet(self, parties: Sequence[Party]) -> None:
+    async def _meet(self, parties: Sequence[Participant]) -> None:
         """Find out what the clients of these say of themselves; who does not answer is left out."""
         take, unknown = turns().take, dict[str, None]()
         for each in parties:
             await take()
-            if not each.host and each.client != NOBODY and each.client not in self._said:
+            if not each.host and each.client != RESERVED and each.client not in self._said:
                 unknown[each.client] = None
         asked = list(unknown)
         for start in range(0, len(asked), _TOGETHER):
             some = asked[start : start + _TOGETHER]
             answers = await asyncio.gather(*map(self._who, some), return_exceptions=True)
-            for client, says in zip(some, answers, strict=True):
-                if isinstance(says, bytes) and says:  # else it stays unknown: it is for people only
+            for client, metadata in zip(some, answers, strict=True):
+                # Without an answer it stays unknown: it is for people only.
+                if isinstance(metadata, bytes) and metadata:
                     if len(self._said) >= _MOST_KNOWN:
                         self._said.clear()
-                    self._said[client] = says
+                    self._said[client] = metadata
 
-    async def _named(self, parties: Sequence[Party]) -> tuple[Party, ...]:
+    async def _named(self, parties: Sequence[Participant]) -> tuple[Participant, ...]:
         """The same, with what is known of their clients."""
-        take, named = turns().take, list[Party]()
+        take, named = turns().take, list[Participant]()
         for each in parties:
             await take()
-            says = None if each.host or each.client == NOBODY else self._said.get(each.client)
-            named.append(each if says is None else said_of(each, says))
+            metadata = None if each.host or each.client == RESERVED else self._said.get(each.client)
+            named.append(each if metadata is None else said_of(each, metadata))
         return tuple(named)
 
     def _who(self, client: str) -> asyncio.Future[Any]:
@@ -216,7 +217,7 @@ class ClusterStore(Masters):
         return Page(statuses, f"{version} {number} {restarts} {page.more}")
 
     def finish(
-        self, name: str, waiter: Waiter, form: Form, fence: int, remember: int
+        self, name: str, waiter: WaiterId, form: Form, fence: int, remember: int
     ) -> asyncio.Future[int]:
         return self._at(
             slot_of(name), lambda node: node.finish(name, waiter, form, fence, remember)
@@ -225,7 +226,7 @@ class ClusterStore(Masters):
     def request(self, name: str) -> asyncio.Future[int]:
         return self._at(slot_of(name), lambda node: node.request(name))
 
-    def downgrade(self, name: str, waiter: Waiter, form: Form, fence: int) -> asyncio.Future[int]:
+    def downgrade(self, name: str, waiter: WaiterId, form: Form, fence: int) -> asyncio.Future[int]:
         return self._at(slot_of(name), lambda node: node.downgrade(name, waiter, form, fence))
 
     def resize(self, name: str, declared: int, limit: int, remember: int) -> asyncio.Future[int]:
@@ -248,7 +249,7 @@ class ClusterStore(Masters):
         return self._at(slot_of(name), lambda node: node.break_(name, fences))
 
 
-def _parties(status: Status) -> Iterator[Party]:
+def _parties(status: Status) -> Iterator[Participant]:
     yield from status.holders
     yield from status.waiters
 

@@ -20,9 +20,9 @@ import re
 from functools import lru_cache
 from typing import Final
 
-from aiolock.store import Form, Rule, Waiter
+from aiolock.store import Form, Rule, WaiterId
 
-NOBODY: Final = "-"
+RESERVED: Final = "-"
 """The client of a lock that stays closed: its grant ends like any other, but has no owner."""
 
 _TERM: Final = re.compile(r"([+~@])([0-9]{1,18})")
@@ -45,7 +45,7 @@ def stem(form: Form, client: str, *, blind: bool) -> str:
     return f"{mode}{flags}{form.claim}{rule}{declared}{closing}{priority}:{client}:"
 
 
-def encode(waiter: Waiter, form: Form, *, blind: bool) -> str:
+def encode(waiter: WaiterId, form: Form, *, blind: bool) -> str:
     """The text of a waiter."""
     return f"{stem(form, waiter.client, blind=blind)}{waiter.seq}"
 
@@ -55,27 +55,27 @@ def tagged(text: str, tag: str) -> str:
     return text.replace(":", f"#{tag}:", 1) if tag else text
 
 
-def waiter_of(text: str) -> Waiter:
+def waiter_of(text: str) -> WaiterId:
     """Only the waiter's id; `ValueError` for a text that is no waiter."""
     _, client, seq = text.rsplit(":", 2)
-    return Waiter(client, int(seq))
+    return WaiterId(client, int(seq))
 
 
-def decode(text: str) -> tuple[Waiter, Form, bool]:
+def decode(text: str) -> tuple[WaiterId, Form, bool]:
     """A waiter, its form, and whether it is blind; `ValueError` for a text that is no waiter."""
     head, client, seq = text.split(":")
     form, blind = _decode_form(head)
     if not client or not seq.isdecimal():
         raise ValueError(f"no waiter: {text!r}")
-    return Waiter(client, int(seq)), form, blind
+    return WaiterId(client, int(seq)), form, blind
 
 
-def decode_any(text: str) -> tuple[Waiter, Form, bool]:
+def decode_any(text: str) -> tuple[WaiterId, Form, bool]:
     """As `decode`; a text that is no waiter gives a waiter that belongs to no client."""
     try:
         return decode(text)
     except ValueError:
-        return Waiter(text, 0), Form(claim=0), False
+        return WaiterId(text, 0), Form(claim=0), False
 
 
 @lru_cache(maxsize=1024)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from aiolock.errors import StoreError
-from aiolock.stores._copies import Copies
+from aiolock.stores._retry_window import RetryWindow
 from aiolock.stores.redis._errors import Refusal
 from aiolock.stores.redis._scripts import LIST, PRESENCE, SLOTS, Script
 from aiolock.stores.redis._slots import slot_of_key
@@ -20,10 +20,10 @@ class Called:
     What a future does besides costs more than all else that is done to ask.
     """
 
-    __slots__ = ("_done", "_heard")
+    __slots__ = ("_done", "_on_reply")
 
-    def __init__(self, heard: Callable[[Any, Exception | None], None]) -> None:
-        self._heard = heard
+    def __init__(self, on_reply: Callable[[Any, Exception | None], None]) -> None:
+        self._on_reply = on_reply
         self._done = False
 
     def done(self) -> bool:
@@ -33,12 +33,12 @@ class Called:
     def set_result(self, result: Any, /) -> None:
         """It is answered."""
         self._done = True
-        self._heard(result, None)
+        self._on_reply(result, None)
 
     def set_exception(self, error: Exception, /) -> None:
         """It failed."""
         self._done = True
-        self._heard(None, error)
+        self._on_reply(None, error)
 
     def cancel(self) -> bool:
         """It was not sent, and never will be; whether it had no answer."""
@@ -54,7 +54,7 @@ class Command:
     """A command, as a pipe sees it."""
 
     # Defaults on the class: most commands are answered before any of these is written.
-    stamp: Callable[[Copies, float], bytes] | None = None
+    stamp: Callable[[RetryWindow, float], bytes] | None = None
     """Makes one more argument each time that it is written: it depends on the connection."""
     waiter: str | None = None
     """The waiter whose first question it is, while that waits for a connection, or for others."""
@@ -81,19 +81,19 @@ class Command:
         future: asyncio.Future[Any] | Called,
         now: float,
         *,
-        sure: bool,
+        must_run: bool,
     ) -> None:
         self.script = script
         self.count = count
         self.arguments = arguments
         self.future = future
         self.born = self.sent = now
-        self.sure = sure
+        self.must_run = must_run
 
     @property
     def wanted(self) -> bool:
         """Whether it is to be carried out, or carried out again."""
-        return self.sure or not self.future.done()
+        return self.must_run or not self.future.done()
 
     @property
     def key(self) -> bytes:
@@ -116,7 +116,7 @@ class Command:
 
     def stand_in(self, nobody: asyncio.Future[Any]) -> Command:
         """A command that takes its place for the reply that is due, while it is sent elsewhere."""
-        other = Command(self.script, self.count, self.arguments, nobody, self.sent, sure=False)
+        other = Command(self.script, self.count, self.arguments, nobody, self.sent, must_run=False)
         other.together, other.waiter, other.times = self.together, self.waiter, self.times
         return other
 

@@ -40,7 +40,7 @@ class Incoming(Redirects):
 
     _probe_script: Script
     _admitted: Callable[[Any], None] | None
-    _told: Callable[[str], None]
+    _on_push: Callable[[str], None]
     _back: Callable[[int | None], None]
     _again: Callable[[], None]
     _queued_one: Callable[[], None] | None
@@ -111,7 +111,7 @@ class Incoming(Redirects):
         try:
             if script.pushes and isinstance(reply, bytes):
                 # The push comes first: the next holder need not wait for the last one.
-                self._told(reply.decode("utf-8", "replace"))
+                self._on_push(reply.decode("utf-8", "replace"))
         finally:
             if not future.done():
                 try:
@@ -166,7 +166,7 @@ class Incoming(Redirects):
         else:
             if command.opens_for is not None:  # without ASKING, that one would go in circles
                 command = command.opens_for
-                command.sure = False
+                command.must_run = False
             self._fail(command, refusal, refused=command.times == 1 and did_nothing(refusal))
 
     def _take_later(self, refused: Command) -> list[Command]:
@@ -175,7 +175,7 @@ class Incoming(Redirects):
         A renewal relies on the report that its waiter holds the lock. What of that was carried out
         already is carried out twice, as after a break. Nothing relies on an unanswered question.
         """
-        if not refused.sure or not refused.key:
+        if not refused.must_run or not refused.key:
             return []
         argument = b"\r\n%b\r\n" % refused.key
         # A renewal is about many names: later ones come behind it, whatever theirs are.
@@ -198,7 +198,7 @@ class Incoming(Redirects):
         command.again += 1
         if wire is None or command.again > _AGAIN:
             self._fail(command, refusal, refused=command.times == 1)
-        elif command.sure or not command.future.done():
+        elif command.must_run or not command.future.done():
             command.sent = now
             self._send(wire, command)
 
@@ -240,7 +240,7 @@ class Incoming(Redirects):
             first()
         now = self._time()
         for command in queued:
-            if command.future.done() and not command.sure:
+            if command.future.done() and not command.must_run:
                 continue
             if command.waiter:
                 self._first.pop(command.waiter, None)

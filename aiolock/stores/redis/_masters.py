@@ -14,13 +14,13 @@ import anyio
 from aiolock._copying import Uncopyable
 from aiolock.errors import StoreError
 from aiolock.store import Inbox
-from aiolock.stores._links import Links
+from aiolock.stores._link_state import LinkState
 from aiolock.stores._opening import Opening
 from aiolock.stores.redis._command import Command
-from aiolock.stores.redis._echoes import Echoes
 from aiolock.stores.redis._errors import MismatchError, Refusal, code_of, is_half_done
 from aiolock.stores.redis._names import Names
 from aiolock.stores.redis._node import Node
+from aiolock.stores.redis._push_deduplicator import PushDeduplicator
 from aiolock.stores.redis._replies import Range
 from aiolock.stores.redis._routing import Routing
 from aiolock.stores.redis._seeds import Seeds
@@ -61,9 +61,9 @@ class Masters(Uncopyable, Routing):
         self._closing = False
         self._client = client
         self._inbox = inbox
-        self._links = Links(inbox)
+        self._links = LinkState(inbox)
         self._loop = asyncio.get_running_loop()
-        self._echoes = Echoes(self._loop.time)
+        self._deduplicator = PushDeduplicator(self._loop.time)
         self._tags = Tags()
         self._topology = Topology(self._seeds, self._prefix)
         self._news = asyncio.Event()
@@ -125,10 +125,10 @@ class Masters(Uncopyable, Routing):
 
     async def _leave_all(self) -> None:
         nodes = self._topology.nodes
-        parked = [each for node in nodes.values() for each in node.parked] + [*self._homeless]
-        if under_way := [each.future for each in parked if not each.future.done()]:
+        pending = [each for node in nodes.values() for each in node.pending] + [*self._homeless]
+        if under_way := [each.future for each in pending if not each.future.done()]:
             await asyncio.wait(under_way, timeout=HEARTBEAT_TIMEOUT)
-        for each in parked:
+        for each in pending:
             each.give_up()
         self._first.clear()
         for task in list(self._leaving):
@@ -187,7 +187,7 @@ class Masters(Uncopyable, Routing):
             node.slots_changed()
         if self._waits:
             self._dial_all()
-        self._house_all()
+        self._reroute_all()
 
     def _node_at(self, address: Address) -> Node:
         node = self._topology.nodes.get(address)
@@ -208,7 +208,7 @@ class Masters(Uncopyable, Routing):
         del self._topology.nodes[node.address]
         self._asked.pop(node, None)
         self._hand_on(node)
-        self._echoes.forget(node)
+        self._deduplicator.forget(node)
         self._links.up(str(node.address))
         leaving = asyncio.create_task(node.leave(), name="aiolock leave a node")
         self._leaving.add(leaving)
@@ -276,4 +276,4 @@ class Masters(Uncopyable, Routing):
             self._links.up(str(node.address))
 
     def is_new(self, node: Node, push: bytes) -> bool:
-        return self._echoes.is_new(node, push)
+        return self._deduplicator.is_new(node, push)

@@ -9,15 +9,15 @@ from typing import Any, Final
 from redis.asyncio.connection import ConnectionPool
 
 from aiolock.errors import QuorumMismatch, StoreError
-from aiolock.store import WAS_ABSENT, Status, Waiter
+from aiolock.store import WAS_ABSENT, Status, WaiterId
 from aiolock.stores._member import (
     UNBOUNDED,
-    Charter,
     Heard,
     MemberInbox,
     Memory,
-    Stand,
+    QuorumConfig,
     Unfit,
+    VoteRequest,
 )
 from aiolock.stores.redis import _scripts as scripts
 from aiolock.stores.redis import _voting as voting
@@ -38,7 +38,7 @@ _REMEMBERED: Final = 600_000
 """Milliseconds for which the last number is kept past the end of a lease, as in the scripts."""
 
 
-class _Mailbox(Subscription):
+class _MemberSubscription(Subscription):
     """A subscription to which votes are pushed."""
 
     _inbox: MemberInbox
@@ -96,8 +96,8 @@ class RedisMember(Session):
         """The arguments that are the same for each release of a vote of this name."""
         return self._names.three(name) + self._channels + bulk(upto) + bulk(int(simple))
 
-    async def join(self, client: str, inbox: MemberInbox, charter: Charter) -> None:
-        self._charter = charter
+    async def join(self, client: str, inbox: MemberInbox, config: QuorumConfig) -> None:
+        self._config = config
         self._patience = 0.0
         self._admitted = self._was_admitted
         await self.open(client, inbox)
@@ -116,31 +116,31 @@ class RedisMember(Session):
     # Enrolment
 
     def _probe_arguments(self) -> tuple[int, bytes]:
-        return self._enrolment(Memory.UNSAID)
+        return self._registration(Memory.UNSAID)
 
-    def _enrolment(self, memory: Memory) -> tuple[int, bytes]:
-        charter = self._charter
+    def _registration(self, memory: Memory) -> tuple[int, bytes]:
+        config = self._config
         channel = self._names.channels + self._client
-        what = (str(charter), charter.longest, int(charter.durable), memory.value, channel)
+        what = (str(config), config.longest, int(config.durable), memory.value, channel)
         values = (1, self._names.marker, *what)
         return len(values), b"".join(map(bulk, values))
 
     def _was_admitted(self, said: Admitted) -> None:
-        self._inbox.enrolled(said.enrolled)
+        self._inbox.registered(said.registered)
 
-    def enrol(self, memory: Memory) -> None:
-        def enrolled(said: Any, error: Exception | None) -> None:
+    def register(self, memory: Memory) -> None:
+        def registered(said: Any, error: Exception | None) -> None:
             if error is None:
                 self._was_admitted(said)
             else:
-                self._inbox.not_enrolled(self.named(error))
+                self._inbox.not_registered(self.named(error))
 
-        self._call(voting.ENROL, *self._enrolment(memory), enrolled)
+        self._call(voting.ENROL, *self._registration(memory), registered)
 
     async def _check_server(self) -> None:
         """Enrol, before any other command is sent there."""
         self._was_admitted(await self._pipe.call(voting.ENROL, *self._probe_arguments()))
-        if self._charter.durable:
+        if self._config.durable:
             await self._check_durable()
 
     async def _check_durable(self) -> None:
@@ -182,7 +182,7 @@ class RedisMember(Session):
         its = str(cause).partition(" ")[2]
         return QuorumMismatch(
             f"Redis at {self.address} is a member of another quorum, of {its}, and this client says"
-            f" {self._charter}: all who use it must say the same"
+            f" {self._config}: all who use it must say the same"
         )
 
     async def _see_whether_cluster(self) -> None:
@@ -197,7 +197,7 @@ class RedisMember(Session):
         super()._failing(self.named(reason))
 
     def _make_subscription(self) -> Subscription:
-        return _Mailbox(
+        return _MemberSubscription(
             *(self._pool, self._names, self._client, self._inbox, self._links),
             again=self._ask_whether_heard,
         )
@@ -206,88 +206,103 @@ class RedisMember(Session):
 
     def vote(
         self,
-        stand: Stand,
+        request: VoteRequest,
         ttl: int,
         proposal: int,
         *,
         wait: bool,
         most: int,
         new: bool,
-        heard: Heard,
+        on_reply: Heard,
     ) -> None:
-        who = self._text(stand.name, stand.waiter, stand.form)
-        ticket, number = str(stand.ticket), str(proposal)
+        who = self._text(request.name, request.waiter, request.form)
+        ticket, number = str(request.ticket), str(proposal)
         own = (
             f"${len(who)}\r\n{who}\r\n${len(ticket)}\r\n{ticket}\r\n${len(number)}\r\n{number}\r\n"
         )
-        values = self._asks(stand.name, ttl, stand.form.closes, most, wait) + own.encode("ascii")
-        reply = Called(heard)
+        values = self._asks(request.name, ttl, request.form.closes, most, wait) + own.encode(
+            "ascii"
+        )
+        reply = Called(on_reply)
         _ = self._pipe.call(
-            voting.VOTE, 14, values, late=True, waiter=who if new else None, reply=reply
+            voting.VOTE, 14, values, expires=True, waiter=who if new else None, reply=reply
         )
 
-    def release(self, stand: Stand, highest: int, upto: int, *, entered: int, heard: Heard) -> None:
-        who = self._text(stand.name, stand.waiter, stand.form)
+    def release(
+        self, request: VoteRequest, highest: int, upto: int, *, entered: int, on_reply: Heard
+    ) -> None:
+        who = self._text(request.name, request.waiter, request.form)
         final = upto == UNBOUNDED
         if final and self._pipe.forget(who):
-            self._loop.call_soon(heard, WAS_ABSENT, None)
+            self._loop.call_soon(on_reply, WAS_ABSENT, None)
             return
         number, inside = str(highest), str(entered)
         own = (
             f"${len(who)}\r\n{who}\r\n${len(number)}\r\n{number}\r\n${len(inside)}\r\n{inside}\r\n"
         )
-        simple = not (stand.form.shared or stand.form.closes)
+        simple = not (request.form.shared or request.form.closes)
         if final:
-            values = self._leaves(stand.name, simple) + own.encode("ascii")
-            reply = Called(heard)
-            _ = self._pipe.call(voting.RELEASE, 11, values, buries=True, reply=reply)
+            values = self._leaves(request.name, simple) + own.encode("ascii")
+            reply = Called(on_reply)
+            _ = self._pipe.call(voting.RELEASE, 11, values, leaves_tombstone=True, reply=reply)
         else:  # the waiter comes back
-            values = self._encode_leaves(stand.name, simple, upto) + own.encode("ascii")
-            self._call(voting.RELEASE, 12, values + bulk(0), heard)
+            values = self._encode_leaves(request.name, simple, upto) + own.encode("ascii")
+            self._call(voting.RELEASE, 12, values + bulk(0), on_reply)
 
-    def give_way(self, stand: Stand, number: int, heard: Heard) -> None:
-        who = self._text(stand.name, stand.waiter, stand.form)
-        values = bulk(who) + bulk(number) + bulk(stand.ticket) + self._channels
-        self._call(voting.GIVE_WAY, 9, self._names.three(stand.name) + values, heard)
+    def yield_vote(self, request: VoteRequest, number: int, on_reply: Heard) -> None:
+        who = self._text(request.name, request.waiter, request.form)
+        values = bulk(who) + bulk(number) + bulk(request.ticket) + self._channels
+        self._call(voting.GIVE_WAY, 9, self._names.three(request.name) + values, on_reply)
 
     def renew(
-        self, stand: Stand, number: int, ttl: int, fence: int, *, entered: bool, heard: Heard
+        self,
+        request: VoteRequest,
+        number: int,
+        ttl: int,
+        fence: int,
+        *,
+        entered: bool,
+        on_reply: Heard,
     ) -> None:
-        who = self._text(stand.name, stand.waiter, stand.form)
+        who = self._text(request.name, request.waiter, request.form)
         values = b"".join(
             (
-                self._names.three(stand.name),
+                self._names.three(request.name),
                 *(bulk(who), bulk(number), bulk(ttl), bulk(fence), bulk(int(entered))),
             )
         )
-        self._call(voting.RENEW, 10, values, heard, late=True)
+        self._call(voting.RENEW, 10, values, on_reply, expires=True)
 
-    def reserve(self, stand: Stand, number: int, fence: int, heard: Heard) -> None:
-        who = self._text(stand.name, stand.waiter, stand.form)
+    def reserve(self, request: VoteRequest, number: int, fence: int, on_reply: Heard) -> None:
+        who = self._text(request.name, request.waiter, request.form)
         values = bulk(who) + bulk(number) + bulk(fence)
-        self._call(voting.RESERVE, 8, self._names.three(stand.name) + values, heard)
+        self._call(voting.RESERVE, 8, self._names.three(request.name) + values, on_reply)
 
-    def finish(self, stand: Stand, fence: int, remember: int, until: int, heard: Heard) -> None:
-        who = self._text(stand.name, stand.waiter, stand.form)
+    def finish(
+        self, request: VoteRequest, fence: int, remember: int, until: int, on_reply: Heard
+    ) -> None:
+        who = self._text(request.name, request.waiter, request.form)
         values = b"".join(map(bulk, (who, fence, remember, until))) + self._channels
-        self._call(voting.FINISH, 10, self._names.three(stand.name) + values, heard, late=True)
+        self._call(
+            voting.FINISH, 10, self._names.three(request.name) + values, on_reply, expires=True
+        )
 
-    def recall(self, name: str, heard: Heard) -> None:
-        self._call(voting.RECALL, 5, self._names.three(name), heard)
+    def query_done(self, name: str, on_reply: Heard) -> None:
+        self._call(voting.RECALL, 5, self._names.three(name), on_reply)
 
-    def take_away(self, name: str, waiter: Waiter, heard: Heard) -> None:
+    def take_away(self, name: str, waiter: WaiterId, on_reply: Heard) -> None:
         values = self._channels + bulk(f":{waiter.client}:{waiter.seq}")
-        self._call(voting.BREAK, 7, self._names.three(name) + values, heard)
+        self._call(voting.BREAK, 7, self._names.three(name) + values, on_reply)
 
-    def request(self, name: str, heard: Heard) -> None:
+    def request(self, name: str, on_reply: Heard) -> None:
         votes = self._names.keys(name)[0]
         values = bulk(1) + bulk(votes) + self._channels
-        self._call(scripts.REQUEST, 3, values, heard, late=True)
+        self._call(scripts.REQUEST, 3, values, on_reply, expires=True)
 
-    def status(self, name: str, heard: Heard, *, waiters: bool = True) -> None:
+    def status(self, name: str, on_reply: Heard, *, waiters: bool = True) -> None:
         reading = asyncio.get_running_loop().create_task(self._status(name, waiters=waiters))
         self._reading.add(reading)
-        reading.add_done_callback(partial(self._has_read, heard))
+        reading.add_done_callback(partial(self._has_read, on_reply))
 
     async def _status(self, name: str, *, waiters: bool) -> Status:
         ask, votes = partial(self._ask_for_status, name), SeenVotes(name)
@@ -303,49 +318,53 @@ class RedisMember(Session):
         most = b"".join(map(bulk, (waiters, ticket, holders, end, grant)))
         return self._pipe.call(scripts.STATUS, 9, keys + self._channels + most)
 
-    def _has_read(self, heard: Heard, reading: asyncio.Task[Status]) -> None:
+    def _has_read(self, on_reply: Heard, reading: asyncio.Task[Status]) -> None:
         self._reading.discard(reading)
         if reading.cancelled():
-            heard(None, StoreError("the store is closed"))
+            on_reply(None, StoreError("the store is closed"))
         elif (error := reading.exception()) is None:
-            heard(reading.result(), None)
+            on_reply(reading.result(), None)
         else:
-            heard(None, error if isinstance(error, Exception) else StoreError(str(error)))
+            on_reply(None, error if isinstance(error, Exception) else StoreError(str(error)))
 
-    def names(self, start: str, heard: Heard) -> None:
+    def names(self, start: str, on_reply: Heard) -> None:
         own = self._own_keys()
         values = (len(own), *own, start or 0, self._names.pattern, _PAGE)
 
         def listed(page: Any, error: Exception | None) -> None:
             if page is None:
-                heard(None, error)
+                on_reply(None, error)
                 return
             names = tuple(dict.fromkeys(self._names.name(key) for key in page.keys))
-            heard((names, "" if page.cursor == "0" else page.cursor), None)
+            on_reply((names, "" if page.cursor == "0" else page.cursor), None)
 
         self._call(scripts.LIST, len(values), b"".join(map(bulk, values)), listed)
 
-    def post(self, name: str, count: int, value: str, remember: int, heard: Heard) -> None:
+    def post(self, name: str, count: int, value: str, remember: int, on_reply: Heard) -> None:
         keys = (5, *self._names.keys(name), self._names.value(name))
         values = b"".join(map(bulk, (*keys, count, value, remember))) + self._channels
-        self._call(voting.POST, 10, values, heard, late=True)
+        self._call(voting.POST, 10, values, on_reply, expires=True)
 
-    def read(self, name: str, heard: Heard) -> None:
+    def read(self, name: str, on_reply: Heard) -> None:
         keys = (2, self._names.keys(name)[0], self._names.value(name))
-        self._call(voting.READ, 3, b"".join(map(bulk, keys)), heard)
+        self._call(voting.READ, 3, b"".join(map(bulk, keys)), on_reply)
 
-    def _call(  # calls a script, whose answer goes to `heard`
+    def _call(  # calls a script, whose answer goes to `on_reply`
         self,
         script: scripts.Script,
         count: int,
         values: bytes,
-        heard: Heard,
+        on_reply: Heard,
         *,
-        late: bool = False,
-        buries: bool = False,
+        expires: bool = False,
+        leaves_tombstone: bool = False,
         waiter: str | None = None,
     ) -> None:
-        reply = Called(heard)
+        reply = Called(on_reply)
         _ = self._pipe.call(
-            *(script, count, values), late=late, buries=buries, waiter=waiter, reply=reply
+            *(script, count, values),
+            expires=expires,
+            leaves_tombstone=leaves_tombstone,
+            waiter=waiter,
+            reply=reply,
         )

@@ -16,7 +16,7 @@ import redis.exceptions
 from redis.asyncio.connection import ConnectionPool
 
 from aiolock.errors import QuorumMismatch, StoreError
-from aiolock.stores._member import Charter
+from aiolock.stores._member import QuorumConfig
 from aiolock.stores.redis._errors import Place, code_of, shown_of, store_error
 from aiolock.stores.redis._urls import pool_at
 from aiolock.stores.redis._voting import BEGIN, VoteNames
@@ -55,7 +55,7 @@ class NewServer:
                 if not cursor:
                     return ""
 
-    async def begin(self, charter: Charter) -> bool:
+    async def begin(self, charter: QuorumConfig) -> bool:
         """Have it vote from now on; False if it did so already.
 
         `QuorumMismatch` if it is a member of another quorum.
@@ -91,7 +91,7 @@ class NewServer:
 class NewQuorum:
     """Servers that form a quorum which no client has used yet."""
 
-    def __init__(self, servers: Sequence[NewServer], charter: Charter) -> None:
+    def __init__(self, servers: Sequence[NewServer], charter: QuorumConfig) -> None:
         self.servers = servers
         self.charter = charter
 

@@ -12,10 +12,10 @@ from typing import Final, Protocol
 import anyio
 from redis.asyncio.connection import ConnectionPool
 
-from aiolock.store import Form, Inbox, Waiter
+from aiolock.store import Form, Inbox, WaiterId
 from aiolock.stores.redis._command import Command
 from aiolock.stores.redis._errors import Refusal
-from aiolock.stores.redis._parked import Parked
+from aiolock.stores.redis._pending import PendingOperation
 from aiolock.stores.redis._slots import SLOTS, Address, slot_of_key, tag_in
 from aiolock.stores.redis._store import RedisStore
 
@@ -71,16 +71,16 @@ class NodeInbox:
         self._link(error)
 
     def granted(  # noqa: PLR0917  # see `Inbox`
-        self, name: str, waiter: Waiter, form: Form, fence: int, lease: int, now: int
+        self, name: str, waiter: WaiterId, form: Form, fence: int, lease: int, now: int
     ) -> None:
         """As the inbox's."""
         self._inbox.granted(name, waiter, form, fence, lease, now)
 
-    def lost(self, name: str, waiter: Waiter, fence: int, reason: str) -> None:
+    def lost(self, name: str, waiter: WaiterId, fence: int, reason: str) -> None:
         """As the inbox's."""
         self._inbox.lost(name, waiter, fence, reason)
 
-    def shortened(self, name: str, waiter: Waiter, fence: int, until: float) -> None:
+    def shortened(self, name: str, waiter: WaiterId, fence: int, until: float) -> None:
         """As the inbox's."""
         self._inbox.shortened(name, waiter, fence, until)
 
@@ -88,16 +88,16 @@ class NodeInbox:
         """As the inbox's."""
         self._inbox.done(name)
 
-    def requested(self, name: str, waiter: Waiter, fence: int) -> None:
+    def requested(self, name: str, waiter: WaiterId, fence: int) -> None:
         """As the inbox's."""
         self._inbox.requested(name, waiter, fence)
 
-    def void(self, name: str, waiter: Waiter) -> None:
+    def order_unknown(self, name: str, waiter: WaiterId) -> None:
         """As the inbox's."""
-        self._inbox.void(name, waiter)
+        self._inbox.order_unknown(name, waiter)
 
     def unconfirmed(
-        self, name: str, waiter: Waiter, form: Form, fence: int, error: Exception
+        self, name: str, waiter: WaiterId, form: Form, fence: int, error: Exception
     ) -> None:
         """As the inbox's."""
         self._inbox.unconfirmed(name, waiter, form, fence, error)
@@ -132,7 +132,7 @@ class Node(RedisStore):
         self._redirected = partial(cluster.redirected, self)
         self._is_new = partial(cluster.is_new, self)
         self._queued = cluster.waits
-        self._waiting: dict[Parked | _SentOn, None] = {}
+        self._waiting: dict[PendingOperation | _SentOn, None] = {}
         """Operations, and commands from other nodes, in order, until it serves us."""
         self._inherits = False
         """It has slots that were another node's when it was not connected to."""
@@ -204,9 +204,9 @@ class Node(RedisStore):
     # Operations before it serves us
 
     @property
-    def parked(self) -> list[Parked]:
+    def pending(self) -> list[PendingOperation]:
         """The operations that wait until it serves us."""
-        return [each for each in self._waiting if isinstance(each, Parked)]
+        return [each for each in self._waiting if isinstance(each, PendingOperation)]
 
     def inherit(self) -> None:
         """It has slots now of another node, and they may go back to that one.
@@ -217,9 +217,9 @@ class Node(RedisStore):
         if self.ready:
             self._pipe.copies.elsewhere()
 
-    def park(self, parked: Parked) -> None:
+    def hold_back(self, pending: PendingOperation) -> None:
         """Start it as soon as this node serves us."""
-        parked.wait_in(self._waiting)
+        pending.wait_in(self._waiting)
 
     def take_over(self, commands: list[Command], *, asking: bool = False) -> None:
         """Carry out commands that were sent to another node, in order."""
@@ -232,23 +232,23 @@ class Node(RedisStore):
         """Carry these out in a moment, and after them any others of their slot."""
         self._pipe.hold(commands)
 
-    def take(self, slots: Container[int] = ALL) -> tuple[list[Command], list[Parked]]:
+    def take(self, slots: Container[int] = ALL) -> tuple[list[Command], list[PendingOperation]]:
         """Take all unanswered commands and operations of these slots, for another node."""
         commands: list[Command] = self._pipe.take(slots) if self.ready else []
-        parked = list[Parked]()
+        pending = list[PendingOperation]()
         for each in list(self._waiting):
-            if isinstance(each, Parked):
+            if isinstance(each, PendingOperation):
                 if each.slot in slots:
                     del self._waiting[each]
-                    parked.append(each)
+                    pending.append(each)
             elif each.commands[0].slot in slots:
                 del self._waiting[each]
                 commands += each.commands
-        return commands, parked
+        return commands, pending
 
     def _go_on(self) -> None:
         for each in list(self._waiting):
-            if isinstance(each, Parked):
+            if isinstance(each, PendingOperation):
                 each.go(self)
             else:
                 del self._waiting[each]

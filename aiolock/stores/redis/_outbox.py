@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from aiolock._prompt import Prompt
 from aiolock.errors import StoreError
-from aiolock.stores._copies import Copies
+from aiolock.stores._retry_window import RetryWindow
 from aiolock.stores.redis._command import Command
 from aiolock.stores.redis._errors import Place, store_error
 from aiolock.stores.redis._link import Link
@@ -43,7 +43,7 @@ class Outbox:
         self._loop = loop = asyncio.get_running_loop()
         # Asyncio's own clock is that one behind a method in Python, called for each command.
         self._time = time.monotonic if _is_plain(loop) else loop.time
-        self.copies = Copies(self._time, bulk)
+        self.copies = RetryWindow(self._time, bulk)
         self._wire: Wire | None = None
         """The connection, while it is known to serve us."""
         self._proved = False
@@ -84,23 +84,23 @@ class Outbox:
         count: int,
         arguments: bytes,
         *,
-        sure: bool = True,
+        must_run: bool = True,
         in_full: bool = False,
-        late: bool = False,
-        buries: bool = False,
+        expires: bool = False,
+        leaves_tombstone: bool = False,
         waiter: str | None = None,
         joins: bytes | None = None,
         reply: Any = None,
     ) -> asyncio.Future[Any]:
         """Send a call with ``count`` encoded ``arguments``; the future is of the decoded reply.
 
-        A ``sure`` command is carried out even if its future is done; another one is then not sent a
-        second time. ``in_full`` sends the script itself, even if the server knows it. With ``late``
-        one more argument, not counted, is written with each copy: `Copies.not_after`; with
-        ``buries``: `Copies.buried`. ``waiter`` is set if this is that waiter's first question, see
-        `forget`. ``joins`` is the head of its arguments, if it can be sent together with other
-        questions of the same head. ``reply``, a `Called`, stands for the future if
-        no task is to wait for it.
+        A ``must_run`` command is carried out even if its future is done; another one is then not
+        sent a second time. ``in_full`` sends the script itself, even if the server knows it. With
+        ``expires`` one more argument, not counted, is written with each copy:
+        `RetryWindow.not_after`; with ``leaves_tombstone``: `RetryWindow.tombstone`. ``waiter`` is
+        set if this is that waiter's first question, see `forget`. ``joins`` is the head of its
+        arguments, if it can be sent together with other questions of the same head. ``reply``, a
+        `Called`, stands for the future if no task is to wait for it.
         """
         now = self._time()
         few = len(self._sent) < FEW
@@ -111,9 +111,12 @@ class Outbox:
             error.refused = True
             future.set_exception(error)
             return future
-        command, copies = Command(script, count, arguments, future, now, sure=sure), self.copies
-        if late or buries:
-            command.stamp = Copies.not_after if late else Copies.buried
+        command, copies = (
+            Command(script, count, arguments, future, now, must_run=must_run),
+            self.copies,
+        )
+        if expires or leaves_tombstone:
+            command.stamp = RetryWindow.not_after if expires else RetryWindow.tombstone
         if self._held and (held := self._held.get(command.slot)) is not None:
             command.waiter = waiter
             held.append(command)
@@ -134,12 +137,12 @@ class Outbox:
                 # packets.
                 if self._gathered:
                     self._write_gathered()
-                if late:  # as `_write`; inlined here to save the call
+                if expires:  # as `_write`; inlined here to save the call
                     count += 1
                     arguments += copies.stamp if now < copies.stamp_until else copies.not_after(now)
-                elif buries:
+                elif leaves_tombstone:
                     count += 1
-                    arguments += copies.buried(now) if copies.about else _NONE
+                    arguments += copies.tombstone(now) if copies.copies_may_arrive else _NONE
                 known = script in self._known and not in_full
                 head = script.call(count) if known else self._in_full(script, count)
                 wire.write(head + arguments, at_once=few)
@@ -208,7 +211,7 @@ class Outbox:
         if self._gathered:
             self._write_gathered()
         if command.asking:
-            asking = Command(PRESENCE, 0, b"", self._nobody(), command.sent, sure=False)
+            asking = Command(PRESENCE, 0, b"", self._nobody(), command.sent, must_run=False)
             asking.opens_for = command
             self._sent.append(asking)
             wire.write(_ASKING, at_once=False)
@@ -234,7 +237,7 @@ class Outbox:
         """Keep it for the next connection, for as long as it is wanted."""
         command.together = 1
         self._queued[command] = None
-        if not command.sure and isinstance(command.future, asyncio.Future):
+        if not command.must_run and isinstance(command.future, asyncio.Future):
             command.future.add_done_callback(partial(self._unwanted, command))
 
     def _unwanted(self, command: Command, _: asyncio.Future[Any]) -> None:

@@ -2,7 +2,7 @@
 
 A command that was under way when the connection broke is sent again on the next one, in order. Each
 is idempotent, so it does not matter whether the server had carried it out. The first copy may still
-reach the server after that: see `aiolock.stores._copies`.
+reach the server after that: see `aiolock.stores._retry_window`.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class Pipe(Incoming):
         assert self._link.wire is not None
         now = self._time()
         script, arguments = self._probe_script, self._probe_arguments()
-        self._probe = Command(script, *arguments, self._nobody(), now, sure=False)
+        self._probe = Command(script, *arguments, self._nobody(), now, must_run=False)
         self._sent.append(self._probe)
         self._write(self._link.wire, self._probe, at_once=True)
         if self._watch is None:
@@ -105,7 +105,9 @@ class Pipe(Incoming):
         if self._wire is not None:
             self._wire = None
             self.copies.lost()
-        again = [c for c in self._sent if c is not self._probe and (c.sure or not c.future.done())]
+        again = [
+            c for c in self._sent if c is not self._probe and (c.must_run or not c.future.done())
+        ]
         self._probe = None
         self._sent.clear()
         for command in self._gathered:  # never written

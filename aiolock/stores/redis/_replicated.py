@@ -20,8 +20,8 @@ from redis.asyncio.connection import ConnectionPool
 
 from aiolock._prompt import Prompt
 from aiolock.errors import StoreError
-from aiolock.store import WAS_ABSENT, Answer, Form, Granted, Inbox, Queued, Renewal, Waiter
-from aiolock.stores._links import Links
+from aiolock.store import WAS_ABSENT, Answer, Form, Granted, Inbox, Queued, Renewal, WaiterId
+from aiolock.stores._link_state import LinkState
 from aiolock.stores.redis import _scripts as scripts
 from aiolock.stores.redis._barrier import KEPT, PATIENCE, Barrier, Outcome, Replicas, Waiting
 from aiolock.stores.redis._errors import Place, Refusal, store_error
@@ -111,7 +111,7 @@ class ReplicatedStore(RedisStore):
     def acquire(
         self,
         name: str,
-        waiter: Waiter,
+        waiter: WaiterId,
         form: Form,
         ttl: int,
         *,
@@ -136,7 +136,7 @@ class ReplicatedStore(RedisStore):
         return _Confirmed(self, ask, _is_granted, _within(form), failed=failed, ask_again=ask_again)
 
     def _ask_again(  # noqa: PLR0917  # for `acquire` alone
-        self, name: str, waiter: Waiter, form: Form, ttl: int, place: int, max_waiters: int
+        self, name: str, waiter: WaiterId, form: Form, ttl: int, place: int, max_waiters: int
     ) -> asyncio.Future[Answer]:
         """Ask for a waiter that was answered before: also without a ticket it is no newcomer.
 
@@ -145,7 +145,7 @@ class ReplicatedStore(RedisStore):
         """
         head = self._heads(name, ttl, form.closes, max_waiters)
         own = bulk(self._text(name, waiter, form)) + bulk(place)
-        return self._pipe.call(scripts.ACQUIRE, 10, head + own, sure=False, late=True)
+        return self._pipe.call(scripts.ACQUIRE, 10, head + own, must_run=False, expires=True)
 
     def renew(self, renewals: Sequence[Renewal]) -> asyncio.Future[list[bool | None]]:
         ask = partial(super().renew, renewals)
@@ -156,7 +156,7 @@ class ReplicatedStore(RedisStore):
         return _Confirmed(self, ask, any, within)
 
     def finish(
-        self, name: str, waiter: Waiter, form: Form, fence: int, remember: int
+        self, name: str, waiter: WaiterId, form: Form, fence: int, remember: int
     ) -> asyncio.Future[int]:
         ask = partial(super().finish, name, waiter, form, fence, remember)
         return _Confirmed(self, ask, _was_there, PATIENCE)
@@ -179,7 +179,7 @@ class ReplicatedStore(RedisStore):
         return _Confirmed(self, ask, _was_done, PATIENCE)
 
     def _granted(  # noqa: PLR0917  # see `Inbox`
-        self, name: str, waiter: Waiter, form: Form, fence: int, lease: int, now: int
+        self, name: str, waiter: WaiterId, form: Form, fence: int, lease: int, now: int
     ) -> None:
         """A grant was pushed, on either connection."""
         pushed = self._subscription
@@ -294,7 +294,7 @@ def _is_granted(answer: Answer) -> bool:
 def _without_neighbour(answer: Any) -> Any:
     """The answer without ``before``: with it, the client would hand the lock on by itself.
 
-    The next body would then begin before replicas know of its grant. (See `Store.pass_on`.)
+    The next body would then begin before replicas know of its grant. (See `Store.report_handoff`.)
     """
     if isinstance(answer, Queued) and answer.before is not None:
         return answer._replace(before=None)
@@ -422,7 +422,7 @@ class _Known(Subscription):
         names: Names,
         client: str,
         inbox: Inbox,
-        links: Links,
+        links: LinkState,
         *,
         again: Callable[[], None],
         granted: Granting,

@@ -22,13 +22,13 @@ from aiolock.store import (
     Form,
     Full,
     Granted,
-    Party,
+    Participant,
     Posted,
     Queued,
     Status,
-    Waiter,
+    WaiterId,
 )
-from aiolock.stores.redis._codec import NOBODY, decode_any, waiter_of
+from aiolock.stores.redis._codec import RESERVED, decode_any, waiter_of
 
 
 def answer(reply: Any) -> Answer:
@@ -39,13 +39,13 @@ def answer(reply: Any) -> Answer:
     return _ANSWERS[kind](*rest)
 
 
-def _busy(until: int, grant: bytes | None = None, says: bytes = b"") -> Busy:
+def _busy(until: int, grant: bytes | None = None, metadata: bytes = b"") -> Busy:
     if grant is None:
         return Busy(until)
     text, _, minted = _text(grant).rpartition(":")
     waiter, form, _ = decode_any(text)
     fence = _fence(minted)
-    return Busy(until, _party(waiter, form, says, fence, fence=fence, remaining=until / 1000))
+    return Busy(until, _party(waiter, form, metadata, fence, fence=fence, remaining=until / 1000))
 
 
 def _queued(  # noqa: PLR0917  # in the order of the reply
@@ -60,7 +60,7 @@ def _queued(  # noqa: PLR0917  # in the order of the reply
     return Queued(ticket, place, until, now, bool(displaced), Before(waiter_of(text), fence))
 
 
-def several(reply: Any, waiters: Sequence[Waiter]) -> list[Answer]:
+def several(reply: Any, waiters: Sequence[WaiterId]) -> list[Answer]:
     """The answers of the acquire_several script, for each of these waiters."""
     if not isinstance(reply[1], int):
         if len(reply) != len(waiters):
@@ -116,8 +116,8 @@ class Seen:
         self._now = 0
         self._limit: int | None = None
         self._closed = 0.0
-        self._holders = dict[str, Party]()
-        self._waiters = dict[str, Party]()
+        self._holders = dict[str, Participant]()
+        self._waiters = dict[str, Participant]()
         self._apart = False
         """Whether the holders were read after the waiters."""
         self.holding = 0
@@ -129,21 +129,21 @@ class Seen:
         self._now, self._limit = now, None if limit < 0 else limit
         # What each client says of itself, and how many listen to its channel.
         known = {
-            _text(client): (says, heard > 0)
-            for client, says, heard in zip(*[iter(clients)] * 3, strict=True)
+            _text(client): (metadata, heard > 0)
+            for client, metadata, heard in zip(*[iter(clients)] * 3, strict=True)
         }
         for grant, end in _pairs(held):
             text, _, minted = _text(grant).rpartition(":")
             # Without the fraction that marks a claim.
             left = (int(float(end)) - now / 1000) / 1000
             waiter, form, blind = decode_any(text)
-            if waiter.client == NOBODY:
+            if waiter.client == RESERVED:
                 self._closed = max(self._closed, left)
                 continue
-            says, alive = known.get(waiter.client, (b"", False))
+            metadata, alive = known.get(waiter.client, (b"", False))
             fence = _fence(minted)
             self._holders[text] = _party(
-                *(waiter, form, says, fence),
+                *(waiter, form, metadata, fence),
                 fence=fence,
                 remaining=left,
                 alive=alive or blind,
@@ -151,10 +151,10 @@ class Seen:
         for member, score in _pairs(queued):
             text, ticket = _text(member), int(float(score))
             waiter, form, blind = decode_any(text)
-            says, alive = known.get(waiter.client, (b"", False))
+            metadata, alive = known.get(waiter.client, (b"", False))
             since = ticket - form.priority * PRIORITY
             self._waiters[text] = _party(
-                waiter, form, says, since, place=len(self._waiters) + 1, alive=alive or blind
+                waiter, form, metadata, since, place=len(self._waiters) + 1, alive=alive or blind
             )
         return Part(
             len(held) // 2,
@@ -176,7 +176,7 @@ class Seen:
 
     def in_parts(self) -> Generator[int, None, Status]:
         """The same. Whoever was seen to wait first, and later to hold, holds."""
-        waiting = list[Party]()
+        waiting = list[Participant]()
         for number, (text, party) in enumerate(self._waiters.items()):
             holds = self._holders.get(text) if self._apart else None
             moved = party.place != len(waiting) + 1
@@ -224,19 +224,19 @@ def _text(member: bytes) -> str:
 
 
 def _party(
-    waiter: Waiter,
+    waiter: WaiterId,
     form: Form,
-    says: bytes,
+    metadata: bytes,
     since: int,
     *,
     place: int = 0,
     fence: int = 0,
     remaining: float = 0.0,
     alive: bool = True,
-) -> Party:
-    """A holder since this time (µs), or a waiter; ``says`` is what its client says of itself."""
-    host, _, pid = says.decode("utf-8", "replace").rpartition(" ")
-    return Party(
+) -> Participant:
+    """A holder since then (µs), or a waiter; ``metadata`` is its client's host and process."""
+    host, _, pid = metadata.decode("utf-8", "replace").rpartition(" ")
+    return Participant(
         client=waiter.client,
         host=host,
         pid=int(pid) if pid.isdecimal() and len(pid) <= _DIGITS else 0,
@@ -251,9 +251,9 @@ def _party(
     )
 
 
-def said_of(party: Party, says: bytes) -> Party:
+def said_of(party: Participant, metadata: bytes) -> Participant:
     """A party of a status, with what its client says of itself."""
-    host, _, pid = says.decode("utf-8", "replace").rpartition(" ")
+    host, _, pid = metadata.decode("utf-8", "replace").rpartition(" ")
     return replace(party, host=host, pid=int(pid) if pid.isdecimal() and len(pid) <= _DIGITS else 0)
 
 

@@ -1,7 +1,7 @@
 """Each operation goes to the master of a cluster that has its slot, or waits for one.
 
-An operation on a master that is not connected yet waits there (`Parked`). One on a slot that no
-master has waits here. Neither waits longer than the time of a command.
+An operation on a master that is not connected yet waits there (`PendingOperation`). One on a slot
+that no master has waits here. Neither waits longer than the time of a command.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from functools import partial
 from typing import Any, Final, TypeVar
 
 from aiolock.errors import StoreError
-from aiolock.store import Inbox, Waiter
+from aiolock.store import Inbox, WaiterId
 from aiolock.stores.redis._command import Command
 from aiolock.stores.redis._node import Node
 from aiolock.stores.redis._outbox import COMMAND_TIMEOUT
-from aiolock.stores.redis._parked import Parked
+from aiolock.stores.redis._pending import PendingOperation
 from aiolock.stores.redis._slots import SLOTS
 from aiolock.stores.redis._store import RedisStore
 from aiolock.stores.redis._topology import Topology
@@ -39,13 +39,13 @@ class Routing:
     def __init__(self, topology: Topology) -> None:
         self._closing = True
         self._topology = topology
-        self._homeless: dict[Parked, None] = {}
+        self._homeless: dict[PendingOperation, None] = {}
         """Operations on slots that no master has."""
         self._stranded = list[list[Command]]()
         """Commands that were sent to a master before its slot had none; each list of one slot."""
         self._limits = dict[Command, asyncio.TimerHandle]()
         """The timers of commands that no pipe looks after."""
-        self._first: dict[Waiter, Parked] = {}
+        self._first: dict[WaiterId, PendingOperation] = {}
         """The first questions of waiters, as long as they are not started."""
 
     # Operations
@@ -55,8 +55,8 @@ class Routing:
         slot: int,
         start: Callable[[RedisStore], asyncio.Future[Value]],
         *,
-        sure: bool = True,
-        first: Waiter | None = None,
+        must_run: bool = True,
+        first: WaiterId | None = None,
     ) -> asyncio.Future[Value]:
         """Start it at the master that has this slot, once that serves us.
 
@@ -65,33 +65,33 @@ class Routing:
         node = self._topology.owners[slot]
         if node is not None and node.ready:
             return start(node)
-        parked = Parked(slot, start, self._unreachable(slot), sure=sure)
+        pending = PendingOperation(slot, start, self._unreachable(slot), must_run=must_run)
         if first is not None:
-            self._first[first] = parked
-            parked.future.add_done_callback(partial(self._answered_first, first))
+            self._first[first] = pending
+            pending.future.add_done_callback(partial(self._answered_first, first))
         if self._closing:
-            parked.give_up()
+            pending.give_up()
         else:
-            self._park(parked)
-        return parked.future
+            self._hold_back(pending)
+        return pending.future
 
-    def _answered_first(self, waiter: Waiter, answer: asyncio.Future[Any]) -> None:
+    def _answered_first(self, waiter: WaiterId, answer: asyncio.Future[Any]) -> None:
         if not answer.cancelled():  # else its release follows, which needs the entry
             self._first.pop(waiter, None)
 
-    def _park(self, parked: Parked) -> None:
-        node = self._topology.owners[parked.slot]
+    def _hold_back(self, pending: PendingOperation) -> None:
+        node = self._topology.owners[pending.slot]
         if node is None:
-            parked.wait_in(self._homeless)
+            pending.wait_in(self._homeless)
             self._news.set()
         elif node.ready:
-            parked.go(node)
+            pending.go(node)
         else:
-            node.park(parked)
+            node.hold_back(pending)
             node.dial(self._client, self._inbox)
 
     def _unreachable(self, slot: int) -> Callable[[bool], Exception]:
-        def error(refused: bool) -> Exception:  # noqa: FBT001  # called by `Parked` alone
+        def error(refused: bool) -> Exception:  # noqa: FBT001  # called by `PendingOperation` alone
             node = self._topology.owners[slot]
             why = node.error if node else None
             if self._closing:
@@ -111,14 +111,14 @@ class Routing:
     # Commands that were sent already
 
     def _hand_on(self, node: Node, slots: set[int] | range = range(SLOTS)) -> None:
-        commands, parked = node.take(slots)
+        commands, pending = node.take(slots)
         by_slot: dict[int, list[Command]] = {}
         for command in commands:
             by_slot.setdefault(command.slot, []).append(command)
         for of_slot in by_slot.values():
             self._go_to_owner(of_slot)
-        for each in parked:
-            self._park(each)
+        for each in pending:
+            self._hold_back(each)
 
     def _go_to_owner(self, commands: list[Command]) -> None:
         """Send these, of one slot, to the master that has it, once one has."""
@@ -142,11 +142,11 @@ class Routing:
                 command.asking = asking
             node.hold(commands)
 
-    def _house_all(self) -> None:
+    def _reroute_all(self) -> None:
         """Look for a master again for all that is about slots that had none."""
-        homeless, self._homeless = self._homeless, {}
-        for parked in homeless:
-            self._park(parked)
+        unrouted, self._homeless = self._homeless, {}
+        for pending in unrouted:
+            self._hold_back(pending)
         stranded, self._stranded = self._stranded, []
         for commands in stranded:
             self._go_to_owner(commands)

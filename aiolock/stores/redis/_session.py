@@ -18,8 +18,8 @@ from redis.exceptions import RedisError
 
 from aiolock._copying import Uncopyable
 from aiolock.errors import StoreError
-from aiolock.store import Form, Inbox, Waiter
-from aiolock.stores._links import Links
+from aiolock.store import Form, Inbox, WaiterId
+from aiolock.stores._link_state import LinkState
 from aiolock.stores._opening import Opening
 from aiolock.stores.redis import _replies
 from aiolock.stores.redis import _scripts as scripts
@@ -41,8 +41,8 @@ from aiolock.stores.redis._redirects import Redirected
 from aiolock.stores.redis._replies import Present
 from aiolock.stores.redis._scripts import bulk
 from aiolock.stores.redis._sentinel import Address, is_managed
+from aiolock.stores.redis._sentinel_watcher import SentinelWatcher
 from aiolock.stores.redis._subscription import Subscription
-from aiolock.stores.redis._switches import Switches
 
 log = logging.getLogger("aiolock")
 
@@ -85,7 +85,7 @@ class Session(Uncopyable):
         self._timer: asyncio.TimerHandle | None = None
         self._hearing: asyncio.TimerHandle | None = None
         """Checks, after a heartbeat, whether its push has arrived."""
-        self._switches: Switches | None = None
+        self._switches: SentinelWatcher | None = None
         """Set only if Sentinel says which server is the master."""
         self._slots_apart = False
         """Whether the server is one of a cluster, where a script may use keys of one slot only."""
@@ -116,7 +116,7 @@ class Session(Uncopyable):
         self._client = client
         self._loop = asyncio.get_running_loop()
         self._inbox = inbox
-        self._links = Links(inbox, is_misconfigured)
+        self._links = LinkState(inbox, is_misconfigured)
         self._subscription = self._make_subscription()
         self._pipe = Pipe(
             self._pool,
@@ -155,7 +155,7 @@ class Session(Uncopyable):
         self._pipe.patient = True
         self._timer = self._loop.call_later(HEARTBEAT, self._beat)
         if is_managed(self._pool):
-            self._switches = Switches(self._pool, self._moved)
+            self._switches = SentinelWatcher(self._pool, self._moved)
         if not counted:
             log.warning(
                 "aiolock: the server does not count subscribers: a dead waiter costs a claim"
@@ -236,7 +236,7 @@ class Session(Uncopyable):
 
     # How waiters are written down
 
-    def _text(self, name: str, waiter: Waiter, form: Form) -> str:
+    def _text(self, name: str, waiter: WaiterId, form: Form) -> str:
         """The text of this waiter (see `_codec`)."""
         known = self._stems.get(id(form))
         if known is None:
@@ -304,7 +304,7 @@ class Session(Uncopyable):
         keys = b"".join(map(bulk, (2, *self._names.apart())))
         nothing = b"".join(map(bulk, ("-", 0, "-", 0)))
         try:
-            await self._pipe.call(scripts.RENEW, 7, keys + nothing, late=True)
+            await self._pipe.call(scripts.RENEW, 7, keys + nothing, expires=True)
         except StoreError as error:
             if not isinstance(error.__cause__, Refusal) or code_of(error.__cause__) != "CROSSSLOT":
                 raise

@@ -17,8 +17,8 @@ from typing import Any
 
 from redis.asyncio.connection import ConnectionPool
 
-from aiolock.store import Form, Inbox, Waiter
-from aiolock.stores._links import Links
+from aiolock.store import Form, Inbox, WaiterId
+from aiolock.stores._link_state import LinkState
 from aiolock.stores.redis._codec import tagged
 from aiolock.stores.redis._errors import REDIRECTS, Refusal, code_of
 from aiolock.stores.redis._names import Names
@@ -59,7 +59,7 @@ class ShardSubscription(Subscription):
         names: Names,
         client: str,
         inbox: Inbox,
-        links: Links,
+        links: LinkState,
         *,
         again: Callable[[], None],
         is_new: Callable[[bytes], bool] | None,
@@ -95,7 +95,7 @@ class ShardSubscription(Subscription):
         else:
             super()._received(message)
 
-    def _told(self, message: list[bytes]) -> None:
+    def _on_push(self, message: list[bytes]) -> None:
         if message[0] == b"smessage":
             self._pushed(message[2])
         elif message[0] == b"sunsubscribe":
@@ -103,7 +103,7 @@ class ShardSubscription(Subscription):
                 self._listens_on = ""
                 self._has_moved()
         else:
-            super()._told(message)
+            super()._on_push(message)
 
 
 class ShardedNode(Node):
@@ -139,7 +139,7 @@ class ShardedNode(Node):
         if self.ready:
             self._subscription.listen()
 
-    def _text(self, name: str, waiter: Waiter, form: Form) -> str:
+    def _text(self, name: str, waiter: WaiterId, form: Form) -> str:
         tag = self._tags.tag(slot_of(name), waiter.seq, self.tag)
         return tagged(super()._text(name, waiter, form), tag)
 

@@ -18,12 +18,12 @@ from aiolock.store import (
     WAS_ABSENT,
     Answer,
     Form,
+    HandoffReport,
     Page,
-    Pass,
     Posted,
     Renewal,
     Status,
-    Waiter,
+    WaiterId,
 )
 from aiolock.stores.redis import _replies
 from aiolock.stores.redis import _scripts as scripts
@@ -64,7 +64,7 @@ class RedisStore(Session):
     def acquire(
         self,
         name: str,
-        waiter: Waiter,
+        waiter: WaiterId,
         form: Form,
         ttl: int,
         *,
@@ -83,8 +83,8 @@ class RedisStore(Session):
             script,
             10,
             head + own + place,
-            sure=False,
-            late=True,
+            must_run=False,
+            expires=True,
             waiter="" if ticket else who,  # only a newcomer's question may be left unsent
             joins=head if joins else None,
         )
@@ -92,7 +92,7 @@ class RedisStore(Session):
     def release(
         self,
         name: str,
-        waiter: Waiter,
+        waiter: WaiterId,
         form: Form,
         fence: int,
         *,
@@ -113,19 +113,19 @@ class RedisStore(Session):
             arguments += _CLOSES_AS_LOST if lost else _CLOSES
         else:
             arguments += _CLOSES_NOTHING
-        return self._pipe.call(scripts.RELEASE, 8, arguments, buries=True)
+        return self._pipe.call(scripts.RELEASE, 8, arguments, leaves_tombstone=True)
 
-    def pass_on(self, passed: Pass) -> asyncio.Future[int]:
-        name, form, giver, giver_fence, taker, fence, through = passed
+    def report_handoff(self, passed: HandoffReport) -> asyncio.Future[int]:
+        name, form, source, source_fence, target, fence, via = passed
         grants = (
-            f"{self._text(name, giver, form)}:{giver_fence}",
-            f"{self._text(name, taker, form)}:{fence}",
+            f"{self._text(name, source, form)}:{source_fence}",
+            f"{self._text(name, target, form)}:{fence}",
         )
-        others = [self._text(name, each, form) for each in through]
+        others = [self._text(name, each, form) for each in via]
         values = (*grants, str(fence), str(form.claim), *others)
         encoded = "".join([f"${len(value)}\r\n{value}\r\n" for value in values]).encode("ascii")
         arguments = self._names.three(name) + encoded
-        return self._pipe.call(scripts.PASS, 8 + len(through), arguments, late=True)
+        return self._pipe.call(scripts.PASS, 8 + len(via), arguments, expires=True)
 
     def renew(self, renewals: Sequence[Renewal]) -> asyncio.Future[list[bool | None]]:
         if self._slots_apart and len(renewals) > 1:
@@ -139,7 +139,7 @@ class RedisStore(Session):
             for each in renewals
         ]
         arguments = b"".join((bulk(len(keys)), *keys, *values))
-        return self._pipe.call(scripts.RENEW, 1 + 3 * len(keys), arguments, late=True)
+        return self._pipe.call(scripts.RENEW, 1 + 3 * len(keys), arguments, expires=True)
 
     def status(self, name: str, *, waiters: bool = True) -> asyncio.Future[Status]:
         return asyncio.ensure_future(self._status(name, waiters=waiters))
@@ -148,17 +148,19 @@ class RedisStore(Session):
         return asyncio.ensure_future(self._snapshot(start))
 
     def finish(
-        self, name: str, waiter: Waiter, form: Form, fence: int, remember: int
+        self, name: str, waiter: WaiterId, form: Form, fence: int, remember: int
     ) -> asyncio.Future[int]:
         keys = b"".join(map(bulk, (2, *self._names.keys(name)[:2])))
         values = b"".join(map(bulk, (self._text(name, waiter, form), fence, remember)))
-        return self._pipe.call(scripts.FINISH, 7, keys + values + self._channels, buries=True)
+        return self._pipe.call(
+            scripts.FINISH, 7, keys + values + self._channels, leaves_tombstone=True
+        )
 
     def request(self, name: str) -> asyncio.Future[int]:
         arguments = bulk(1) + self._names.holders(name) + self._channels
-        return self._pipe.call(scripts.REQUEST, 3, arguments, late=True)
+        return self._pipe.call(scripts.REQUEST, 3, arguments, expires=True)
 
-    def downgrade(self, name: str, waiter: Waiter, form: Form, fence: int) -> asyncio.Future[int]:
+    def downgrade(self, name: str, waiter: WaiterId, form: Form, fence: int) -> asyncio.Future[int]:
         grant = bulk(self._text(name, waiter, form)) + bulk(fence)
         arguments = self._names.three(name) + grant + self._channels
         return self._pipe.call(scripts.DOWNGRADE, 7, arguments)
@@ -167,7 +169,7 @@ class RedisStore(Session):
         values = b"".join(map(bulk, (declared, limit, remember)))
         token = bulk(f"{self._client}.{next(self._resizes)}")
         arguments = self._names.three(name) + values + self._channels + token
-        return self._pipe.call(scripts.RESIZE, 9, arguments, late=True)
+        return self._pipe.call(scripts.RESIZE, 9, arguments, expires=True)
 
     def post(
         self, name: str, count: int, *, token: str, declared: int, value: str, remember: int
@@ -175,7 +177,7 @@ class RedisStore(Session):
         keys = (4, *self._names.keys(name), self._names.value(name))
         values = (token, count, declared, value, remember)
         arguments = b"".join(map(bulk, keys + values)) + self._channels
-        return self._pipe.call(scripts.POST, 11, arguments, late=True)
+        return self._pipe.call(scripts.POST, 11, arguments, expires=True)
 
     def read(self, name: str) -> asyncio.Future[Posted]:
         keys = (2, self._names.keys(name)[0], self._names.value(name))

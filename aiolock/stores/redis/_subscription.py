@@ -11,8 +11,8 @@ from typing import Any, Final, cast
 from redis.asyncio.connection import ConnectionPool
 from redis.exceptions import InvalidResponse
 
-from aiolock.store import Form, Inbox, Waiter
-from aiolock.stores._links import Links
+from aiolock.store import Form, Inbox, WaiterId
+from aiolock.stores._link_state import LinkState
 from aiolock.stores.redis._codec import decode, waiter_of
 from aiolock.stores.redis._errors import Refusal
 from aiolock.stores.redis._link import Link
@@ -24,7 +24,7 @@ log = logging.getLogger("aiolock")
 
 SUBSCRIBE_TIMEOUT: Final = 5.0
 
-Granting = Callable[[str, Waiter, Form, int, int, int], None]
+Granting = Callable[[str, WaiterId, Form, int, int, int], None]
 """As `Inbox.granted`."""
 
 
@@ -40,7 +40,7 @@ class Subscription:
         names: Names,
         client: str,
         inbox: Inbox,
-        links: Links,
+        links: LinkState,
         *,
         again: Callable[[], None],
         is_new: Callable[[bytes], bool] | None = None,
@@ -120,9 +120,9 @@ class Subscription:
         elif not isinstance(message, list) or not message:
             self.drop(InvalidResponse(f"not what a subscription gets: {message!r}"))
         else:
-            self._told(cast(list[bytes], message))
+            self._on_push(cast(list[bytes], message))
 
-    def _told(self, message: list[bytes]) -> None:
+    def _on_push(self, message: list[bytes]) -> None:
         if message[0] == b"message":
             self._pushed(message[2])
         elif message[0] == b"subscribe":
@@ -173,7 +173,7 @@ class Subscription:
             return partial(self._inbox.requested, self._names.name(key), who, int(fence))
         if kind == "v":
             waiter, key = rest.split(" ", 1)
-            return partial(self._inbox.void, self._names.name(key), waiter_of(waiter))
+            return partial(self._inbox.order_unknown, self._names.name(key), waiter_of(waiter))
         if kind == "p":
             return self.word.set
         raise ValueError(f"no push of this kind: {kind!r}")

@@ -6,17 +6,17 @@ from collections.abc import Generator
 from dataclasses import replace
 from typing import Any, Final, NamedTuple, cast
 
-from aiolock.store import WAS_HOLDER, WAS_UNKNOWN, Party, Status
+from aiolock.store import WAS_HOLDER, WAS_UNKNOWN, Participant, Status
 from aiolock.stores._member import (
     Answer,
-    Crowded,
-    Enrolled,
-    InLine,
+    DoneMarker,
+    DoneRecord,
+    InQueue,
     Kept,
-    Marked,
-    Recalled,
+    NotVoting,
+    QueueIsFull,
     Refused,
-    Silent,
+    Registered,
     Voted,
 )
 from aiolock.stores.redis._codec import decode_any
@@ -77,20 +77,20 @@ def _answer(reply: Any) -> Answer:
     if kind == 0:
         return Refused(*rest)
     if kind == 2:  # noqa: PLR2004  # in the words of the script
-        return _in_line(*rest)
+        return _in_queue(*rest)
     if kind == 5:  # noqa: PLR2004
-        return Marked(*rest)
-    return Crowded(*rest) if kind == 3 else Silent(*rest)  # noqa: PLR2004
+        return DoneMarker(*rest)
+    return QueueIsFull(*rest) if kind == 3 else NotVoting(*rest)  # noqa: PLR2004
 
 
-def _in_line(
-    until: int, place: int, now: int, vote: bytes | None = None, says: bytes = b""
-) -> InLine:
+def _in_queue(
+    until: int, place: int, now: int, vote: bytes | None = None, metadata: bytes = b""
+) -> InQueue:
     if vote is None:
-        return InLine(until, place, now)
+        return InQueue(until, place, now)
     holder = VoteText.read(vote.decode())
     waiter, form, _ = decode_any(holder.waiter)
-    party = Party(
+    party = Participant(
         client=waiter.client,
         host="",
         pid=0,
@@ -101,24 +101,24 @@ def _in_line(
         shared=form.shared,
         seq=waiter.seq,
     )
-    return InLine(until, place, now, said_of(party, says))
+    return InQueue(until, place, now, said_of(party, metadata))
 
 
 class Admitted(NamedTuple):
     """The answer to an enrolment, and how many connections hear the client's channel."""
 
-    heard: int
-    enrolled: Enrolled
+    on_reply: int
+    registered: Registered
 
     @property
     def now(self) -> int:
         """The server's clock, in µs."""
-        return self.enrolled.now
+        return self.registered.now
 
 
 def _admitted(reply: Any) -> Admitted:
-    left, run, heard, now = reply
-    return Admitted(int(heard), Enrolled(int(left), run.decode(), int(now)))
+    left, run, on_reply, now = reply
+    return Admitted(int(on_reply), Registered(int(left), run.decode(), int(now)))
 
 
 class _Persistence(Script):
@@ -144,8 +144,8 @@ def _was(reply: Any) -> int:
     return WAS_HOLDER if isinstance(reply, bytes) else int(reply)
 
 
-def _recalled(reply: Any) -> Recalled:
-    return Recalled(*map(int, reply))
+def _recalled(reply: Any) -> DoneRecord:
+    return DoneRecord(*map(int, reply))
 
 
 def _kept(reply: Any) -> Kept:
@@ -153,7 +153,7 @@ def _kept(reply: Any) -> Kept:
     return Kept(int(count), value.decode(), int(left))
 
 
-def _stands(reply: Any) -> bool:
+def _is_valid(reply: Any) -> bool:
     return bool(reply == 1)
 
 
@@ -178,7 +178,7 @@ class SeenVotes(Seen):
     def in_parts(self) -> Generator[int, None, Status]:
         """All that was read."""
         found = yield from super().in_parts()
-        holders = list[Party]()
+        holders = list[Participant]()
         for party in found.holders:
             holders.append(replace(party, since=self._granted.get(party.fence, party.since)))
             yield len(holders) % 4 == 0
@@ -190,7 +190,7 @@ BEGIN: Final = Script("quorum/begin", int)
 VOTE: Final = Script("quorum/vote", _answer)
 RELEASE: Final = Script("quorum/release", _was, lambda was: _was(was) or WAS_UNKNOWN, pushes=True)
 GIVE_WAY: Final = Script("quorum/give_way", _answer)
-RENEW: Final = Script("quorum/renew", _stands)
+RENEW: Final = Script("quorum/renew", _is_valid)
 RESERVE: Final = Script("quorum/reserve", int)
 BREAK: Final = Script("quorum/break", int, broken_before)
 FINISH: Final = Script("quorum/finish", int)

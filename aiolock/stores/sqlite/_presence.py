@@ -15,10 +15,10 @@ import time
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from aiolock.stores.sqlite import _bell
-from aiolock.stores.sqlite._bell import Bell
+from aiolock.stores.sqlite import _notifier
 from aiolock.stores.sqlite._filelock import is_taken, take
 from aiolock.stores.sqlite._files import is_at
+from aiolock.stores.sqlite._notifier import Notifier
 
 _MOST: Final = 1000
 """Clients whose files' contents are kept in memory."""
@@ -27,7 +27,7 @@ _ORPHAN: Final = 60.0
 """Seconds after which a socket without a file is an orphan: a client makes its socket first."""
 
 
-class Says(NamedTuple):
+class Metadata(NamedTuple):
     """What a client says of itself."""
 
     host: str
@@ -43,9 +43,9 @@ class Presence:
         self.directory = directory
         self._client = client
         self._lock: int | None = None
-        self.bells: list[Bell] = []
+        self.notifiers: list[Notifier] = []
         """Its bells. The others ring the last one; the listening loop closes those before it."""
-        self._says = dict[str, Says]()
+        self._metadata = dict[str, Metadata]()
 
     # This client
 
@@ -53,19 +53,19 @@ class Presence:
         """Be alive to others, until its files are removed. `OSError` if it fails."""
         self.directory.mkdir(exist_ok=True)
         for _ in range(_TRIES):
-            if not self.bells or self.bells[-1].is_gone():
-                self.bells.append(Bell(self._socket(self._client)))
+            if not self.notifiers or self.notifiers[-1].is_gone():
+                self.notifiers.append(Notifier(self._socket(self._client)))
             if not self._is_listed():
                 if self._lock is not None:
                     os.close(self._lock)
                 self._lock = None
-                says = Says(socket.gethostname(), os.getpid(), self.bells[-1].port)
-                self._lock = self._list(json.dumps(says).encode())
+                metadata = Metadata(socket.gethostname(), os.getpid(), self.notifiers[-1].port)
+                self._lock = self._list(json.dumps(metadata).encode())
             if self.is_there():  # else another client has removed the unlocked file
                 return
         raise OSError(errno.EBUSY, "others remove its files again and again", str(self.directory))
 
-    def _list(self, says: bytes) -> int | None:
+    def _list(self, metadata: bytes) -> int | None:
         """Make the file, and lock it; None if another client has removed it at once."""
         path = self._file(self._client)
         file = os.open(path, os.O_CREAT | os.O_RDWR, 0o666)
@@ -73,7 +73,7 @@ class Presence:
             if hasattr(os, "fchmod"):
                 os.fchmod(file, 0o644)  # others open it to see whether it is locked
             os.ftruncate(file, 0)
-            os.write(file, says)
+            os.write(file, metadata)
             # A client that cleans up may hold the lock just now, and even be stopped meanwhile.
             if take(file):
                 return file
@@ -87,15 +87,15 @@ class Presence:
 
     def is_there(self) -> bool:
         """Whether others can see it and ring: its files have not been removed."""
-        return self._is_listed() and not self.bells[-1].is_gone()
+        return self._is_listed() and not self.notifiers[-1].is_gone()
 
     def _is_listed(self) -> bool:
         return self._lock is not None and is_at(self._file(self._client), self._lock)
 
     def leave(self) -> None:
         """Remove its files. Idempotent."""
-        for bell in self.bells:
-            bell.close()
+        for notifier in self.notifiers:
+            notifier.close()
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
@@ -106,12 +106,12 @@ class Presence:
 
         A lock that a child shares would last as long as the child.
         """
-        for bell in self.bells:
-            bell.forget()
+        for notifier in self.notifiers:
+            notifier.forget()
         if self._lock is not None:
             os.close(self._lock)
         self._lock = None
-        self.bells.clear()
+        self.notifiers.clear()
 
     # Other clients
 
@@ -133,22 +133,22 @@ class Presence:
         clients = (path.stem for path in self.directory.glob("*.lock"))
         return [each for each in clients if each != self._client and self.listens(each)]
 
-    def says(self, client: str) -> Says:
+    def metadata(self, client: str) -> Metadata:
         """What this client says of itself; empty if it is gone."""
-        known = self._says.get(client)
+        known = self._metadata.get(client)
         if known is None:
             try:
-                known = Says(*json.loads(self._file(client).read_text("utf-8")))
+                known = Metadata(*json.loads(self._file(client).read_text("utf-8")))
             except (OSError, ValueError, TypeError):
-                return Says("", 0, 0)
-            if len(self._says) >= _MOST:
-                self._says.clear()
-            self._says[client] = known
+                return Metadata("", 0, 0)
+            if len(self._metadata) >= _MOST:
+                self._metadata.clear()
+            self._metadata[client] = known
         return known
 
     def ring(self, client: str) -> None:
         """Tell it that there are pushes to fetch."""
-        _bell.ring(self._socket(client), self.says(client).port)
+        _notifier.ring(self._socket(client), self.metadata(client).port)
 
     def ring_all(self) -> None:
         """Have all others look at the file."""

@@ -20,10 +20,10 @@ from aiolock.store import Inbox
 from aiolock.stores._operations import Operation, Told
 from aiolock.stores._outcomes import CarriedOut
 from aiolock.stores._worker import Worker, retrieve
-from aiolock.stores.sqlite._bell import Bell
 from aiolock.stores.sqlite._connection import BUSY
 from aiolock.stores.sqlite._database import FETCH, Database
 from aiolock.stores.sqlite._failures import failure
+from aiolock.stores.sqlite._notifier import Notifier
 from aiolock.stores.sqlite._presence import Presence
 
 HEARTBEAT: Final = 1.0
@@ -55,7 +55,7 @@ class Session:
             replaced=lambda: self._worker.say(self._come_back),
         )
         self._look_at = self._sweep_at = 0.0
-        self._heard: Bell | None = None
+        self._heard: Notifier | None = None
         """The bell that the loop listens to."""
         self._coming_back: asyncio.Task[None] | None = None
         self._fetching = self._fetch_again = False
@@ -105,18 +105,18 @@ class Session:
 
     async def _listen(self) -> None:
         """Listen to the bell that the others ring now."""
-        *old, bell = self._presence.bells
-        if bell is self._heard:
+        *old, notifier = self._presence.notifiers
+        if notifier is self._heard:
             return
         if self._heard is not None:
             self._heard.ignore()
-        self._heard = bell
-        del self._presence.bells[: len(old)]
+        self._heard = notifier
+        del self._presence.notifiers[: len(old)]
         for each in old:
             each.close()
-        await bell.listen(self._rung)
+        await notifier.listen(self._notified)
 
-    def _rung(self) -> None:
+    def _notified(self) -> None:
         """There are pushes for us."""
         # One that came during a fetch may have been left after what that has read.
         self._fetch_again = self._fetching
@@ -129,9 +129,9 @@ class Session:
         if done.cancelled() or done.exception() is None:
             self._pause = _FETCH_AGAIN
             if self._fetch_again:
-                self._rung()
+                self._notified()
         else:
-            self._loop.call_later(self._pause, self._rung)
+            self._loop.call_later(self._pause, self._notified)
             self._pause = min(2 * self._pause, HEARTBEAT)
 
     def _come_back(self) -> None:

@@ -64,7 +64,7 @@ class Transaction:
             ).fetchone()
             text = "" if row is None else row[0]
             known = self._states[name] = (decode(text) if text else NameState()), text
-        step = Step(known[0], self._now(), self.listens, self._fence, self._says)
+        step = Step(known[0], self._now(), self.listens, self._fence, self._metadata)
         answer = operation(step)
         self._fence = step.fence
         self.pushes += [Told(name, push) for push in step.pushes]
@@ -83,7 +83,7 @@ class Transaction:
             # An unreadable state of a later version must not hide the others.
             with contextlib.suppress(*UNREADABLE):
                 name = key.decode().partition("\0")[2]
-                step = Step(decode(text), self._now(), self.listens, self._fence, self._says)
+                step = Step(decode(text), self._now(), self.listens, self._fence, self._metadata)
                 statuses.append(step.status(name))
         return Page(statuses, rows[-1][0].hex() if len(rows) == _PAGE else "")
 
@@ -168,8 +168,8 @@ class Transaction:
             self._alive[client] = self._presence.listens(client)
         return self._alive[client]
 
-    def _says(self, client: str) -> tuple[str, int]:
-        return self._presence.says(client)[:2]
+    def _metadata(self, client: str) -> tuple[str, int]:
+        return self._presence.metadata(client)[:2]
 
 
 def left_for(database: sqlite3.Connection, client: str, after: int) -> tuple[list[Told], int]:

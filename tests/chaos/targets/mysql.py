@@ -18,7 +18,7 @@ from aiolock.stores.machine import NameState
 from aiolock.stores.redis._codec import encode
 from tests.chaos.faults import ATTACKS, Fault
 from tests.chaos.history import History
-from tests.chaos.targets import Kept, Silent, Standing
+from tests.chaos.targets import Kept, NotVoting, QuorumAcquisition
 from tests.chaos.targets.links import Late, ProxyDoor, ports
 from tests.databases import MariaDBServer
 from tests.proxy import Link, Proxy
@@ -141,14 +141,14 @@ class MySQLTarget:
             if state  # else nobody holds, or waits
         ]
 
-    async def standing(self) -> Standing:
+    async def standing(self) -> QuorumAcquisition:
         now, rows = await self._all()
-        found = Standing(now, {}, {})
+        found = QuorumAcquisition(now, {}, {})
         for name, state in rows:
             holders = [
                 f"{encode(grant.waiter, holder.form, blind=False)}:{grant.fence}"
                 for grant, holder in state.holders.items()
-                if holder.end > now // 1000 and not holder.nobodys
+                if holder.end > now // 1000 and not holder.is_reserved
             ]
             if holders:
                 found.holders[name] = holders
@@ -179,7 +179,7 @@ class MySQLTarget:
         """The server's numbers of the connections from these ports; [""] if it is silent."""
         try:
             (rows,) = await self._look("SELECT id, host FROM information_schema.processlist")
-        except Silent:
+        except NotVoting:
             return [""]
         return [str(number) for number, host in rows if _port(host) in of]
 
@@ -192,7 +192,7 @@ class MySQLTarget:
     async def _kill(self, numbers: Sequence[object], what: str = "CONNECTION") -> None:
         for number in numbers:
             # One at a time: the first that has gone by itself would end a series.
-            with contextlib.suppress(Silent):
+            with contextlib.suppress(NotVoting):
                 await self._look(f"KILL {what} {number}")
 
     async def settled(self) -> None:
@@ -222,7 +222,7 @@ class MySQLTarget:
                     await asyncio.to_thread(owner.close)
 
     async def _numbers(self, statement: str) -> list[object]:
-        with contextlib.suppress(Silent):
+        with contextlib.suppress(NotVoting):
             return [number for (number,) in (await self._look(statement))[0]]
         return []
 
@@ -274,7 +274,7 @@ def _silent() -> Generator[None]:
     try:
         yield
     except _BROKEN as error:
-        raise Silent from error
+        raise NotVoting from error
 
 
 def _port(host: str) -> int:

@@ -12,11 +12,11 @@ from typing import Any, Final
 import psycopg
 from psycopg.rows import dict_row
 
-from aiolock.store import Form, Rule, Waiter
+from aiolock.store import Form, Rule, WaiterId
 from aiolock.stores.redis._codec import encode
 from tests.chaos.faults import ATTACKS, Fault
 from tests.chaos.history import History
-from tests.chaos.targets import Kept, Silent, Standing
+from tests.chaos.targets import Kept, NotVoting, QuorumAcquisition
 from tests.chaos.targets.links import Late, ProxyDoor, ports
 from tests.databases import PostgresServer
 from tests.proxy import Link, Proxy
@@ -77,9 +77,9 @@ class PostgresTarget:
             )
         return now["now"], grants, waiters
 
-    async def standing(self) -> Standing:
+    async def standing(self) -> QuorumAcquisition:
         now, grants, waiters = await self._all()
-        found = Standing(now, {}, {})
+        found = QuorumAcquisition(now, {}, {})
         for row in grants:
             if row["ends"] > now // 1000:
                 found.holders.setdefault(_name(row), [])
@@ -186,7 +186,7 @@ def _silent() -> Iterator[None]:
     try:
         yield
     except psycopg.Error as error:
-        raise Silent from error
+        raise NotVoting from error
 
 
 def _name(row: dict[str, Any]) -> str:
@@ -209,4 +209,4 @@ def _text(row: dict[str, Any]) -> str:
         period=row["period"],
         priority=row["priority"],
     )
-    return encode(Waiter(row["client"], row["seq"]), form, blind=False)
+    return encode(WaiterId(row["client"], row["seq"]), form, blind=False)

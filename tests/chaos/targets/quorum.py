@@ -13,7 +13,7 @@ from redis.exceptions import RedisError
 
 from tests.chaos.faults import ATTACKS, Fault, hit
 from tests.chaos.history import History
-from tests.chaos.targets import Door, Kept, Silent, Standing
+from tests.chaos.targets import Door, Kept, NotVoting, QuorumAcquisition
 from tests.chaos.targets.links import Late, ProxyDoor
 from tests.chaos.targets.redis import RedisTarget, admin_of
 from tests.chaos.witness import charter_of, url_of
@@ -53,10 +53,10 @@ class Voter(RedisTarget):
         self.broken = 0
         """How many faults it has now: it need not answer."""
 
-    async def vouch(self, charter: str) -> None:
+    async def vouch(self, config: str) -> None:
         """Say to it that it has voted for long: it was started a moment ago, and would not."""
         run: Any = await self._admin.info("server")
-        await self._admin.set(_MARKER, f"{run['run_id']} 0 {charter}")
+        await self._admin.set(_MARKER, f"{run['run_id']} 0 {config}")
 
     async def proxy(self, stack: AsyncExitStack) -> ProxyDoor:
         """Another process's way to it."""
@@ -72,8 +72,8 @@ class Voter(RedisTarget):
 
     async def stands(self) -> tuple[int, list[tuple[str, list[str]]]]:
         """Its clock, and who has its votes and stands in its lines."""
-        now, standing = await self._admin.eval(_WHO_STANDS, 0)
-        return int(now), standing
+        now, acquisition = await self._admin.eval(_WHO_STANDS, 0)
+        return int(now), acquisition
 
     async def keeps(self) -> list[Kept]:
         """All that it does, but for what says of what it is a member."""
@@ -186,22 +186,24 @@ class QuorumTarget:
 
     async def start(self, stack: AsyncExitStack, history: History) -> None:
         self._voters = [Voter() for _ in range(self.attack.servers)]
-        charter = str(charter_of(self.attack.servers))
-        for voter in self._voters:
-            await voter.start(stack, history)
-            await voter.vouch(charter)
+        config = str(charter_of(self.attack.servers))
+        for quorum_server in self._voters:
+            await quorum_server.start(stack, history)
+            await quorum_server.vouch(config)
 
     async def door(self, stack: AsyncExitStack) -> Door:
-        return QuorumDoor(self, [await voter.proxy(stack) for voter in self._voters])
+        return QuorumDoor(
+            self, [await quorum_server.proxy(stack) for quorum_server in self._voters]
+        )
 
     # Looking
 
     async def each(self, ask: Callable[[int, Voter], Awaitable[Value]]) -> dict[int, Value]:
         """What those say that are not broken now; nobody is waited for who breaks meanwhile."""
         asked = {
-            asyncio.ensure_future(ask(number, voter)): number
-            for number, voter in enumerate(self._voters)
-            if not voter.broken
+            asyncio.ensure_future(ask(number, quorum_server)): number
+            for number, quorum_server in enumerate(self._voters)
+            if not quorum_server.broken
         }
         waiting = set(asked)
         try:
@@ -212,20 +214,20 @@ class QuorumTarget:
                 each.cancel()
         said: dict[int, Value] = {}
         for each in asked.keys() - waiting:
-            with contextlib.suppress(RedisError, OSError, Silent):
+            with contextlib.suppress(RedisError, OSError, NotVoting):
                 said[asked[each]] = each.result()
         if not said:
-            raise Silent
+            raise NotVoting
         return said
 
     async def ping(self) -> None:
-        await self.each(lambda _, voter: voter.answers())
+        await self.each(lambda _, quorum_server: quorum_server.answers())
 
-    async def standing(self) -> Standing:
-        said = await self.each(lambda _, voter: voter.stands())
-        found = Standing(max(now for now, _ in said.values()), {}, {})
-        for number, (_, standing) in said.items():
-            for key, those in standing:
+    async def acquisition(self) -> QuorumAcquisition:
+        said = await self.each(lambda _, quorum_server: quorum_server.stands())
+        found = QuorumAcquisition(max(now for now, _ in said.values()), {}, {})
+        for number, (_, acquisition) in said.items():
+            for key, those in acquisition:
                 stem, _, what = key.rpartition(":")
                 if what == "line":
                     found.queues[f"{number}/{stem}"] = those
@@ -234,7 +236,7 @@ class QuorumTarget:
         return found
 
     async def kept(self) -> Sequence[Kept]:
-        said = await self.each(lambda _, voter: voter.keeps())
+        said = await self.each(lambda _, quorum_server: quorum_server.keeps())
         return [
             kept._replace(key=f"{number}/{kept.key}")
             for number, those in said.items()
@@ -248,16 +250,16 @@ class QuorumTarget:
         await asyncio.gather(*(self._voters[number].strike(fault) for number in those))
 
     async def settled(self) -> None:
-        await asyncio.gather(*(voter.late.settled() for voter in self._voters))
+        await asyncio.gather(*(quorum_server.late.settled() for quorum_server in self._voters))
         # Beyond this the checker finds out who does not.
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_VOTES_WITHIN):
-                while not all((await self.each(lambda _, voter: voter.votes())).values()):  # noqa: ASYNC110  # they tell nobody
+                while not all((await self.each(lambda _, each: each.votes())).values()):  # noqa: ASYNC110  # they tell nobody
                     await asyncio.sleep(0.05)
 
 
 def _granted(vote: str) -> str:
-    """A vote, as `Standing` has it: the waiter, and when it got that (µs)."""
+    """A vote, as `QuorumAcquisition` has it: the waiter, and when it got that (µs)."""
     waiter, _, _, granted = vote.rsplit(":", 3)
     return f"{waiter}:{granted}000"
 

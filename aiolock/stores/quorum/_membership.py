@@ -12,9 +12,9 @@ from typing import Any, Final, TypeVar
 from aiolock._clock import clock
 from aiolock.errors import StoreError
 from aiolock.store import ServerStatus
-from aiolock.stores._member import Charter, Enrolled, Heard, Member, Memory, Unfit
+from aiolock.stores._member import Heard, Member, Memory, QuorumConfig, Registered, Unfit
 from aiolock.stores.quorum._clock import Clocks
-from aiolock.stores.quorum._seat import Host, Seat
+from aiolock.stores.quorum._connection import Host, MemberConnection
 
 log = logging.getLogger("aiolock")
 
@@ -34,17 +34,19 @@ _FORGETS: Final = (
 _PATIENCE: Final = 4.0
 
 
-class Council:
+class Membership:
     """All members of one client, from its opening to its close."""
 
-    def __init__(self, members: Sequence[Member], charter: Charter, host: Host) -> None:
+    def __init__(self, members: Sequence[Member], config: QuorumConfig, host: Host) -> None:
         self._loop = asyncio.get_running_loop()
         self.time = clock(self._loop)
-        self.charter = charter
+        self.config = config
         self.size = len(members)
         self.quorum = self.size // 2 + 1
         self.clocks = Clocks(self.size)
-        self.seats = [Seat(n, member, host, self.time) for n, member in enumerate(members)]
+        self.connections = [
+            MemberConnection(n, member, host, self.time) for n, member in enumerate(members)
+        ]
         self._progress = asyncio.Event()
         self._decided = False
         """Whether the members that knew of no quorum at opening have been told what they are."""
@@ -56,8 +58,8 @@ class Council:
 
     async def join(self, client: str) -> None:
         """Join a majority, and as many others as answer soon; `StoreError` without a majority."""
-        for seat in self.seats:
-            seat.join(client, self.charter)
+        for connection in self.connections:
+            connection.join(client, self.config)
         end, soon = self.time() + OPEN_TIMEOUT, 0.0
         while not self._is_settled(soon):
             self._progress.clear()
@@ -79,73 +81,77 @@ class Council:
         self._warn_of_clocks()
 
     def _joined(self) -> int:
-        return sum(seat.is_joined for seat in self.seats)
+        return sum(connection.is_joined for connection in self.connections)
 
     def _is_settled(self, soon: float) -> bool:
         """Whether there is nothing left to wait for."""
-        if any(seat.unfit for seat in self.seats):
+        if any(connection.unfit for connection in self.connections):
             return True
         if soon and self.time() >= soon:
             return True
-        return all(seat.tried for seat in self.seats)
+        return all(connection.tried for connection in self.connections)
 
     def joined(self) -> None:
         """An attempt to join a member has succeeded or failed."""
         self._progress.set()
 
     def _raise_if_unfit(self) -> None:
-        for seat in self.seats:
-            if seat.unfit is not None:
-                raise seat.unfit
+        for connection in self.connections:
+            if connection.unfit is not None:
+                raise connection.unfit
 
-    def enrolled(self, seat: Seat, enrolled: Enrolled) -> None:
+    def registered(self, connection: MemberConnection, registered: Registered) -> None:
         """A member has said which run it is, and for how long it does not vote."""
-        if seat.run and seat.run != enrolled.run:
-            self.clocks.forget(seat.number)
-        seat.run = enrolled.run
-        self.clocks.heard(seat.number, enrolled.now, self.time())
-        for other in self.seats:
-            if other is not seat and other.run == seat.run and other.unfit is None:
-                first, second = sorted((other, seat), key=lambda each: each.number)
+        if connection.run and connection.run != registered.run:
+            self.clocks.forget(connection.number)
+        connection.run = registered.run
+        self.clocks.on_reply(connection.number, registered.now, self.time())
+        for other in self.connections:
+            if other is not connection and other.run == connection.run and other.unfit is None:
+                first, second = sorted((other, connection), key=lambda each: each.number)
                 second.unfit = Unfit(
                     f"{first.member.address} and {second.member.address} are one server, which"
                     " counts once: list servers that fail independently"
                 )
                 log.error("aiolock: %s", second.unfit)
-        if seat.unknown and self._decided:
+        if connection.unknown and self._decided:
             # The other members know of this quorum, so this one has forgotten it.
-            seat.enrol(Memory.LOST)
+            connection.register(Memory.LOST)
 
     def _decide(self) -> None:
         """Tell the members that know of no quorum: if they are a majority, the quorum is new."""
         self._decided = True
-        unknown = [seat for seat in self.seats if seat.is_joined and seat.unknown]
+        unknown = [
+            connection
+            for connection in self.connections
+            if connection.is_joined and connection.unknown
+        ]
         memory = Memory.NEW if len(unknown) >= self.quorum else Memory.LOST
-        for seat in unknown:
-            seat.enrol(memory)
+        for connection in unknown:
+            connection.register(memory)
 
     def _warn_of_clocks(self) -> None:
-        for seat in self.seats:
-            off = self.clocks.off(seat.number)
-            if off is not None and abs(off) > self.charter.longest / 1000:
+        for connection in self.connections:
+            off = self.clocks.off(connection.number)
+            if off is not None and abs(off) > self.config.longest / 1000:
                 log.warning(
                     "aiolock: the clock of %s is %.0f s off that of the others: fences may not grow"
                     " where a majority of the servers loses its memory",
-                    seat.member.address,
+                    connection.member.address,
                     off,
                 )
 
     async def leave(self) -> None:
         """Leave all members."""
         self.closed = True
-        await asyncio.gather(*(seat.leave(_PATIENCE) for seat in self.seats))
+        await asyncio.gather(*(connection.leave(_PATIENCE) for connection in self.connections))
 
     # Members in reach
 
     @property
     def in_reach(self) -> int:
         """How many members can be asked."""
-        return sum(seat.in_reach for seat in self.seats)
+        return sum(connection.in_reach for connection in self.connections)
 
     @property
     def able(self) -> bool:
@@ -155,12 +161,12 @@ class Council:
     @property
     def has_majority_of_votes(self) -> bool:
         """Whether a majority can be asked for a vote, and may give one."""
-        return sum(seat.votes for seat in self.seats) >= self.quorum
+        return sum(connection.votes for connection in self.connections) >= self.quorum
 
     def too_few(self) -> StoreError:
         """The error that a majority cannot be asked, with the reasons."""
-        missing = [seat for seat in self.seats if not seat.in_reach]
-        said = ", ".join(f"{seat.member.address}: {seat.why}" for seat in missing)
+        missing = [connection for connection in self.connections if not connection.in_reach]
+        said = ", ".join(f"{connection.member.address}: {connection.why}" for connection in missing)
         if len(missing) > self.size - self.quorum:
             return StoreError(f"{len(missing)} of {self.size} servers do not answer: {said}")
         return StoreError(
@@ -173,33 +179,33 @@ class Council:
         now = self.time()
         return [
             ServerStatus(
-                address=seat.member.address,
-                state=self._state(seat, now),
-                silent=self._silent(seat, now),
-                clock=self.clocks.off(seat.number),
-                votes=votes(seat.number),
-                error=self._why(seat, now),
+                address=connection.member.address,
+                state=self._state(connection, now),
+                not_voting=self._not_voting(connection, now),
+                clock=self.clocks.off(connection.number),
+                votes=votes(connection.number),
+                error=self._why(connection, now),
             )
-            for seat in self.seats
+            for connection in self.connections
         ]
 
-    def _why(self, seat: Seat, now: float) -> str:
+    def _why(self, connection: MemberConnection, now: float) -> str:
         """Why it does not answer, or does not vote; empty if it does."""
-        if not seat.in_reach or seat.refusal is not None:
-            return seat.why
-        return _FORGETS if self._silent(seat, now) else ""
+        if not connection.in_reach or connection.refusal is not None:
+            return connection.why
+        return _FORGETS if self._not_voting(connection, now) else ""
 
     @staticmethod
-    def _silent(seat: Seat, now: float) -> float:
+    def _not_voting(connection: MemberConnection, now: float) -> float:
         """For how many seconds it does not vote, if that is known."""
-        known = seat.is_joined and seat.silent_until < math.inf
-        return max(0.0, seat.silent_until - now) if known else 0.0
+        known = connection.is_joined and connection.silent_until < math.inf
+        return max(0.0, connection.silent_until - now) if known else 0.0
 
     @staticmethod
-    def _state(seat: Seat, now: float) -> str:
-        if not seat.in_reach:
+    def _state(connection: MemberConnection, now: float) -> str:
+        if not connection.in_reach:
             return "out"
-        return "silent" if seat.unknown or seat.silent_until > now else "up"
+        return "not voting" if connection.unknown or connection.silent_until > now else "up"
 
     # Asking all of them
 
@@ -220,12 +226,12 @@ class _Poll:
 
     def __init__(
         self,
-        council: Council,
+        membership: Membership,
         start: Callable[[Member, Heard], None],
         conclude: Callable[[dict[int, Any]], Any],
         future: asyncio.Future[Any],
     ) -> None:
-        self._council = council
+        self._membership = membership
         self._start = start
         self._conclude = conclude
         self._future = future
@@ -237,27 +243,31 @@ class _Poll:
 
     def begin(self, until: float) -> None:
         """Ask the members once a majority can be asked; give up at ``until``."""
-        council, future = self._council, self._future
+        membership, future = self._membership, self._future
         if future.done():
             return
-        left = until - council.time()
-        if left <= 0 or council.closed:
-            future.set_exception(council.too_few())
-        elif not council.able:
+        left = until - membership.time()
+        if left <= 0 or membership.closed:
+            future.set_exception(membership.too_few())
+        elif not membership.able:
             self._loop.call_later(_AGAIN, self.begin, until)
         else:
-            seats = [seat for seat in council.seats if seat.in_reach]
-            self._asked = len(seats)
+            connections = [
+                connection for connection in membership.connections if connection.in_reach
+            ]
+            self._asked = len(connections)
             self._loop.call_later(min(OTHERS, left), self._is_enough)
             self._loop.call_later(left, self._is_over)
-            for seat in seats:
-                seat.asked()
-                self._start(seat.member, partial(self._heard, seat, council.time()))
+            for connection in connections:
+                connection.asked()
+                self._start(connection.member, partial(self._heard, connection, membership.time()))
 
-    def _heard(self, seat: Seat, sent: float, answer: Any, error: Exception | None) -> None:
+    def _heard(
+        self, connection: MemberConnection, sent: float, answer: Any, error: Exception | None
+    ) -> None:
         if error is None:
-            seat.answered(sent)
-            self._answers[seat.number] = answer
+            connection.answered(sent)
+            self._answers[connection.number] = answer
         else:
             self._failures.append(error)
         self._look()
@@ -270,14 +280,14 @@ class _Poll:
     def _look(self) -> None:
         if self._future.done():
             return
-        heard = len(self._answers)
-        if heard + len(self._failures) == self._asked or self._enough:
-            if heard >= self._council.quorum:
+        on_reply = len(self._answers)
+        if on_reply + len(self._failures) == self._asked or self._enough:
+            if on_reply >= self._membership.quorum:
                 self._future.set_result(self._conclude(self._answers))
-            elif heard + len(self._failures) == self._asked:
+            elif on_reply + len(self._failures) == self._asked:
                 self._is_over()
 
     def _is_over(self) -> None:
         if not self._future.done():
-            error = self._failures[0] if self._failures else self._council.too_few()
+            error = self._failures[0] if self._failures else self._membership.too_few()
             self._future.set_exception(error)

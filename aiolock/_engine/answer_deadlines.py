@@ -18,7 +18,7 @@ _TOGETHER: Final = 64
 """Answers that fail in one iteration of the event loop; others have a turn then."""
 
 
-class Overdue:
+class AnswerDeadlines:
     """The answers that one client awaits. The caller removes those that have come."""
 
     def __init__(self, time: Callable[[], float]) -> None:

@@ -17,7 +17,7 @@ from dataclasses import replace
 from typing import Final, TypeAlias, TypeVar
 
 from aiolock.observer import Blocked, Deadlock
-from aiolock.store import Party, Status
+from aiolock.store import Participant, Status
 
 KINDS: Final = ("lock", "semaphore", "once", "election")
 """The kinds whose waiters wait until a holder releases."""
@@ -32,7 +32,7 @@ _Task: TypeAlias = tuple[str, int]
 """The id of its client, and its number among the tasks of that client."""
 
 
-def _task(party: Party) -> _Task:
+def _task(party: Participant) -> _Task:
     return party.client, party.task
 
 
@@ -41,12 +41,12 @@ class _Wait:
 
     __slots__ = ("behind", "enters", "status", "waiter")
 
-    def __init__(self, status: Status, waiter: Party) -> None:
+    def __init__(self, status: Status, waiter: Participant) -> None:
         self.status = status
         self.waiter = waiter
         self.enters = False
         """Whether no stuck task blocks it."""
-        self.behind: Sequence[Party] = ()
+        self.behind: Sequence[Participant] = ()
         """The parties that block it; waiters blocked by the same ones share one list."""
 
 
@@ -63,7 +63,7 @@ class _Name:
         self._alone = self._together = self._permits = 0
 
     def fill(
-        self, status: Status, graph: _Graph, has: dict[_Task, list[tuple[_Name, Party]]]
+        self, status: Status, graph: _Graph, has: dict[_Task, list[tuple[_Name, Participant]]]
     ) -> Parts[None]:
         """Note who holds it and who waits, here and in what each task ``has``."""
         for holder in self._holders:
@@ -80,7 +80,7 @@ class _Name:
                 has.setdefault(_task(waiter), []).append((self, waiter))
             yield 1
 
-    def let_go(self, party: Party) -> None:
+    def let_go(self, party: Participant) -> None:
         """The task of this holder or waiter goes on."""
         if party.place:
             return  # `first` skips a waiter that goes on
@@ -96,18 +96,18 @@ class _Name:
             self._first += 1
         return None
 
-    def is_open_to(self, waiter: Party) -> bool:
+    def is_open_to(self, waiter: Participant) -> bool:
         """Whether the holders that are stuck let this waiter enter."""
         if self._counts(waiter):
             return not self._permits or self._permits + waiter.permits <= (self._limit or 0)
         return not self._alone and (waiter.shared or not self._together)
 
-    def _counts(self, waiter: Party) -> bool:
+    def _counts(self, waiter: Participant) -> bool:
         return bool(waiter.permits) and self._limit is not None
 
     def settle(self, stuck: Collection[_Task]) -> Parts[None]:
         """Note which parties block each waiter, now that it is known which tasks are stuck."""
-        holders, alone, first = list[Party](), list[Party](), list[Party]()
+        holders, alone, first = list[Participant](), list[Participant](), list[Participant]()
         for each in self._holders:
             yield 1
             if _task(each) in stuck:
@@ -135,7 +135,7 @@ class _Graph:
     def build(self, statuses: Iterable[Status]) -> Parts[None]:
         """Take these statuses in, and find out who is stuck."""
         names = list[_Name]()
-        has = dict[_Task, list[tuple[_Name, Party]]]()
+        has = dict[_Task, list[tuple[_Name, Participant]]]()
         for status in statuses:
             if status.waiters and status.kind in KINDS:
                 names.append(_Name(status))
@@ -147,7 +147,7 @@ class _Graph:
             yield from name.settle(self.stuck)
 
     def _reduce(
-        self, names: Iterable[_Name], has: Mapping[_Task, Sequence[tuple[_Name, Party]]]
+        self, names: Iterable[_Name], has: Mapping[_Task, Sequence[tuple[_Name, Participant]]]
     ) -> Parts[None]:
         """Let all tasks go on that can; ``has`` is what each holds or waits for."""
         left, go_on = dict[_Task, int](), list[_Task]()
@@ -176,7 +176,7 @@ class _Graph:
                 if not left[task]:
                     go_on.append(task)
 
-    def circles(self) -> Parts[list[set[_Task]]]:
+    def cycles(self) -> Parts[list[set[_Task]]]:
         """Follow from each task to the first that blocks it, until one was seen before."""
         found = list[set[_Task]]()
         walks = dict[_Task, _Task]()
@@ -221,19 +221,19 @@ class _Graph:
                         look_at.append(other)
             if start in came_by:
                 break
-        circle = [came_by[start]]
-        while (task := _task(circle[-1].waiter)) != start:
-            circle.append(came_by[task])
-        return Deadlock(tuple(reversed(circle)))
+        cycle = [came_by[start]]
+        while (task := _task(cycle[-1].waiter)) != start:
+            cycle.append(came_by[task])
+        return Deadlock(tuple(reversed(cycle)))
 
 
-def circles(statuses: Iterable[Status]) -> Parts[list[Deadlock]]:
+def cycles(statuses: Iterable[Status]) -> Parts[list[Deadlock]]:
     """The deadlocks: circles that have no task in common."""
     graph, found = _Graph(), list[Deadlock]()
     yield from graph.build(statuses)
-    for tasks in (yield from graph.circles()):
+    for tasks in (yield from graph.cycles()):
         found.append((yield from graph.shortest(tasks)))
-    return sorted(found, key=lambda deadlock: _task(deadlock.circle[0].waiter))
+    return sorted(found, key=lambda deadlock: _task(deadlock.cycle[0].waiter))
 
 
 def stuck_on(statuses: Iterable[Status]) -> Parts[set[tuple[str, str]]]:
@@ -263,7 +263,7 @@ def lasting(before: Iterable[Status], now: Iterable[Status]) -> Parts[list[Statu
     found = list[Status]()
     for each in now:
         among = wanted[each.kind, each.name]
-        holders, waiters = list[Party](), list[Party]()
+        holders, waiters = list[Participant](), list[Participant]()
         for parties, lasts in ((each.holders, holders), (each.waiters, waiters)):
             for party in parties:
                 yield 1
@@ -273,5 +273,5 @@ def lasting(before: Iterable[Status], now: Iterable[Status]) -> Parts[list[Statu
     return found
 
 
-def _grant(party: Party) -> tuple[str, int, int]:
+def _grant(party: Participant) -> tuple[str, int, int]:
     return party.client, party.seq, party.fence

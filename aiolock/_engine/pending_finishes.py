@@ -43,7 +43,7 @@ class _Finish:
             self.answer.exception()  # no bug to be logged, if nobody awaits it any more
 
 
-class Finishes:
+class PendingFinishes:
     """The finishes of one client that have failed so far."""
 
     def __init__(self, store: Store, time: Callable[[], float]) -> None:

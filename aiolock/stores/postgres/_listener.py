@@ -24,7 +24,7 @@ _GOODBYE: Final = 1.0
 """Seconds for a pooled session to be cleared, when its connection is closed."""
 
 
-class Ear:
+class Listener:
     """Listens for one client, on another connection when this one breaks."""
 
     def __init__(

@@ -14,12 +14,12 @@ _LONGER: Final = 0.25
 """Seconds by which its time is longer than a command's, since it may be started late."""
 
 
-class Parked:
+class PendingOperation:
     """One operation that is started as soon as its node serves us.
 
     Its future fails if it is not answered in the time of a command, whether or not it was started.
-    One that is not ``sure`` is not started once its future is done, and none is started after its
-    time: it leaves the place where it was kept.
+    One that is not ``must_run`` is not started once its future is done, and none is started after
+    its time: it leaves the place where it was kept.
     """
 
     def __init__(
@@ -28,7 +28,7 @@ class Parked:
         start: Callable[[RedisStore], asyncio.Future[Any]],
         error: Callable[[bool], Exception],
         *,
-        sure: bool,
+        must_run: bool,
     ) -> None:
         """``error`` makes the error; it is told whether certainly nothing was done."""
         loop = asyncio.get_running_loop()
@@ -36,7 +36,7 @@ class Parked:
         self.future: asyncio.Future[Any] = loop.create_future()
         self._start = start
         self._error = error
-        self._sure = sure
+        self._must_run = must_run
         self._kept: dict[Any, None] = {}
         """The place where it waits."""
         self._started: asyncio.Future[Any] | None = None
@@ -51,7 +51,7 @@ class Parked:
     @property
     def _goes_on(self) -> bool:
         """Whether it is carried out though nothing waits for its answer."""
-        return self._sure and self.future.cancelled()
+        return self._must_run and self.future.cancelled()
 
     def wait_in(self, kept: dict[Any, None]) -> None:
         """Be the last in there, until it is started or over."""
@@ -78,7 +78,7 @@ class Parked:
             return  # it is still started, if that is possible in its time
         self._timer.cancel()
         self._kept.pop(self, None)
-        if self._started is not None and not self._sure:
+        if self._started is not None and not self._must_run:
             self._started.cancel()
 
 

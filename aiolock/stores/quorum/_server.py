@@ -1,7 +1,7 @@
 """One server that votes, as a pure state machine: no I/O, no clock, no event loop.
 
 Members in this process run this code, and the Redis scripts are tested against it. Read it beside
-``redis/lua/quorum/*.lua``: each method of `VoterStep` is the script of the same name.
+``redis/lua/quorum/*.lua``: each method of `QuorumServerStep` is the script of the same name.
 
 A server is a fair queue whose grants are votes; `aiolock.stores.quorum._votes` says what follows
 from the votes of several servers. The differences from `aiolock.stores.machine` serve that. A
@@ -27,7 +27,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from aiolock.store import PRIORITY, WAS_ABSENT, WAS_HOLDER, WAS_QUEUED, WAS_UNKNOWN, Form, Waiter
+from aiolock.store import PRIORITY, WAS_ABSENT, WAS_HOLDER, WAS_QUEUED, WAS_UNKNOWN, Form, WaiterId
 from aiolock.stores._member import (
     ALONE,
     GONE,
@@ -36,16 +36,16 @@ from aiolock.stores._member import (
     SHARED,
     UNBOUNDED,
     Answer,
-    Crowded,
-    InLine,
+    DoneMarker,
+    DoneRecord,
+    InQueue,
     Kept,
-    Marked,
     MemberInbox,
-    Recalled,
+    NotVoting,
+    QueueIsFull,
     Refused,
-    Silent,
-    Stand,
     Voted,
+    VoteRequest,
 )
 from aiolock.stores.machine import (
     KEEP_ALIVE,
@@ -58,10 +58,10 @@ from aiolock.stores.machine import (
 
 REMEMBERED: Final = 600_000
 """Milliseconds for which the last number of a name is kept after the last vote has ended."""
-NOBODY: Final = "-"
+RESERVED: Final = "-"
 """The client that owns the vote of a name that stays closed for a while."""
-_CLOSED: Final = Waiter(NOBODY, 0)
-_DONE: Final = Waiter(NOBODY, 1)
+_CLOSED: Final = WaiterId(RESERVED, 0)
+_DONE: Final = WaiterId(RESERVED, 1)
 """Owns a mark: the vote of a name whose work is done."""
 LOOKED_AT: Final = 128
 """How many waiters in line are checked for other clients; a longer line may have some."""
@@ -72,7 +72,7 @@ COUNTED: Final = 31_536_000_000
 class PushInquired(NamedTuple):
     """See `MemberInbox.inquired`."""
 
-    waiter: Waiter
+    waiter: WaiterId
     number: int
 
     def deliver(self, name: str, inbox: MemberInbox) -> None:
@@ -86,7 +86,7 @@ Push = PushGranted | PushLost | PushRequested | PushDone | PushInquired
 class Vote:
     """A vote that is out."""
 
-    waiter: Waiter
+    waiter: WaiterId
     form: Form
     number: int
     ticket: int
@@ -98,8 +98,8 @@ class Vote:
     """No client has said that its waiter is inside."""
 
     @property
-    def nobodys(self) -> bool:
-        return self.waiter.client == NOBODY
+    def is_reserved(self) -> bool:
+        return self.waiter.client == RESERVED
 
     @property
     def marks(self) -> bool:
@@ -107,22 +107,22 @@ class Vote:
         return self.waiter == _DONE
 
     @property
-    def place(self) -> tuple[int, Waiter]:
+    def place(self) -> tuple[int, WaiterId]:
         """Where its waiter would stand in line."""
         return self.ticket, self.waiter
 
 
-class VoterState:
+class QuorumServerState:
     """The state of one name."""
 
     __slots__ = (
         "count",
-        "given_up",
         "last",
         "last_until",
-        "line",
         "posted_until",
+        "queue",
         "shared",
+        "tombstones",
         "value",
         "vote",
         "waiting",
@@ -133,14 +133,14 @@ class VoterState:
         """The vote that is out to a waiter that does not share."""
         self.shared: list[Vote] = []
         """Or the votes that are out to waiters that share."""
-        self.line: list[tuple[int, Waiter]] = []
+        self.queue: list[tuple[int, WaiterId]] = []
         """Tickets and waiters, in order."""
-        self.waiting: dict[Waiter, tuple[int, Form]] = {}
+        self.waiting: dict[WaiterId, tuple[int, Form]] = {}
         """The same, by waiter."""
         self.last = 0
         """The highest number known here, until `last_until` (ms)."""
         self.last_until = 0
-        self.given_up: dict[Waiter, int] = {}
+        self.tombstones: dict[WaiterId, int] = {}
         """Waiters that gave up, and until when (ms) copies of their questions may come."""
         self.count = 0
         self.value = ""
@@ -154,7 +154,7 @@ class VoterState:
             return [self.vote]
         return sorted(self.shared, key=lambda vote: vote.end)
 
-    def vote_of(self, waiter: Waiter, number: int = 0) -> Vote | None:
+    def vote_of(self, waiter: WaiterId, number: int = 0) -> Vote | None:
         """The vote of this waiter; only the one of that number, unless it is 0."""
         mine = [vote for vote in self.out if vote.waiter == waiter]
         return next((vote for vote in mine if number in {0, vote.number}), None)
@@ -177,42 +177,46 @@ class VoterState:
 
     def idle(self, ms: int) -> bool:
         """Whether nothing of it has to be kept."""
-        if any(vote.end > ms for vote in self.out) or self.line:
+        if any(vote.end > ms for vote in self.out) or self.queue:
             return False
         if self.posted_until > ms:
             return False
-        return self.last_until <= ms and all(end <= ms for end in self.given_up.values())
+        return self.last_until <= ms and all(end <= ms for end in self.tombstones.values())
 
-    def line_up(self, stand: tuple[int, Waiter], form: Form) -> None:
-        ticket, waiter = stand
+    def enqueue(self, request: tuple[int, WaiterId], form: Form) -> None:
+        ticket, waiter = request
         if waiter not in self.waiting:
             self.waiting[waiter] = ticket, form
-            insort(self.line, stand)
+            insort(self.queue, request)
 
-    def leave(self, waiter: Waiter) -> bool:
+    def leave(self, waiter: WaiterId) -> bool:
         if waiter not in self.waiting:
             return False
         ticket, _ = self.waiting.pop(waiter)
-        del self.line[bisect_left(self.line, (ticket, waiter))]
+        del self.queue[bisect_left(self.queue, (ticket, waiter))]
         return True
 
 
-class VoterStep:
+class QuorumServerStep:
     """One operation on the state of one name, at one moment.
 
-    ``now`` is the server's clock, in µs; ``silent`` is for how many ms it does not vote, 0 if it
-    does (see `Silent`). ``listens`` says whether a client is there. Afterwards `pushes` are to be
-    sent, in their order.
+    ``now`` is the server's clock, in µs; ``not_voting`` is for how many ms it does not vote, 0 if
+    it does (see `NotVoting`). ``listens`` says whether a client is there. Afterwards `pushes` are
+    to be sent, in their order.
     """
 
     def __init__(
-        self, state: VoterState, now: int, listens: Callable[[str], bool], silent: int = 0
+        self,
+        state: QuorumServerState,
+        now: int,
+        listens: Callable[[str], bool],
+        not_voting: int = 0,
     ) -> None:
         self._state = state
         self._now = now
         self._ms = now // 1000
         self._listens = listens
-        self._silent = silent
+        self._not_voting = not_voting
         self.pushes: list[Push] = []
         self._asker = ""
         self._proposed = 0
@@ -224,14 +228,16 @@ class VoterStep:
 
     # The operations
 
-    def vote(self, stand: Stand, ttl: int, proposal: int, *, wait: bool, most: int) -> Answer:
+    def vote(
+        self, request: VoteRequest, ttl: int, proposal: int, *, wait: bool, most: int
+    ) -> Answer:
         """See `Member.vote`."""
-        state, waiter, form = self._state, stand.waiter, stand.form
+        state, waiter, form = self._state, request.waiter, request.form
         self._asker, self._proposed = waiter.client, proposal
-        said = self._without_a_vote(stand, wait=wait)
+        said = self._without_a_vote(request, wait=wait)
         if said is not None:
             return said
-        place, fits = (stand.ticket, waiter), state.fits(form)
+        place, fits = (request.ticket, waiter), state.fits(form)
         if fits:
             head = self._head()
             if head is None or place <= head:
@@ -242,29 +248,31 @@ class VoterStep:
             crowd = self._crowd(waiter, most)
             if crowd is not None:
                 return crowd
-            removed = self._line_up(place, form)
+            removed = self._enqueue(place, form)
             if not fits:
                 self._inquire(place, form)
         # Dead waiters may have kept others from sharing.
         voted = self._advance(asking=waiter) if fits or (removed and state.shared) else None
-        return voted or self._in_line(waiter, wait=wait)
+        return voted or self._in_queue(waiter, wait=wait)
 
     def release(
-        self, waiter: Waiter, highest: int, upto: int, *, entered: int, bury: int = 0
+        self, waiter: WaiterId, highest: int, upto: int, *, entered: int, tombstone_until: int = 0
     ) -> int:
-        """See `Member.release`; ``bury``: until when, in µs, copies of its questions may come."""
+        """See `Member.release`; ``tombstone_until``: until when, in µs, copies of its questions may
+        come.
+        """
         state = self._state
         self._asker = waiter.client
         was_in_line = state.leave(waiter)
         self._learn(highest)
-        if bury:
-            alive = {each: end for each, end in state.given_up.items() if end > self._ms}
-            state.given_up = alive | {waiter: -(-bury // 1000)}
+        if tombstone_until:
+            alive = {each: end for each, end in state.tombstones.items() if end > self._ms}
+            state.tombstones = alive | {waiter: -(-tombstone_until // 1000)}
         vote = state.vote_of(waiter)
         if vote is None or (upto != UNBOUNDED and vote.number > upto):
             if was_in_line and state.shared:
                 self._advance()  # it may have kept waiters behind it from sharing
-            missing = WAS_UNKNOWN if vote is None and self._silent else WAS_ABSENT
+            missing = WAS_UNKNOWN if vote is None and self._not_voting else WAS_ABSENT
             return WAS_QUEUED if was_in_line else missing
         state.take(vote)
         lost = self._ms if entered == LOST else None
@@ -274,18 +282,18 @@ class VoterStep:
             self._advance()
         return WAS_HOLDER
 
-    def give_way(self, stand: Stand, number: int) -> Answer:
-        """See `Member.give_way`."""
-        state, waiter = self._state, stand.waiter
+    def yield_vote(self, request: VoteRequest, number: int) -> Answer:
+        """See `Member.yield_vote`."""
+        state, waiter = self._state, request.waiter
         self._asker = waiter.client
         vote = state.vote_of(waiter, number)
         if vote is None:
             return Refused(self._now)
         state.take(vote)
-        state.line_up((stand.ticket, waiter), stand.form)
-        return self._advance(asking=waiter) or self._in_line(waiter, wait=True)
+        state.enqueue((request.ticket, waiter), request.form)
+        return self._advance(asking=waiter) or self._in_queue(waiter, wait=True)
 
-    def renew(self, waiter: Waiter, number: int, ttl: int, fence: int, *, entered: bool) -> bool:
+    def renew(self, waiter: WaiterId, number: int, ttl: int, fence: int, *, entered: bool) -> bool:
         """See `Member.renew`."""
         vote = self._state.vote_of(waiter, number)
         if vote is None or vote.end <= self._ms:
@@ -296,18 +304,18 @@ class VoterStep:
             self._learn(fence, lasts=ttl)
         return True
 
-    def reserve(self, waiter: Waiter, number: int, fence: int) -> int:
+    def reserve(self, waiter: WaiterId, number: int, fence: int) -> int:
         """See `Member.reserve`."""
         state, vote = self._state, self._state.vote_of(waiter, number)
         if vote is None or vote.end <= self._ms:
             return GONE
         self._learn(fence, lasts=vote.end - self._ms)
-        if len(state.line) > LOOKED_AT:
+        if len(state.queue) > LOOKED_AT:
             return SHARED
-        own = all(each.client == waiter.client for _, each in state.line)
+        own = all(each.client == waiter.client for _, each in state.queue)
         return ALONE if own else SHARED
 
-    def take_away(self, waiter: Waiter) -> int:
+    def take_away(self, waiter: WaiterId) -> int:
         """See `Member.take_away`."""
         vote = self._state.vote_of(waiter)
         if vote is None:
@@ -319,18 +327,18 @@ class VoterStep:
 
     def request(self) -> int:
         """See `Member.request`."""
-        asked = [vote for vote in self._state.out if not vote.nobodys and vote.end > self._ms]
+        asked = [vote for vote in self._state.out if not vote.is_reserved and vote.end > self._ms]
         self.pushes += [PushRequested(vote.waiter, vote.number) for vote in asked]
         return sum(self._listens(vote.waiter.client) for vote in asked)
 
-    def finish(self, waiter: Waiter, fence: int, remember: int, until: int) -> int:
+    def finish(self, waiter: WaiterId, fence: int, remember: int, until: int) -> int:
         """See `Member.finish`."""
         state, vote = self._state, self._state.vote
         known = vote if vote is not None and vote.marks and vote.end > self._ms else None
         if not remember:
             return int(known is not None and known.number == fence)
         if vote is not None and vote.end > self._ms:
-            if not vote.nobodys and vote.waiter != waiter:
+            if not vote.is_reserved and vote.waiter != waiter:
                 return 0
         elif state.shared or (vote is not None and vote.waiter != waiter):
             self._reap()
@@ -341,24 +349,24 @@ class VoterStep:
         if end <= self._ms:
             return int(known is not None)
         state.leave(waiter)
-        if vote is not None and vote.nobodys:
+        if vote is not None and vote.is_reserved:
             end = max(end, vote.end)
         number = fence if known is None else max(fence, known.number)
         terms = Form(claim=0, fixed=True, once=True)
         state.vote = Vote(_DONE, terms, number, 0, end, self._ms, unsure=False)
-        waiting = [each for _, each in state.line if state.waiting[each][1].once]
+        waiting = [each for _, each in state.queue if state.waiting[each][1].once]
         for each in waiting:
             state.leave(each)
         one_of_each = {each.client: each for each in reversed(waiting)}
         self.pushes += [PushDone(each) for each in waiting if one_of_each[each.client] is each]
         return 1
 
-    def recall(self, forgot: int) -> Recalled:
-        """See `Member.recall`; ``forgot`` is how long ago the server lost its memory, as there."""
+    def query_done(self, forgot: int) -> DoneRecord:
+        """See `Member.query_done`; ``forgot``: how long ago the server lost its memory."""
         vote = self._state.vote
         if vote is None or not vote.marks or vote.end <= self._ms:
-            return Recalled(0, 0, forgot, self._now)
-        return Recalled(vote.number, vote.end - self._ms, forgot, self._now)
+            return DoneRecord(0, 0, forgot, self._now)
+        return DoneRecord(vote.number, vote.end - self._ms, forgot, self._now)
 
     def post(self, count: int, value: str, remember: int) -> int:
         """See `Member.post`."""
@@ -367,7 +375,7 @@ class VoterStep:
             state.value = value
         state.count = max(state.count, count)
         state.posted_until = max(state.posted_until, self._ms + remember)
-        for _, waiter in list(state.line):
+        for _, waiter in list(state.queue):
             form = state.waiting[waiter][1]
             if not form.counts or form.number > state.count:
                 continue
@@ -384,15 +392,15 @@ class VoterStep:
 
     # The steps of the operations
 
-    def _without_a_vote(self, stand: Stand, *, wait: bool) -> Answer | None:
+    def _without_a_vote(self, request: VoteRequest, *, wait: bool) -> Answer | None:
         """The answer if the waiter gets no vote, or has one already; else None."""
-        state, (_, waiter, form, _) = self._state, stand
-        if self._silent:
-            return Silent(self._silent, self._now)
-        if state.given_up.get(waiter, 0) > self._ms:
+        state, (_, waiter, form, _) = self._state, request
+        if self._not_voting:
+            return NotVoting(self._not_voting, self._now)
+        if state.tombstones.get(waiter, 0) > self._ms:
             return Refused(self._now)
         if form.counts:
-            return self._counted(stand, wait=wait)
+            return self._counted(request, wait=wait)
         self._reap()
         vote = state.vote_of(waiter)
         if vote is not None:
@@ -400,23 +408,27 @@ class VoterStep:
         vote = state.vote
         if form.once and vote is not None and vote.marks:
             state.leave(waiter)
-            return Marked(vote.number, vote.end - self._ms, self._now)
+            return DoneMarker(vote.number, vote.end - self._ms, self._now)
         return None
 
-    def _counted(self, stand: Stand, *, wait: bool) -> Answer:
+    def _counted(self, request: VoteRequest, *, wait: bool) -> Answer:
         """A waiter for a count has it once it is reached; before, it waits in line for a push."""
-        state, form = self._state, stand.form
+        state, form = self._state, request.form
         if state.count >= form.number:
-            state.leave(stand.waiter)
+            state.leave(request.waiter)
             return Voted(form.number, COUNTED, self._now)
         if wait:
-            self._line_up((stand.ticket, stand.waiter), form)
-        return InLine(KEEP_ALIVE, int(wait), self._now)
+            self._enqueue((request.ticket, request.waiter), form)
+        return InQueue(KEEP_ALIVE, int(wait), self._now)
 
-    def _inquire(self, place: tuple[int, Waiter], form: Form) -> None:
+    def _inquire(self, place: tuple[int, WaiterId], form: Form) -> None:
         """Inquire of all waiters behind this one that have votes and do not share with it."""
         for vote in self._state.out:
-            if place < vote.place and not vote.nobodys and not (form.shared and vote.form.shared):
+            if (
+                place < vote.place
+                and not vote.is_reserved
+                and not (form.shared and vote.form.shared)
+            ):
                 self.pushes.append(PushInquired(vote.waiter, vote.number))
 
     def _reap(self) -> None:
@@ -429,62 +441,62 @@ class VoterStep:
         state = self._state
         self._end(vote, "expired", vote.end)
         if vote.unsure or not vote.form.fixed:
-            for _, waiter in list(state.line):
+            for _, waiter in list(state.queue):
                 if waiter.client == vote.waiter.client:
                     state.leave(waiter)
 
     def _end(self, vote: Vote, reason: str, lost: int) -> None:
         """A vote was lost."""
         self._state.take(vote)
-        if not vote.nobodys:
+        if not vote.is_reserved:
             self.pushes.append(PushLost(vote.waiter, vote.number, reason))
             self._close(vote, lost=lost)
 
-    def _head(self) -> tuple[int, Waiter] | None:
+    def _head(self) -> tuple[int, WaiterId] | None:
         """The first live waiter; dead waiters before it are removed."""
-        line = self._state.line
-        while line and not self._is_there(line[0][1].client):
-            self._state.leave(line[0][1])
-        return line[0] if line else None
+        queue = self._state.queue
+        while queue and not self._is_there(queue[0][1].client):
+            self._state.leave(queue[0][1])
+        return queue[0] if queue else None
 
     def _is_there(self, client: str) -> bool:
         return client == self._asker or self._listens(client)
 
-    def _crowd(self, waiter: Waiter, most: int) -> Crowded | None:
+    def _crowd(self, waiter: WaiterId, most: int) -> QueueIsFull | None:
         """The answer if ``most`` others stand in line; dead ones do not count."""
         state = self._state
-        if 0 < most <= len(state.line) and waiter not in state.waiting:
+        if 0 < most <= len(state.queue) and waiter not in state.waiting:
             self._remove_dead()
-            if most <= len(state.line):
-                crowd = Crowded(len(state.line), self._now)
+            if most <= len(state.queue):
+                crowd = QueueIsFull(len(state.queue), self._now)
                 if state.shared:
                     self._advance()  # dead waiters may have kept others from sharing
                 return crowd
         return None
 
-    def _line_up(self, place: tuple[int, Waiter], form: Form) -> bool:
+    def _enqueue(self, place: tuple[int, WaiterId], form: Form) -> bool:
         """Give it a place in line; whether dead waiters were removed, see `looks_for_dead`."""
         state, (ticket, waiter) = self._state, place
         is_new = waiter not in state.waiting
-        state.line_up(place, form)
-        return is_new and looks_for_dead(ticket, state.line) and self._remove_dead()
+        state.enqueue(place, form)
+        return is_new and looks_for_dead(ticket, state.queue) and self._remove_dead()
 
     def _remove_dead(self) -> bool:
         """Remove the waiters of dead clients; whether there were any."""
-        state, before = self._state, len(self._state.line)
-        for _, waiter in list(state.line):
+        state, before = self._state, len(self._state.queue)
+        for _, waiter in list(state.queue):
             if not self._is_there(waiter.client):
                 state.leave(waiter)
-        return len(state.line) < before
+        return len(state.queue) < before
 
-    def _in_line(self, waiter: Waiter, *, wait: bool) -> InLine:
+    def _in_queue(self, waiter: WaiterId, *, wait: bool) -> InQueue:
         state, out = self._state, self._state.out
         until = out[0].end - self._ms if out else 0
         if not wait:
-            return InLine(until, 0, self._now)
-        return InLine(until, 1 if state.line[0][1] == waiter else 2, self._now)
+            return InQueue(until, 0, self._now)
+        return InQueue(until, 1 if state.queue[0][1] == waiter else 2, self._now)
 
-    def _cast(self, place: tuple[int, Waiter], form: Form, lease: int, proposal: int) -> Voted:
+    def _cast(self, place: tuple[int, WaiterId], form: Form, lease: int, proposal: int) -> Voted:
         """Vote for this waiter; without a proposal, under the next number."""
         state, (ticket, waiter) = self._state, place
         # The last number is forgotten if the name was not used for long: then the ticket counts,
@@ -503,10 +515,10 @@ class VoterStep:
             state.last = max(state.last, number)
             state.last_until = max(state.last_until, self._ms + lasts + REMEMBERED)
 
-    def _advance(self, *, asking: Waiter | None = None) -> Voted | None:
+    def _advance(self, *, asking: WaiterId | None = None) -> Voted | None:
         """Vote for the first waiters in line while they fit; returns the vote of ``asking``."""
         state, mine = self._state, None
-        while not self._silent and (head := self._head()) is not None:
+        while not self._not_voting and (head := self._head()) is not None:
             _, waiter = head
             _, form = state.waiting[waiter]
             if not state.fits(form):
@@ -539,5 +551,5 @@ class VoterStep:
         terms = Form(claim=0, fixed=True, shared=form.shared)
         closed = Vote(_CLOSED, terms, vote.number, 0, opens, vote.granted, unsure=False)
         state.put(closed)
-        if state.line:
-            self.pushes.append(PushDone(state.line[0][1]))
+        if state.queue:
+            self.pushes.append(PushDone(state.queue[0][1]))

@@ -35,7 +35,7 @@ _PAUSE: Final = 1.0
 """Seconds between two attempts to subscribe at a Sentinel, or to ask them where the master is."""
 
 
-class Switches:
+class SentinelWatcher:
     """A subscription to each Sentinel, renewed when it breaks.
 
     To each, because the Sentinel that carries out a fail-over knows of it first. The others are

@@ -19,7 +19,7 @@ _SAME_STAMP: Final = 0.1
 """Seconds for which one stamp is reused: the last of its commands has so much less time left."""
 
 
-class Copies:
+class RetryWindow:
     """What one client knows of the server's clock, and of copies that may still arrive.
 
     ``encode`` makes a number an argument. The number 0 means "at any time" for a command, and "no
@@ -35,7 +35,7 @@ class Copies:
         self._last_stamp = self._lost_stamp = 0
         self.stamp, self.stamp_until = self._none, 0.0
         """The last stamp, and until when it is reused."""
-        self.about = False
+        self.copies_may_arrive = False
         """Whether copies of earlier commands may still arrive."""
         self.connected = False
         self._lost_at = 0.0
@@ -56,13 +56,13 @@ class Copies:
         self.stamp, self.stamp_until = self._encode(stamp), now + _SAME_STAMP
         return self.stamp
 
-    def buried(self, _: float) -> bytes:
+    def tombstone(self, _: float) -> bytes:
         """The argument of a release, with the time until which copies may arrive."""
-        bury = self.bury()
-        self.about = bury > 0
-        return self._encode(bury)
+        tombstone_until = self.tombstone_until()
+        self.copies_may_arrive = tombstone_until > 0
+        return self._encode(tombstone_until)
 
-    def bury(self) -> int:
+    def tombstone_until(self) -> int:
         """The store's time (µs) until which copies of earlier commands may arrive.
 
         0 if there can be none: on a connection that lasts, all commands before a release are
@@ -83,10 +83,10 @@ class Copies:
         now = self._time()
         ahead = self._ahead[0] if self._ahead is not None else 0
         self._lost_at, self._lost_stamp = now, int(now * 1e6) + ahead + LATE_AFTER
-        self.about = True
+        self.copies_may_arrive = True
 
     def lost(self) -> None:
         """The connection was lost on which commands were written."""
         self.connected = False
         self._lost_at, self._lost_stamp = self._time(), self._last_stamp
-        self.about = True
+        self.copies_may_arrive = True

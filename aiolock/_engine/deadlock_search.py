@@ -6,9 +6,9 @@ import asyncio
 from dataclasses import replace
 from typing import Final
 
-from aiolock._engine.circles import circles, lasting, stuck_on
 from aiolock._engine.labels import labelled
 from aiolock._engine.snapshot import snapshot
+from aiolock._engine.wait_graph import cycles, lasting, stuck_on
 from aiolock._turns import in_parts, let_go
 from aiolock.observer import Deadlock
 from aiolock.store import Status, Store
@@ -40,7 +40,7 @@ async def find_deadlocks(store: Store) -> list[Deadlock]:
         ]
     again = await labelled(store, again)
     both = await in_parts(lasting(statuses, again))
-    deadlocks = await in_parts(circles(both))
+    deadlocks = await in_parts(cycles(both))
     for done in (statuses, again, both):
         await let_go(done)
     return deadlocks

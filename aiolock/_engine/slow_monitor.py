@@ -18,17 +18,17 @@ from itertools import chain, takewhile
 from typing import Any, Final, Generic, TypeVar, TypeVarTuple, Unpack
 from weakref import WeakKeyDictionary
 
-from aiolock._engine.acquisition import Attempt, Phase
-from aiolock._engine.circles import KINDS
+from aiolock._engine.acquisition import Acquisition, Phase
+from aiolock._engine.deadlock_search import find_deadlocks
 from aiolock._engine.hold import Hold
-from aiolock._engine.labels import Labels, Said, labelled
-from aiolock._engine.search import find_deadlocks
+from aiolock._engine.labels import Labels, PostedLabel, labelled
 from aiolock._engine.timers import shared_timers
+from aiolock._engine.wait_graph import KINDS
 from aiolock._engine.watchdog import Watchdog
 from aiolock._turns import in_parts
 from aiolock.errors import StoreError
 from aiolock.observer import Observer
-from aiolock.store import Store, Waiter
+from aiolock.store import Store, WaiterId
 
 Task = asyncio.Task[Any]
 Item = TypeVar("Item")
@@ -74,24 +74,24 @@ class _Aging(Generic[Item]):
         self._items.popleft()
 
 
-class _Waits(_Aging[Attempt]):
+class _Waits(_Aging[Acquisition]):
     """Acquisitions that are looked at once they have waited for so long, in the queue."""
 
     def __init__(self, limit: float) -> None:
         super().__init__(limit)
-        self._asking = list[Attempt]()
+        self._asking = list[Acquisition]()
         """Those as old that the store has not queued yet."""
 
-    def queued(self, now: float) -> Generator[int, None, list[Attempt]]:
+    def queued(self, now: float) -> Generator[int, None, list[Acquisition]]:
         """Those that have become so old, and stand in the queue."""
-        asking, self._asking = self._asking, list[Attempt]()
-        found = list[Attempt]()
-        for attempt in chain(asking, self.due(now)):
+        asking, self._asking = self._asking, list[Acquisition]()
+        found = list[Acquisition]()
+        for acquisition in chain(asking, self.due(now)):
             yield 1
-            if attempt.phase is Phase.QUEUED:
-                found.append(attempt)
-            elif attempt.phase in _BEFORE:
-                self._asking.append(attempt)
+            if acquisition.phase is Phase.QUEUED:
+                found.append(acquisition)
+            elif acquisition.phase in _BEFORE:
+                self._asking.append(acquisition)
         return found
 
 
@@ -101,33 +101,33 @@ class _SlowWaits:
     def __init__(self, observer: Observer, limit: float) -> None:
         self.observer = observer
         self.waits = _Waits(limit)
-        self._slow = dict[str, list[Attempt]]()
+        self._slow = dict[str, list[Acquisition]]()
         """By key, in the order in which they began."""
         self._told = dict[str, float]()
         """When the observer was told of each key, in that order."""
 
-    def look(self, now: float) -> Generator[int, None, list[tuple[Attempt, int]]]:
+    def look(self, now: float) -> Generator[int, None, list[tuple[Acquisition, int]]]:
         """The longest wait of each name of which the observer is to be told, and how many more."""
         news = dict[str, None]()
-        for attempt in (yield from self.waits.queued(now)):
-            if attempt.policy.kind in KINDS:
-                self._slow.setdefault(attempt.policy.key, []).append(attempt)
-                news[attempt.policy.key] = None
+        for acquisition in (yield from self.waits.queued(now)):
+            if acquisition.policy.kind in KINDS:
+                self._slow.setdefault(acquisition.policy.key, []).append(acquisition)
+                news[acquisition.policy.key] = None
         for key, at in list(self._told.items()):
             if now - at < _TOLD_AGAIN:
                 break
             del self._told[key]
             news[key] = None
-        found = list[tuple[Attempt, int]]()
+        found = list[tuple[Acquisition, int]]()
         for key in news:
             # A further wait for the same name is no news within a minute.
             if key in self._told:
                 continue
-            still = list[Attempt]()
-            for attempt in self._slow.pop(key, ()):
+            still = list[Acquisition]()
+            for acquisition in self._slow.pop(key, ()):
                 yield 1
-                if attempt.phase is Phase.QUEUED:
-                    still.append(attempt)
+                if acquisition.phase is Phase.QUEUED:
+                    still.append(acquisition)
             if still:
                 self._slow[key] = still
                 self._told[key] = now
@@ -143,7 +143,7 @@ class _SlowHolds(_Aging[Hold]):
         self.observer = observer
 
 
-class Lookout:
+class SlowMonitor:
     """Watches all holds and acquisitions of one client."""
 
     def __init__(
@@ -151,11 +151,12 @@ class Lookout:
         store: Store,
         client: str,
         watchdog: Watchdog,
-        attempts: dict[int, Attempt],
+        acquisitions: dict[int, Acquisition],
         *,
         deadlock_after: float | None,
     ) -> None:
-        """``attempts`` has all of the client, by their numbers, in the order of their beginning.
+        """``acquisitions`` has all of the client, by their numbers, in the order of their
+        beginning.
 
         ``deadlock_after``: seconds of waiting after which to look for one; None for never.
         """
@@ -165,7 +166,7 @@ class Lookout:
         self._events = events
         self._holds = watchdog.holds
         self._owned = watchdog.owned
-        self._attempts = attempts
+        self._acquisitions = acquisitions
         self._time = watchdog.time
         self._loop = asyncio.get_running_loop()
         self._call_later = shared_timers()
@@ -181,7 +182,7 @@ class Lookout:
         """The highest number of an acquisition at the last look."""
         self._looked = -math.inf
         """When that was."""
-        self._just_held = set[Waiter]()
+        self._just_held = set[WaiterId]()
         """Those that were held from that very moment on, and were taken in then."""
         self._unlabelled = dict[int, None]()
         """The numbers of those that were there at the last look, and have no label yet."""
@@ -195,7 +196,7 @@ class Lookout:
         self._blocked: _Waits | None = None
         if deadlock_after is not None and events.wants_deadlocks:
             self._blocked = _Waits(max(_LABELLED, deadlock_after))
-        self._suspected = list[Attempt]()
+        self._suspected = list[Acquisition]()
         """Waiters for which deadlocks are to be searched for."""
         self._searching = False
         self._deadlocked = set[int]()
@@ -203,7 +204,7 @@ class Lookout:
         self._under_way = set[asyncio.Task[None]]()
 
     def _lasts(self, seq: int) -> bool:
-        return seq in self._attempts or Waiter(self._client, seq) in self._holds
+        return seq in self._acquisitions or WaiterId(self._client, seq) in self._holds
 
     def wake(self) -> None:
         """There is a new acquisition."""
@@ -214,10 +215,10 @@ class Lookout:
             self._timer.cancel()
         self._timer = self._call_later(_EVERY, self._look)
 
-    def forgotten(self) -> None:
+    def publish_again(self) -> None:
         """The store may have forgotten the labels."""
-        self._labels.forgotten()
-        if self._holds or self._attempts:
+        self._labels.publish_again()
+        if self._holds or self._acquisitions:
             self.wake()
 
     async def aclose(self) -> None:
@@ -241,10 +242,10 @@ class Lookout:
     def _steps(self) -> Steps:
         now = self._time()
         highest = yield from self._take_in(now)
-        yield from self._labels.put_up(highest)
+        yield from self._labels.publish(highest)
         for waits in self._slow_waits:
-            for attempt, others in (yield from waits.look(now)):
-                _ = self._do(self._tell_of_wait, waits.observer, attempt, others)
+            for acquisition, others in (yield from waits.look(now)):
+                _ = self._do(self._tell_of_wait, waits.observer, acquisition, others)
         for holds in self._slow_holds:
             for hold in holds.due(now):
                 yield 1
@@ -260,7 +261,7 @@ class Lookout:
             while (first := holds.first()) is not None and not self._is_held(first[1]):
                 yield 1
                 holds.drop()
-        if self._attempts or self._unlabelled:
+        if self._acquisitions or self._unlabelled:
             self.wake()
             return
         due = self._labels.due - self._loop.time()
@@ -281,17 +282,17 @@ class Lookout:
         """
         for seq in list(self._unlabelled):
             yield 2
-            self._say(seq)
+            self._set_label(seq)
         seen = self._seen
-        attempts, holds = self._new_attempts(), self._new_holds(now)
-        yield (len(attempts) + len(holds)) // 20
-        for attempt in reversed(attempts):
+        acquisitions, holds = self._new_acquisitions(), self._new_holds(now)
+        yield (len(acquisitions) + len(holds)) // 20
+        for acquisition in reversed(acquisitions):
             yield 1
-            self._is_new(attempt.waiter.seq)
+            self._is_new(acquisition.waiter.seq)
             for waits in self._slow_waits:
-                waits.waits.add(attempt.began, attempt)
+                waits.waits.add(acquisition.began, acquisition)
             if self._blocked is not None:
-                self._blocked.add(attempt.began, attempt)
+                self._blocked.add(acquisition.began, acquisition)
         for hold in reversed(holds):
             yield 1
             if hold.waiter.seq > seen:
@@ -300,13 +301,13 @@ class Lookout:
                 slow.add(hold.since, hold)
         return self._seen
 
-    def _new_attempts(self) -> list[Attempt]:
+    def _new_acquisitions(self) -> list[Acquisition]:
         """Those that began after the last look, the latest first."""
-        found = list[Attempt]()
-        for attempt in reversed(self._attempts.values()):
-            if attempt.waiter.seq <= self._seen:
+        found = list[Acquisition]()
+        for acquisition in reversed(self._acquisitions.values()):
+            if acquisition.waiter.seq <= self._seen:
                 break
-            found.append(attempt)
+            found.append(acquisition)
         return found
 
     def _new_holds(self, now: float) -> list[Hold]:
@@ -321,18 +322,21 @@ class Lookout:
         self._just_held = {hold.waiter for hold in takewhile(lambda hold: hold.since >= now, found)}
         return found
 
-    def _say(self, seq: int) -> None:
+    def _set_label(self, seq: int) -> None:
         """Give this one a label, if it stands in the queue or holds."""
-        attempt, hold = self._attempts.get(seq), self._holds.get(Waiter(self._client, seq))
+        acquisition, hold = (
+            self._acquisitions.get(seq),
+            self._holds.get(WaiterId(self._client, seq)),
+        )
         if hold is not None:
             said = self._said(hold.owner[0], hold.label, still=False)
-        elif attempt is not None and attempt.phase is Phase.QUEUED:
-            said = self._said(attempt.owner, attempt.label, still=attempt.stands_still)
+        elif acquisition is not None and acquisition.phase is Phase.QUEUED:
+            said = self._said(acquisition.owner, acquisition.label, still=acquisition.stands_still)
         else:
-            if attempt is None:
+            if acquisition is None:
                 del self._unlabelled[seq]
             return
-        self._labels.say(seq, said)
+        self._labels.set_label(seq, said)
         del self._unlabelled[seq]
 
     def _is_new(self, seq: int) -> None:
@@ -341,22 +345,24 @@ class Lookout:
 
     # Labels
 
-    def _said(self, task: Task | None, label: str, *, still: bool) -> Said:
+    def _said(self, task: Task | None, label: str, *, still: bool) -> PostedLabel:
         number = 0
         if task is not None:
             number = self._tasks.get(task, 0)
             if not number:
                 self._last_task += 1
                 number = self._tasks[task] = self._last_task
-        return Said(number, still, self._events.label(label, task))
+        return PostedLabel(number, still, self._events.label(label, task))
 
     # What lasts too long
 
-    async def _tell_of_wait(self, observer: Observer, attempt: Attempt, others: int) -> None:
-        status = await self._store.status(attempt.policy.key, waiters=False)
+    async def _tell_of_wait(
+        self, observer: Observer, acquisition: Acquisition, others: int
+    ) -> None:
+        status = await self._store.status(acquisition.policy.key, waiters=False)
         (status,) = await labelled(self._store, [status])
-        if attempt.phase is Phase.QUEUED:  # it may have ended meanwhile
-            self._events.waits_long(observer, attempt, self._time(), status.holders, others)
+        if acquisition.phase is Phase.QUEUED:  # it may have ended meanwhile
+            self._events.waits_long(observer, acquisition, self._time(), status.holders, others)
 
     # Deadlocks
 
@@ -367,25 +373,25 @@ class Lookout:
         so when it searches, the circle is complete. If the store does not answer, it searches once
         more.
         """
-        for attempt in (yield from waits.queued(now)):
-            if attempt.stands_still and attempt.owner in self._owned:
-                self._suspected.append(attempt)
+        for acquisition in (yield from waits.queued(now)):
+            if acquisition.stands_still and acquisition.owner in self._owned:
+                self._suspected.append(acquisition)
         if self._suspected and not self._searching:
             suspected, self._suspected = self._suspected, []
-            still = list[Attempt]()
-            for attempt in suspected:
+            still = list[Acquisition]()
+            for acquisition in suspected:
                 yield 1
-                if attempt.phase is Phase.QUEUED:
-                    still.append(attempt)
-            self._deadlocked = {seq for seq in self._deadlocked if seq in self._attempts}
+                if acquisition.phase is Phase.QUEUED:
+                    still.append(acquisition)
+            self._deadlocked = {seq for seq in self._deadlocked if seq in self._acquisitions}
             if still:
                 self._searching = True
                 _ = self._do(self._tell_of_deadlocks, still)
 
-    async def _tell_of_deadlocks(self, suspected: list[Attempt]) -> None:
+    async def _tell_of_deadlocks(self, suspected: list[Acquisition]) -> None:
         try:
             for found in await find_deadlocks(self._store):
-                parties = [each.waiter for each in found.circle]
+                parties = [each.waiter for each in found.cycle]
                 ours = {party.seq for party in parties if party.client == self._client}
                 if ours - self._deadlocked:
                     self._deadlocked |= ours

@@ -24,7 +24,7 @@ _MOST: Final = 256
 """Holds that are looked after in one iteration of the event loop; others have a turn then."""
 
 
-class Wheel:
+class TimerWheel:
     """Slots of holds by their due time; adding and removing cost the same for 1 hold or 10,000."""
 
     def __init__(

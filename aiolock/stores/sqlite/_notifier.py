@@ -22,7 +22,7 @@ _LOCAL: Final = "127.0.0.1"
 _SEVERAL: Final = 64
 
 
-class Bell:
+class Notifier:
     """The bell of one client: its event loop listens; the code that made it closes it."""
 
     def __init__(self, path: Path) -> None:
@@ -57,23 +57,23 @@ class Bell:
         """Whether its socket file was removed, so that no client can ring."""
         return not self.port and not self._path.exists()
 
-    async def listen(self, rung: Callable[[], None]) -> None:
-        """Call ``rung`` whenever a client has rung."""
+    async def listen(self, notified: Callable[[], None]) -> None:
+        """Call ``notified`` whenever a client has rung."""
         loop = asyncio.get_running_loop()
         if self.port:
             # This also works on the event loop of Windows, which has no `add_reader`.
             self._transport, _ = await loop.create_datagram_endpoint(
-                lambda: _Heard(rung), sock=self._socket
+                lambda: _Heard(notified), sock=self._socket
             )
         else:
-            loop.add_reader(self._socket, self._read, rung)
+            loop.add_reader(self._socket, self._read, notified)
             self._loop = loop
 
-    def _read(self, rung: Callable[[], None]) -> None:
+    def _read(self, notified: Callable[[], None]) -> None:
         with contextlib.suppress(BlockingIOError):
             for _ in range(_SEVERAL):
                 self._socket.recv(64)
-        rung()
+        notified()
 
     def ignore(self) -> None:
         """Listen no more; called in the event loop that does. Idempotent."""
@@ -94,11 +94,11 @@ class Bell:
 
 
 class _Heard(asyncio.DatagramProtocol):
-    def __init__(self, rung: Callable[[], None]) -> None:
-        self._rung = rung
+    def __init__(self, notified: Callable[[], None]) -> None:
+        self._notified = notified
 
     def datagram_received(self, data: bytes, addr: object) -> None:
-        self._rung()
+        self._notified()
 
 
 def ring(path: Path, port: int) -> None:

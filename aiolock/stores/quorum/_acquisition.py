@@ -8,9 +8,9 @@ from collections.abc import Callable
 from typing import Final
 
 from aiolock._prompt import Prompt
-from aiolock.store import CLAIM, Waiter
-from aiolock.stores._member import Answer, InLine, Stand
-from aiolock.stores.quorum._votes import Ballot, Phase
+from aiolock.store import CLAIM, WaiterId
+from aiolock.stores._member import Answer, InQueue, VoteRequest
+from aiolock.stores.quorum._votes import Phase, VoteSet
 
 KEEP_ALIVE: Final = 60.0
 """Seconds after which every waiter asks again, so that a line in use does not expire."""
@@ -28,7 +28,7 @@ def lease_until(deadline: float, since: float, most: int) -> int:
     return max(0, min(most, int((deadline - since + 0.002) / 0.00099 + 1e-6)))
 
 
-class Standing:
+class QuorumAcquisition:
     """One acquisition."""
 
     __slots__ = (
@@ -39,41 +39,41 @@ class Standing:
         "ask_at",
         "asked",
         "asking",
-        "ballot",
-        "bearer",
         "called",
         "entered_at",
-        "heard",
+        "holder",
         "idle",
         "local",
         "mark",
         "most",
+        "on_reply",
         "own",
         "promised",
         "queued",
         "recalled_at",
         "refused",
         "renewing",
+        "request",
         "said",
         "sent",
-        "stand",
         "ttl",
         "undecided",
+        "vote_set",
         "wait",
     )
 
     def __init__(  # what is asked for, and by whom
         self,
-        stand: Stand,
+        request: VoteRequest,
         ttl: int,
         servers: int,
         *,
         wait: bool,
         most: int,
-        own: Waiter | None = None,
+        own: WaiterId | None = None,
     ) -> None:
-        self.stand = stand
-        self.own = own or stand.waiter
+        self.request = request
+        self.own = own or request.waiter
         """Its waiter as the client knows it. For the members it has another number if it has come
         back after it was released for good: a late copy of that release must not find it."""
         self.ttl = ttl
@@ -81,8 +81,8 @@ class Standing:
         self.most = most
         self.admitted = False
         """It has a place in line, so `max_waiters` does not count for it any more."""
-        form = stand.form
-        self.ballot = Ballot(servers, once=form.once, periodic=form.period > 0)
+        form = request.form
+        self.vote_set = VoteSet(servers, once=form.once, periodic=form.period > 0)
         self.asked = [False] * servers
         """Whether the member was ever asked, so that it has to be sent a release."""
         self.arrived = [False] * servers
@@ -91,7 +91,7 @@ class Standing:
         """Whether a question to the member is out."""
         self.sent = [0.0] * servers
         """When the member was asked first: it has given no vote to this waiter before that."""
-        self.heard: list[tuple[float, int] | None] = [None] * servers
+        self.on_reply: list[tuple[float, int] | None] = [None] * servers
         """When the last answered question was sent, and the member's clock in the answer."""
         self.said: list[Answer | Exception | None] = [None] * servers
         """The member's last answer, if that was no vote."""
@@ -112,7 +112,7 @@ class Standing:
         """The latest deadline that its client may reckon with, since it has entered."""
         self.ahead_at = -math.inf
         """When the members were last asked whether the lock may be handed on."""
-        self.bearer = self.own
+        self.holder = self.own
         """The holder of the lock by these votes: after a hand-off, another of this client."""
         self.undecided: asyncio.Future[int] | None = None
         """The answer to the release of its bearer, while it is not known who is next."""
@@ -128,17 +128,17 @@ class Standing:
     @property
     def waits(self) -> bool:
         """Whether it may still enter."""
-        return self.ballot.phase is Phase.WAITING
+        return self.vote_set.phase is Phase.WAITING
 
     @property
     def inside(self) -> bool:
         """Whether it has entered."""
-        return self.ballot.phase is Phase.ENTERED
+        return self.vote_set.phase is Phase.ENTERED
 
     @property
     def over(self) -> bool:
         """Whether it has ended."""
-        return self.ballot.phase is Phase.OVER
+        return self.vote_set.phase is Phase.OVER
 
     @property
     def is_waited_for(self) -> bool:
@@ -169,7 +169,7 @@ class Standing:
     @property
     def claim(self) -> int:
         """The lease that a vote has until it has entered, in ms."""
-        return self.stand.form.claim
+        return self.request.form.claim
 
     def began(self, server: int, now: int, received: float) -> float:
         """The latest time at which a pushed vote was given: at ``now``, by the member's clock.
@@ -179,27 +179,27 @@ class Standing:
         answer only the first question is certain to be earlier: the push may have been on its way
         when a later question was sent, or when an earlier vote was given back.
         """
-        heard = self.heard[server]
-        latest = self.sent[server] if heard is None else heard[0] + (now - heard[1]) / 1e6
+        on_reply = self.on_reply[server]
+        latest = self.sent[server] if on_reply is None else on_reply[0] + (now - on_reply[1]) / 1e6
         return min(latest, received)
 
-    def stands_in_line(self, server: int, answer: InLine, sent: float, now: float) -> float:
+    def is_queued(self, server: int, answer: InQueue, sent: float, now: float) -> float:
         """Another waiter has the vote of that member; returns when to ask again.
 
         The waiter that is next asks when that lease ends: so a dead holder is noticed. A waiter
         further back may not hear of hand-offs before it, so it asks often enough to learn of each
         claim before that claim ends.
         """
-        self.said[server], self.heard[server] = answer, (sent, answer.now)
+        self.said[server], self.on_reply[server] = answer, (sent, answer.now)
         until = answer.until if answer.place == 1 else min(answer.until, self.claim, CLAIM)
         self.ask_at[server] = now + min(until / 1000, KEEP_ALIVE) + JUST_AFTER
         return self.ask_at[server]
 
 
-class Line:
+class NameQueue:
     """One client's acquisitions of one name; the first of them asks for all."""
 
-    def __init__(self, due: Callable[[Line], None], servers: int) -> None:
+    def __init__(self, due: Callable[[NameQueue], None], servers: int) -> None:
         self._due = due
         self.alone = [-math.inf] * servers
         """When the question was sent that a member last answered with "no other client in line"."""
@@ -211,24 +211,24 @@ class Line:
         """The ticket of the last one."""
         self.timer_of_locals: asyncio.TimerHandle | None = None
         self._loop = asyncio.get_running_loop()
-        self.standings: dict[Waiter, Standing] = {}
+        self.acquisitions: dict[WaiterId, QuorumAcquisition] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = math.inf
 
-    def join(self, standing: Standing) -> bool:
+    def join(self, acquisition: QuorumAcquisition) -> bool:
         """Add a new acquisition; returns whether each has come behind all that were there."""
-        ticket = standing.stand.ticket
+        ticket = acquisition.request.ticket
         self.in_order = self.in_order and ticket > self.last
         self.last = max(self.last, ticket)
-        self.standings[standing.stand.waiter] = standing
+        self.acquisitions[acquisition.request.waiter] = acquisition
         return self.in_order
 
-    def leave(self, standing: Standing) -> bool:
+    def leave(self, acquisition: QuorumAcquisition) -> bool:
         """Remove an ended acquisition; returns whether none is left."""
-        self.standings.pop(standing.stand.waiter, None)
-        if not self.standings and (self._timer or self.timer_of_locals):
+        self.acquisitions.pop(acquisition.request.waiter, None)
+        if not self.acquisitions and (self._timer or self.timer_of_locals):
             self.close()
-        return not self.standings
+        return not self.acquisitions
 
     def close(self) -> None:
         """Stop the timers: no acquisition is left."""

@@ -10,8 +10,8 @@ from collections.abc import Callable
 from typing import Final, Protocol
 
 from aiolock.errors import QuorumMismatch, StoreError
-from aiolock.store import Form, Waiter
-from aiolock.stores._member import Charter, Enrolled, Member, Memory, Unfit
+from aiolock.store import Form, WaiterId
+from aiolock.stores._member import Member, Memory, QuorumConfig, Registered, Unfit
 
 log = logging.getLogger("aiolock")
 
@@ -28,13 +28,13 @@ _LONGEST_PAUSE: Final = 1.0
 class Host(Protocol):
     """The receiver of a seat's news of its member, which it names by number."""
 
-    def joined(self, seat: Seat) -> None:
+    def joined(self, connection: MemberConnection) -> None:
         """The member was joined, or joining it has failed."""
 
-    def enrolled(self, seat: Seat, enrolled: Enrolled) -> None:
+    def registered(self, connection: MemberConnection, registered: Registered) -> None:
         """The member has said which run it is, and for how long it does not vote."""
 
-    def reach_changed(self, seat: Seat) -> None:
+    def reach_changed(self, connection: MemberConnection) -> None:
         """The member came in reach, or went out of reach."""
 
     def voting_changed(self) -> None:
@@ -43,30 +43,30 @@ class Host(Protocol):
     def ask_there(self, server: int) -> None:
         """Pushes of the member may have been lost: ask it again."""
 
-    def granted(self, server: int, waiter: Waiter, number: int, lease: int, now: int) -> None:
+    def granted(self, server: int, waiter: WaiterId, number: int, lease: int, now: int) -> None:
         """The member has voted for this waiter."""
 
-    def foreign(self, server: int, name: str, waiter: Waiter, form: Form) -> None:
+    def foreign(self, server: int, name: str, waiter: WaiterId, form: Form) -> None:
         """The member has voted for a waiter that has ended."""
 
-    def knows(self, waiter: Waiter) -> bool:
+    def knows(self, waiter: WaiterId) -> bool:
         """Whether this waiter has not ended."""
         ...
 
-    def inquired(self, server: int, waiter: Waiter, number: int) -> None:
+    def inquired(self, server: int, waiter: WaiterId, number: int) -> None:
         """The member wants this vote back, unless the waiter needs it."""
 
-    def vote_lost(self, server: int, name: str, waiter: Waiter, number: int, reason: str) -> None:
+    def vote_lost(self, server: int, name: str, waiter: WaiterId, number: int, reason: str) -> None:
         """The member has taken this vote away."""
 
     def closed(self, name: str) -> None:
         """The member gives no votes of this name for a while."""
 
-    def requested(self, waiter: Waiter) -> None:
+    def requested(self, waiter: WaiterId) -> None:
         """A client asks this waiter to let go."""
 
 
-class Seat:
+class MemberConnection:
     """One member, and its `MemberInbox`."""
 
     def __init__(self, number: int, member: Member, host: Host, time: Callable[[], float]) -> None:
@@ -110,8 +110,8 @@ class Seat:
     @property
     def votes(self) -> bool:
         """Whether the member can be asked for a vote, and may give one."""
-        silent = self.silent_until > self._time()
-        return self.in_reach and not silent
+        not_voting = self.silent_until > self._time()
+        return self.in_reach and not not_voting
 
     @property
     def why(self) -> str:
@@ -123,16 +123,16 @@ class Seat:
 
     # Joining and leaving
 
-    def join(self, client: str, charter: Charter) -> None:
+    def join(self, client: str, config: QuorumConfig) -> None:
         """Join the member, now or as soon as possible."""
-        self._joining = asyncio.create_task(self._join(client, charter), name="aiolock join")
+        self._joining = asyncio.create_task(self._join(client, config), name="aiolock join")
 
-    async def _join(self, client: str, charter: Charter) -> None:
+    async def _join(self, client: str, config: QuorumConfig) -> None:
         pause = _FIRST_PAUSE
         # Ends by the flag, too: cancellation alone can get lost in a driver (cpython gh-86296).
         while not self._closed:
             try:
-                await self.member.join(client, self, charter)
+                await self.member.join(client, self, config)
             except StoreError as error:
                 self.tried, self.error = True, error
                 if isinstance(error, QuorumMismatch | Unfit):
@@ -152,7 +152,7 @@ class Seat:
         self._closed = True
         if self._timer is not None:
             self._timer.cancel()
-        self._enrol_no_more()
+        self._register_no_more()
         if self._silence is not None:
             self._silence.cancel()
         if self._joining is not None and not self._joining.done():
@@ -201,26 +201,26 @@ class Seat:
 
     # Enrolment
 
-    def enrolled(self, enrolled: Enrolled) -> None:
+    def registered(self, registered: Registered) -> None:
         """See `MemberInbox`."""
         self._enrolling = False
-        self.unknown = enrolled.left < 0
-        if enrolled.left > 0:
+        self.unknown = registered.left < 0
+        if registered.left > 0:
             log.warning(
                 "aiolock: %s does not vote for %.0f s: it was started, or emptied, a short while"
                 " ago, and may have forgotten its votes",
                 self.member.address,
-                enrolled.left / 1000,
+                registered.left / 1000,
             )
-        self.silent(enrolled.left)
+        self.not_voting(registered.left)
         if self.unknown:
-            self._enrol_later()
+            self._register_later()
         else:
-            self._enrol_no_more()
+            self._register_no_more()
             self._enrol_pause, self.refusal = _FIRST_PAUSE, None
-        self._host.enrolled(self, enrolled)
+        self._host.registered(self, registered)
 
-    def not_enrolled(self, error: Exception) -> None:
+    def not_registered(self, error: Exception) -> None:
         """See `MemberInbox`."""
         self._enrolling = False
         if self._closed:
@@ -230,31 +230,31 @@ class Seat:
                 "aiolock: %s cannot be enrolled, and does not vote: %s", self.member.address, error
             )
         self.refusal, self.unknown = error, True
-        self.silent(-1)
-        self._enrol_later()
+        self.not_voting(-1)
+        self._register_later()
 
-    def enrol(self, memory: Memory) -> None:
+    def register(self, memory: Memory) -> None:
         """Tell the member again of what quorum it is a member, unless that is under way."""
         if memory is Memory.UNSAID and self._enrolling:
             return
-        self._enrol_no_more()
+        self._register_no_more()
         self._enrolling = True
         if memory is Memory.NEW:
-            self.silent(0)  # it votes: what is asked from now on comes behind this
-        self.member.enrol(memory)
+            self.not_voting(0)  # it votes: what is asked from now on comes behind this
+        self.member.register(memory)
 
-    def _enrol_later(self) -> None:
+    def _register_later(self) -> None:
         """Enrol it again in a while: here, and not once for each waiter that asks it for a vote."""
-        self._enrol_no_more()
+        self._register_no_more()
         pause, self._enrol_pause = self._enrol_pause, min(_LONGEST_PAUSE, 2 * self._enrol_pause)
-        self._enrol_again = self._loop.call_later(pause, self.enrol, Memory.UNSAID)
+        self._enrol_again = self._loop.call_later(pause, self.register, Memory.UNSAID)
 
-    def _enrol_no_more(self) -> None:
+    def _register_no_more(self) -> None:
         if self._enrol_again is not None:
             self._enrol_again.cancel()
             self._enrol_again = None
 
-    def silent(self, left: int) -> float:
+    def not_voting(self, left: int) -> float:
         """The member does not vote for so many ms; returns until when, by our clock.
 
         Less than 0: until it is enrolled, and then all who wait ask it.
@@ -278,12 +278,12 @@ class Seat:
     def forgot(self) -> None:
         """The member has answered that it does not vote until it is enrolled: see to that."""
         if self._enrol_again is None:
-            self.enrol(Memory.UNSAID)
+            self.register(Memory.UNSAID)
 
     # What comes unasked
 
     def granted(  # noqa: PLR0917  # see `Inbox`
-        self, name: str, waiter: Waiter, form: Form, fence: int, lease: int, now: int
+        self, name: str, waiter: WaiterId, form: Form, fence: int, lease: int, now: int
     ) -> None:
         """See `MemberInbox`."""
         if self._host.knows(waiter):
@@ -291,30 +291,30 @@ class Seat:
         else:
             self._host.foreign(self.number, name, waiter, form)
 
-    def inquired(self, name: str, waiter: Waiter, number: int) -> None:
+    def inquired(self, name: str, waiter: WaiterId, number: int) -> None:
         """See `MemberInbox`."""
         self._host.inquired(self.number, waiter, number)
 
-    def lost(self, name: str, waiter: Waiter, fence: int, reason: str) -> None:
+    def lost(self, name: str, waiter: WaiterId, fence: int, reason: str) -> None:
         """See `Inbox`."""
         self._host.vote_lost(self.number, name, waiter, fence, reason)
 
-    def shortened(self, name: str, waiter: Waiter, fence: int, until: float) -> None:
+    def shortened(self, name: str, waiter: WaiterId, fence: int, until: float) -> None:
         """Never pushed by a member: its votes last as long as it has said."""
 
     def done(self, name: str) -> None:
         """See `Inbox`."""
         self._host.closed(name)
 
-    def requested(self, name: str, waiter: Waiter, fence: int) -> None:
+    def requested(self, name: str, waiter: WaiterId, fence: int) -> None:
         """See `Inbox`."""
         self._host.requested(waiter)
 
-    def void(self, name: str, waiter: Waiter) -> None:
+    def order_unknown(self, name: str, waiter: WaiterId) -> None:
         """Never pushed by a member: no waiter is told which waiter stands before it."""
 
     def unconfirmed(
-        self, name: str, waiter: Waiter, form: Form, fence: int, error: Exception
+        self, name: str, waiter: WaiterId, form: Form, fence: int, error: Exception
     ) -> None:
         """Never pushed by a member: it waits for no replica."""
 

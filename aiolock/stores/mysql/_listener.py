@@ -55,7 +55,7 @@ class Woken(Enum):
     """The connection for commands is gone."""
 
 
-class Ear:
+class Listener:
     """Listens for one client, in a thread of its own, on another connection when one breaks."""
 
     def __init__(
@@ -155,14 +155,14 @@ class Ear:
 
     def _is_rung(self) -> bool:
         """Whether another connection can end a sleep."""
-        rung = self._sleep("0", _TRIAL) is Woken.RUNG
-        if not rung:
+        notified = self._sleep("0", _TRIAL) is Woken.RUNG
+        if not notified:
             log.info(
                 "aiolock: what MySQL has to tell comes by looking, every %g s: KILL QUERY does not"
                 " arrive",
                 self._settings.poll,
             )
-        return rung
+        return notified
 
     def _listen(self) -> None:
         while not self._stopped.is_set():

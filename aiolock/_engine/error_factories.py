@@ -8,7 +8,7 @@ from typing import Final
 
 from aiolock._engine.policy import Policy
 from aiolock.errors import AcquireTimeout, LimitMismatch, QueueFull, StoreError, WouldDeadlock
-from aiolock.store import Differs, Full, Party, ServerStatus, one_line, plain
+from aiolock.store import Differs, Full, Participant, ServerStatus, one_line, plain
 
 _NOT_YET: Final = {
     "barrier": ("is not complete", "was not complete"),
@@ -20,7 +20,7 @@ _TAKEN: Final = ("is not free", "did not become free")
 """The same for all other kinds."""
 
 
-def not_free(policy: Policy, holders: tuple[Party, ...]) -> AcquireTimeout:
+def not_free(policy: Policy, holders: tuple[Participant, ...]) -> AcquireTimeout:
     """It was only tried, and another client has it."""
     now, _ = _NOT_YET.get(policy.kind, _TAKEN)
     return _timeout(policy, f"{now}{_held_by(holders)}", holders)
@@ -30,7 +30,7 @@ def not_in_time(  # noqa: PLR0917  # what is known of it
     policy: Policy,
     timeout: float,
     left: float,
-    holders: tuple[Party, ...],
+    holders: tuple[Participant, ...],
     more: int,
     servers: Sequence[ServerStatus],
 ) -> AcquireTimeout:
@@ -49,25 +49,27 @@ def not_in_time(  # noqa: PLR0917  # what is known of it
     return error
 
 
-def _timeout(policy: Policy, text: str, holders: tuple[Party, ...]) -> AcquireTimeout:
+def _timeout(policy: Policy, text: str, holders: tuple[Participant, ...]) -> AcquireTimeout:
     error = AcquireTimeout(f"{policy.called} {text}")
     error.holders = holders
-    return policy.about(error)
+    return policy.with_name(error)
 
 
 def _not_voting(servers: Sequence[ServerStatus]) -> str:
     """Why no majority of a quorum can vote, if that is so."""
-    silent = sorted((each for each in servers if each.state == "silent"), key=lambda it: it.silent)
+    not_voting = sorted(
+        (each for each in servers if each.state == "not voting"), key=lambda it: it.not_voting
+    )
     up = sum(each.state == "up" for each in servers)
     missing = len(servers) // 2 + 1 - up
-    if not silent or missing <= 0:
+    if not not_voting or missing <= 0:
         return ""
-    first = silent[min(missing, len(silent)) - 1]  # with it, a majority votes
-    when = f" for {first.silent:.0f} s more" if first.silent else ""
-    return f": {len(silent)} of {len(servers)} servers do not vote{when}: {first.error}"
+    first = not_voting[min(missing, len(not_voting)) - 1]  # with it, a majority votes
+    when = f" for {first.not_voting:.0f} s more" if first.not_voting else ""
+    return f": {len(not_voting)} of {len(servers)} servers do not vote{when}: {first.error}"
 
 
-def _held_by(holders: tuple[Party, ...], more: int = 0) -> str:
+def _held_by(holders: tuple[Participant, ...], more: int = 0) -> str:
     if not holders:
         return ""
     first = holders[0]
@@ -93,12 +95,12 @@ def unanswered(
     if isinstance(broken, StoreError):
         error.__cause__ = broken.__cause__ or broken
         error.misconfigured = broken.misconfigured
-    return policy.about(error)
+    return policy.with_name(error)
 
 
 def too_slow(policy: Policy, times: int) -> StoreError:
     """The lock was granted ``times`` times, and each time we heard of it too late."""
-    return policy.about(
+    return policy.with_name(
         StoreError(
             f"{policy.called} was granted {times} times and each time its lease had ended before we"
             f" knew: ttl={policy.ttl:g} s is too short for this store"
@@ -108,7 +110,7 @@ def too_slow(policy: Policy, times: int) -> StoreError:
 
 def full(policy: Policy, answer: Full) -> QueueFull:
     """As many waiters as allowed are in the queue."""
-    return policy.about(
+    return policy.with_name(
         QueueFull(
             f"{answer.waiters} wait for {policy.called} already (max_waiters={policy.max_waiters})"
         )
@@ -117,7 +119,7 @@ def full(policy: Policy, answer: Full) -> QueueFull:
 
 def mismatch(policy: Policy, answer: Differs) -> LimitMismatch:
     """Others have declared another number."""
-    return policy.about(
+    return policy.with_name(
         LimitMismatch(
             f"{policy.called} is in use with {answer.known}, but {policy.form.declared} is declared"
             " here: all that use it declare the same number"
@@ -128,7 +130,7 @@ def mismatch(policy: Policy, answer: Differs) -> LimitMismatch:
 
 def reads_already(policy: Policy) -> WouldDeadlock:
     """A task that reads wants to write."""
-    return policy.about(
+    return policy.with_name(
         WouldDeadlock(
             f"this task reads {policy.name!r} and would wait for itself to write. A read lock is"
             " not upgraded, for of two readers that both want to write neither could go on: release"
@@ -139,7 +141,7 @@ def reads_already(policy: Policy) -> WouldDeadlock:
 
 def holds_already(policy: Policy) -> WouldDeadlock:
     """A task wants a lock that it holds."""
-    return policy.about(
+    return policy.with_name(
         WouldDeadlock(
             f"this task holds {policy.called} already and would wait for itself:"
             " pass the lease on, or make the lock reentrant=True"

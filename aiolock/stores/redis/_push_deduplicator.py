@@ -15,7 +15,7 @@ _WORD: Final = b"p"
 """A client's word to itself, which proves the connection that it comes by."""
 
 
-class Echoes:
+class PushDeduplicator:
     """The pushes that have come, with the connection and time of each."""
 
     def __init__(self, time: Callable[[], float]) -> None:

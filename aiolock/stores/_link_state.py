@@ -8,7 +8,7 @@ from aiolock.errors import StoreError
 from aiolock.store import Inbox
 
 
-class Links:
+class LinkState:
     """The connections of one client, as reported to its observers."""
 
     def __init__(

@@ -12,7 +12,7 @@ from aiolock.store import Operation, Relay, Store
 Value = TypeVar("Value")
 
 
-class Ended(Relay):
+class ClosedStore(Relay):
     """Refuses every operation, as a closed store does.
 
     A body may outlive the client's closing and leave when the client is open again. Each opening is
