@@ -429,13 +429,13 @@ async def test_lost_lock_ends_a_command_that_is_stopped(
 ) -> None:
     """By SIGTERM, which it gets when it is continued; what ignores that by SIGKILL."""
     polite = "trap 'echo ended; exit 0' TERM; echo $$; echo $$; while :; do sleep 0.05; done"
-    for script, metadata in ((polite, "ended\n"), (TREE, "")):
+    for script, says in ((polite, "ended\n"), (TREE, "")):
         async with cli.started("run", "--grace", "1", "job", *sh(script)) as it:
             pids = await numbers(it, 2)
             for pid in pids:
                 os.kill(pid, signal.SIGSTOP)
             assert await client.break_("job")
-            assert (await end_of(it))[:2] == (76, metadata)
+            assert (await end_of(it))[:2] == (76, says)
             for pid in pids:
                 await gone(pid)
 
@@ -552,7 +552,8 @@ async def test_command_is_its_own_in_all_signals(cli: Cli) -> None:
         async with cli.started(*command, by=by) as it:
             code, output, errors = await end_of(it)
         assert (code, errors) == (0, "")
-        blocked, ignored = (int(line.split()[1], 16) for line in output.splitlines())
+        # The C library keeps 32 and 33 for itself; whoever runs the tests may have ignored them.
+        blocked, ignored = (int(line.split()[1], 16) & ~(3 << 31) for line in output.splitlines())
         assert blocked == 0
         assert ignored == sum(1 << (number - 1) for number in names)
 
