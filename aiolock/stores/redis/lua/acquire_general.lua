@@ -85,17 +85,17 @@ local function acquire_general(waiter, ticket, ttl, most, first)
   end
 
   -- Otherwise it joins the queue, if it waits.
-  local full, place, others_may_fit
+  local full, place
   if waits then
-    ticket, displaced, place, others_may_fit = enqueue(waiter, ticket, most)
+    ticket, displaced, place = enqueue(waiter, ticket, most)
     full = not ticket and {3, displaced}
   end
 
-  -- Look at the queue again only if something can have changed: a lease ended, dead waiters left, the
-  -- group may be full, or this waiter is the first now. Otherwise the first waiter still does not fit and
-  -- holds back the others, unless its client is dead, or it was told to ask after many grants. (A waiter for
-  -- a count enters when the count is raised, or when it asks.)
-  local due = not holder or reaped or others_may_fit or asked_again or rule == '&'
+  -- Look at the queue again only if something can have changed: a lease ended, the group may be full, or
+  -- the first waiter is dead, or fits: those before it were dead, or it was told to ask after many grants.
+  -- Otherwise it holds back the others. (A waiter for a count enters when the count is raised, or when it
+  -- asks.)
+  local due = not holder or reaped or asked_again or rule == '&'
   if open and queue and not due and rule ~= '^' then
     local head = redis.call('ZRANGE', QUEUE, 0, 0)[1]
     local flags, client = head:match(FLAGS_CLIENT)

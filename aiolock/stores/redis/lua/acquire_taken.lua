@@ -30,7 +30,7 @@ local function acquire_taken(waiter, ticket, ttl, most)
     return busy(lease_left, holder)
   end
   local displaced, place, before, _
-  ticket, displaced, place, _, before = enqueue(waiter, ticket, most)
+  ticket, displaced, place, before = enqueue(waiter, ticket, most)
   if not ticket then
     return {3, displaced}
   elseif place then

@@ -1,23 +1,22 @@
 -- enqueue(waiter, ticket, most): gives it a place at the tail (ticket 0), or its old place again (> 0).
 -- Returns its ticket; 1 if it had lost that place, else 0; its place, if known without a further command
--- (1, or 2 for any that is further back); whether others may fit now, because dead waiters have left or it
--- came before some of them; and, for a newcomer, the waiter directly before it. If the queue is full: nil,
--- how many wait, nil, and whether others may fit.
+-- (1, or 2 for any that is further back); and, for a newcomer, the waiter directly before it. If the queue is
+-- full: nil, and how many wait.
 --@include remove_dead
 --@include look_for_dead
 --@include overtake
 --@include void
 local function enqueue(waiter, ticket, most)
-  local known, others_may_fit
+  local known
   if ticket > 0 or most > 0 then
     known = redis.call('ZSCORE', QUEUE, waiter)
   end
   if ticket == 0 and not known then
     if most > 0 and redis.call('ZCARD', QUEUE) >= most then
-      others_may_fit = remove_dead(waiter:match(CLIENT))
+      remove_dead(waiter:match(CLIENT))
       local waiting = redis.call('ZCARD', QUEUE)
       if waiting >= most then
-        return nil, waiting, nil, others_may_fit
+        return nil, waiting
       end
     end
     if redis.call('ZADD', QUEUE, 'NX', STAMP, waiter) == 1 then
@@ -29,13 +28,12 @@ local function enqueue(waiter, ticket, most)
         last = redis.call('ZRANGE', QUEUE, -2, -1)
       end
       if look_for_dead(ticket, waiter:match(CLIENT)) then
-        others_may_fit = true
         last = redis.call('ZRANGE', QUEUE, -2, -1)
       end
       if last[#last] ~= waiter then
-        return ticket, 0, nil, true
+        return ticket, 0
       end
-      return ticket, 0, #last, others_may_fit, #last == 2 and last[1] or nil
+      return ticket, 0, #last, #last == 2 and last[1] or nil
     end
     known = redis.call('ZSCORE', QUEUE, waiter) -- a newcomer whose question was sent twice
   elseif not known then
