@@ -201,7 +201,7 @@ SAFEGUARDS = (
     Safeguard(
         "the dead do not fill the queue",
         f"{LUA}/enqueue.lua",
-        "      others_may_fit = remove_dead(waiter:match(CLIENT))\n",
+        "      remove_dead(waiter:match(CLIENT))\n",
         "",
         "test_scripts.py::test_the_dead_do_not_fill_the_queue",
     ),
@@ -931,9 +931,9 @@ SAFEGUARDS = (
     ),
     Safeguard(
         "who makes room in the queue lets in those behind the dead",
-        f"{LUA}/enqueue.lua",
-        "      others_may_fit = remove_dead(waiter:match(CLIENT))\n",
-        "      remove_dead(waiter:match(CLIENT))\n",
+        f"{LUA}/acquire_general.lua",
+        " or head:byte() == SHARED and fits(step, head, 1)\n",
+        "\n",
         "test_contract.py::TestRedis::test_a_dead_writer_in_a_full_queue_holds_nobody_back",
     ),
     Safeguard(
@@ -1585,7 +1585,7 @@ SAFEGUARDS = (
         "stores/sqlite/_connection.py",
         "if all(new in (None, seen) for new, seen in zip(now, identity, strict=True)):\n",
         "if True:\n",
-        "test_sqlite.py::test_a_part_of_the_file_that_is_removed[('',)]",
+        "test_sqlite.py::test_file_that_a_newcomer_has_opened_without_its_log_stays",
     ),
     Safeguard(
         "a log that is used is not removed, whoever has read the file",
@@ -4761,7 +4761,7 @@ SAFEGUARDS = (
         "stores/quorum/_asking.py",
         "        sent = self._time()\n        connection = self._connections[server]\n",
         "        sent = self._time()\n        connection = self._connections[server]\n"
-        "        acquisition.sent[server], acquisition.on_reply[server] = sent, None\n",
+        "        acquisition.sent[server], acquisition.last_answer[server] = sent, None\n",
         "test_quorum.py::test_a_push_that_was_on_its_way_when_an_earlier_vote_was_given_back",
     ),
     Safeguard(
@@ -5276,16 +5276,17 @@ SAFEGUARDS = (
     Safeguard(
         "whoever has removed the dead before it is the first",
         f"{LUA}/enqueue.lua",
-        "        others_may_fit = true\n        last = redis.call('ZRANGE', QUEUE, -2, -1)\n",
-        "        others_may_fit = true\n",
+        "      if look_for_dead(ticket, waiter:match(CLIENT)) then\n"
+        "        last = redis.call('ZRANGE', QUEUE, -2, -1)\n",
+        "      if look_for_dead(ticket, waiter:match(CLIENT)) then\n",
         "test_dead_waiters.py::test_who_removes_the_dead_before_it_is_the_first",
         seconds=10,
     ),
     Safeguard(
         "whoever has removed the dead lets in those behind them",
-        f"{LUA}/enqueue.lua",
-        "        others_may_fit = true\n        last = redis.call('ZRANGE', QUEUE, -2, -1)\n",
-        "        last = redis.call('ZRANGE', QUEUE, -2, -1)\n",
+        f"{LUA}/acquire_general.lua",
+        " or head:byte() == SHARED and fits(step, head, 1)\n",
+        "\n",
         "test_dead_waiters.py::test_who_removes_the_dead_lets_in_those_behind_them",
         seconds=10,
     ),

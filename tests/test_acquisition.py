@@ -63,12 +63,12 @@ def ask(of: Acquisition, sent: float = 0.0) -> Question:
     return question
 
 
-def answer(of: Acquisition, question: Question, metadata: Answer) -> bool:
+def answer(of: Acquisition, question: Question, says: Answer) -> bool:
     """The store answers, and whoever waits for that takes it in."""
     if question.answer.cancelled():
         return False
-    question.answer.set_result(metadata)
-    mattered = of.answers(question, metadata)
+    question.answer.set_result(says)
+    mattered = of.answers(question, says)
     if mattered and of.phase is Phase.QUEUED:
         of.waits_for = future()
     return mattered
@@ -257,8 +257,8 @@ class AnyOrder(RuleBasedStateMachine):
         self.question = ask(self.acquisition, self.now)
 
     @precondition(lambda self: not self.question.answer.done())
-    @rule(metadata=st.sampled_from(["granted", "queued", "busy", "full", "done", "differs"]))
-    def is_answered(self, metadata: str) -> None:
+    @rule(says=st.sampled_from(["granted", "queued", "busy", "full", "done", "differs"]))
+    def is_answered(self, says: str) -> None:
         """In any way, whether or not anybody cares any more."""
         self.now += 0.1
         store = int(self.now * SECOND)
@@ -271,7 +271,7 @@ class AnyOrder(RuleBasedStateMachine):
             "done": Done(9),
             "differs": Differs(3),
         }
-        answer(self.acquisition, self.question, answers[metadata])
+        answer(self.acquisition, self.question, answers[says])
 
     @precondition(
         lambda self: self.acquisition.phase is Phase.QUEUED and not self.question.answer.done()

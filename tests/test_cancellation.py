@@ -28,7 +28,7 @@ from tests.worlds import Seen, queued
 NAME = "cancelled at every step"
 
 
-class VoteRequest:
+class Stand:
     """Two clients of one store, and a look at what is left in it."""
 
     def __init__(
@@ -71,7 +71,7 @@ class VoteRequest:
 @pytest.fixture(params=["memory", "fakeredis", "redis"])
 async def stand(
     request: pytest.FixtureRequest, redis_server: RedisServer, prefix: str
-) -> AsyncIterator[VoteRequest]:
+) -> AsyncIterator[Stand]:
     """A stand on each store."""
     if request.param == "memory":
         server = MemoryServer()
@@ -80,7 +80,7 @@ async def stand(
             return server.names()
 
         async with aiolock.connect(server) as ours, aiolock.connect(server) as other:
-            yield VoteRequest(ours, other, names)
+            yield Stand(ours, other, names)
         return
     driver: redis.asyncio.Redis = (
         FakeAsyncRedis()
@@ -97,7 +97,7 @@ async def stand(
             aiolock.connect(driver, prefix=prefix) as ours,
             aiolock.connect(driver, prefix=prefix) as other,
         ):
-            yield VoteRequest(ours, other, keys)
+            yield Stand(ours, other, keys)
     finally:
         await driver.aclose()
 
@@ -105,7 +105,7 @@ async def stand(
 @pytest.fixture(params=["sqlite", "postgres", "mysql"])
 async def database_stand(
     request: pytest.FixtureRequest, prefix: str, tmp_path: Path
-) -> AsyncIterator[VoteRequest]:
+) -> AsyncIterator[Stand]:
     """A stand on each database, in which one step more or less depends on when an answer comes."""
     key = f"{prefix}\0lock:{NAME}".encode()
     if request.param == "sqlite":
@@ -142,14 +142,14 @@ async def database_stand(
         aiolock.connect(url, prefix=prefix) as ours,
         aiolock.connect(url, prefix=prefix) as other,
     ):
-        yield VoteRequest(ours, other, left)
+        yield Stand(ours, other, left)
 
 
 KIND_IDS = [kind.name for kind in KINDS]
 
 
 async def _everywhere(
-    stand: VoteRequest,
+    stand: Stand,
     kind: Kind,
     scenario: Scenario,
     after: Callable[[], Awaitable[object]] | None = None,
@@ -170,7 +170,7 @@ async def _everywhere(
 
 
 async def _once_everywhere(
-    stand: VoteRequest,
+    stand: Stand,
     kind: Kind,
     scenario: Scenario,
     after: Callable[[], Awaitable[object]] | None,
@@ -189,26 +189,24 @@ async def _once_everywhere(
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=KIND_IDS)
-async def test_acquire_hold_and_release(stand: VoteRequest, kind: Kind) -> None:
+async def test_acquire_hold_and_release(stand: Stand, kind: Kind) -> None:
     """A free lock that is taken, held over an await, and released."""
     await _everywhere(stand, kind, partial(_hold, stand), least=3)
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=KIND_IDS)
-async def test_acquire_hold_and_release_in_a_database(
-    database_stand: VoteRequest, kind: Kind
-) -> None:
+async def test_acquire_hold_and_release_in_a_database(database_stand: Stand, kind: Kind) -> None:
     """The same, where each command is a transaction, in a thread or on a connection of its own."""
     await _everywhere(database_stand, kind, partial(_hold, database_stand), least=3)
 
 
-async def _hold(stand: VoteRequest) -> None:
+async def _hold(stand: Stand) -> None:
     async with stand.lock:
         await asyncio.sleep(0)
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=KIND_IDS)
-async def test_lease_by_hand(stand: VoteRequest, kind: Kind) -> None:
+async def test_lease_by_hand(stand: Stand, kind: Kind) -> None:
     """The same by `acquire` and `release`, which the caller guards with try and finally."""
 
     async def scenario() -> None:
@@ -224,7 +222,7 @@ async def test_lease_by_hand(stand: VoteRequest, kind: Kind) -> None:
 
 @pytest.mark.parametrize("how", ["entered", "awaited", "tried"])
 @pytest.mark.parametrize("kind", KINDS, ids=KIND_IDS)
-async def test_multilock(stand: VoteRequest, kind: Kind, how: str) -> None:
+async def test_multilock(stand: Stand, kind: Kind, how: str) -> None:
     """Several locks as one: of no step is it left with some of them."""
     both = stand.ours.multilock(f"{NAME}, the second", NAME, ttl=60)
 
@@ -248,7 +246,7 @@ async def test_multilock(stand: VoteRequest, kind: Kind, how: str) -> None:
 
 @pytest.mark.parametrize("timeout", [0, 30])
 @pytest.mark.parametrize("kind", KINDS, ids=KIND_IDS)
-async def test_not_waiting(stand: VoteRequest, kind: Kind, timeout: float) -> None:
+async def test_not_waiting(stand: Stand, kind: Kind, timeout: float) -> None:
     """A try that does not wait, or would for so long, on a lock that is free."""
 
     async def scenario() -> None:
@@ -260,7 +258,7 @@ async def test_not_waiting(stand: VoteRequest, kind: Kind, timeout: float) -> No
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=KIND_IDS)
-async def test_queued_behind_another_client(stand: VoteRequest, kind: Kind) -> None:
+async def test_queued_behind_another_client(stand: Stand, kind: Kind) -> None:
     """A waiter that is queued, then granted by another client's release, then releases.
 
     Among the steps is the one at which the grant is made, or on its way, or just arrived.
@@ -270,18 +268,18 @@ async def test_queued_behind_another_client(stand: VoteRequest, kind: Kind) -> N
 
 @pytest.mark.parametrize("kind", KINDS, ids=KIND_IDS)
 async def test_queued_behind_another_client_in_a_database(
-    database_stand: VoteRequest, kind: Kind
+    database_stand: Stand, kind: Kind
 ) -> None:
     """The same; here the grant is written down first, and then the waiter is told of it."""
     stand = database_stand
     await _everywhere(stand, kind, partial(_wait, stand), stand.settle, least=4)
 
 
-async def _wait(stand: VoteRequest) -> None:
+async def _wait(stand: Stand) -> None:
     await _let_in(stand, partial(_hold, stand), stand.others_lock, stand.lock)
 
 
-async def _let_in(stand: VoteRequest, scenario: Scenario, held: aiolock.Lock, wanted: Seen) -> None:
+async def _let_in(stand: Stand, scenario: Scenario, held: aiolock.Lock, wanted: Seen) -> None:
     """Run what waits for a lock that another client holds, and then gives back."""
     lease = await held.acquire()
     assert lease is not None
@@ -299,7 +297,7 @@ async def _let_in(stand: VoteRequest, scenario: Scenario, held: aiolock.Lock, wa
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=KIND_IDS)
-async def test_read_behind_a_writer(stand: VoteRequest, kind: Kind) -> None:
+async def test_read_behind_a_writer(stand: Stand, kind: Kind) -> None:
     """A reader that waits, is let in together with another one, and leaves."""
     rates = stand.ours.rwlock(NAME, ttl=60)
 
@@ -314,7 +312,7 @@ async def test_read_behind_a_writer(stand: VoteRequest, kind: Kind) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=KIND_IDS)
-async def test_write_and_downgrade(stand: VoteRequest, kind: Kind) -> None:
+async def test_write_and_downgrade(stand: Stand, kind: Kind) -> None:
     """A writer that becomes a reader: of no step is it left as either."""
     rates = stand.ours.rwlock(NAME, ttl=60)
 
@@ -327,7 +325,7 @@ async def test_write_and_downgrade(stand: VoteRequest, kind: Kind) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=KIND_IDS)
-async def test_permits(stand: VoteRequest, kind: Kind) -> None:
+async def test_permits(stand: Stand, kind: Kind) -> None:
     """Some permits that are free, and then some that are waited for."""
     ours, others = (c.semaphore(NAME, 3, ttl=60) for c in (stand.ours, stand.other))
 
@@ -352,7 +350,7 @@ async def test_permits(stand: VoteRequest, kind: Kind) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=KIND_IDS)
-async def test_latch(stand: VoteRequest, kind: Kind) -> None:
+async def test_latch(stand: Stand, kind: Kind) -> None:
     """Who waits for a latch that is opened meanwhile; each time another one."""
     rounds = itertools.count()
 
@@ -374,7 +372,7 @@ async def test_latch(stand: VoteRequest, kind: Kind) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=KIND_IDS)
-async def test_barrier(stand: VoteRequest, kind: Kind) -> None:
+async def test_barrier(stand: Stand, kind: Kind) -> None:
     """Who meets another at a barrier: cancelled, it is not there any more, or both went on."""
 
     async def scenario() -> None:
@@ -394,7 +392,7 @@ async def test_barrier(stand: VoteRequest, kind: Kind) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=KIND_IDS)
-async def test_election(stand: VoteRequest, kind: Kind) -> None:
+async def test_election(stand: Stand, kind: Kind) -> None:
     """A candidate that leads, says so, is seen, and resigns."""
     election = stand.ours.election(NAME, ttl=60)
 

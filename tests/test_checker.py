@@ -77,9 +77,7 @@ def queued(t: float, attempt: str, asked: float | None = None) -> Event:
     return of(t, attempt, "queued", n="lock", since=since, ticket=1, place=1)
 
 
-def enters(
-    t: float, attempt: str, fence: int, until: float, on_reply: float | None = None
-) -> Event:
+def enters(t: float, attempt: str, fence: int, until: float, heard: float | None = None) -> Event:
     """A body begins, whose lease ends at ``until``."""
     return of(
         t,
@@ -89,7 +87,7 @@ def enters(
         fence=fence,
         deadline=ns(until),
         pushed=True,
-        on_reply=ns(t if on_reply is None else on_reply),
+        heard=ns(t if heard is None else heard),
     )
 
 
@@ -214,7 +212,7 @@ CLOSED_BEFORE_IT_ENTERED: list[Event | Sequence[Event]] = [
     asks(1.0, B),
     queued(1.02, B),
     at(1.15, A.rpartition("/")[2], "closing"),
-    enters(1.2, A, 10, 2.1, on_reply=1.1),
+    enters(1.2, A, 10, 2.1, heard=1.1),
     enters(1.21, B, 11, 2.2),
     leaves(1.3, A, "ClientClosed"),
     at(1.4, A.rpartition("/")[2], "closed", since=ns(1.15)),
@@ -286,7 +284,7 @@ RIGHT: dict[str, Story] = {
         asks(1.2, B),
         stall(1.2, 3.0, "0.0"),
         enters(2.3, B, 11, 3.3),
-        enters(3.0, A, 10, 3.0, on_reply=1.3),
+        enters(3.0, A, 10, 3.0, heard=1.3),
         leaves(3.001, A, "LeaseLost"),
         leaves(3.1, B),
     ],
@@ -630,7 +628,7 @@ RIGHT: dict[str, Story] = {
         asks(1.0, A),
         queued(1.1, A),
         stall(1.2, 3.0, "0.0"),
-        enters(3.01, A, 10, 3.0099, on_reply=3.0098),
+        enters(3.01, A, 10, 3.0099, heard=3.0098),
         leaves(3.011, A, "LeaseLost"),
     ],
     "the_answer_from_before_the_wipe_was_heard_after_it": [
@@ -946,7 +944,7 @@ WRONG: dict[str, Story] = {
         enters(1.1, A, 10, 3.1),
         killed(1.2, "1.0"),
         asks(1.1, B),
-        enters(1.15, B, 11, 1.15, on_reply=0.5),
+        enters(1.15, B, 11, 1.15, heard=0.5),
         asks(1.3, C),
         enters(2.3, C, 12, 3.3),
         leaves(2.4, C),
@@ -956,7 +954,7 @@ WRONG: dict[str, Story] = {
         asks(1.0, A),
         queued(1.1, A),
         stall(1.2, 3.0, "0.0"),
-        enters(3.01, A, 10, 3.008, on_reply=3.0075),
+        enters(3.01, A, 10, 3.008, heard=3.0075),
         leaves(3.02, A, "LeaseLost"),
     ],
     "fences-went_down": [

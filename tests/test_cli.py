@@ -299,7 +299,7 @@ async def test_characters_that_the_output_lacks_are_escaped(
 @pytest.mark.parametrize("args", [("--help",), ("ls",), ("completion", "bash")])
 async def test_output_that_nobody_reads(cli: Cli, args: tuple[str, ...]) -> None:
     """Without a traceback; a disk that is full is named."""
-    for redirection, metadata in ((">&-", ""), ("| true", ""), (">/dev/full", "No space left")):
+    for redirection, says in ((">&-", ""), ("| true", ""), (">/dev/full", "No space left")):
         script = f'"$@" {redirection}'
         process = await asyncio.create_subprocess_exec(
             *("sh", "-c", script, "sh", sys.executable, "-m", "aiolock", *args),
@@ -309,7 +309,7 @@ async def test_output_that_nobody_reads(cli: Cli, args: tuple[str, ...]) -> None
         )
         _, output, errors = await end_of(process)
         assert output == ""
-        assert metadata in errors
+        assert says in errors
         assert "Traceback" not in errors
         assert "Exception ignored" not in errors
 
@@ -547,11 +547,11 @@ async def test_run_once(cli: Cli) -> None:
     assert (await cli("run", "--once", "60", "job", *sh("echo ran")))[:2] == (0, "ran\n")
     # Without a word, or cron would send a mail from each machine that comes too late.
     assert await cli("run", "--once", "60", "job", *sh("echo ran")) == (0, "", "")
-    metadata = "aiolock run: 'job' is done already\n"
+    says = "aiolock run: 'job' is done already\n"
     assert await cli("run", "--verbose", "--once", "60", "job", *sh("echo ran")) == (
         0,
         "",
-        metadata,
+        says,
     )
 
 
@@ -606,12 +606,12 @@ async def test_run_that_loses_the_lock(cli: Cli, client: aiolock.LockClient) -> 
     """The command, and what it has started, gets SIGTERM, and SIGKILL if that ends nothing."""
     polite = "trap 'echo ended; exit 0' TERM; echo $$; sleep 60 & wait"
     stubborn = "trap '' TERM; sleep 60 & echo $!; while :; do sleep 0.1; done"
-    for script, metadata in ((polite, "ended\n"), (stubborn, "")):
+    for script, says in ((polite, "ended\n"), (stubborn, "")):
         async with cli.started("run", "--grace", "0.3", "job", *sh(script)) as it:
             pid = int(await line_of(it))
             assert await client.break_("job")
             code, output, errors = await end_of(it)
-            assert (code, output) == (76, metadata)
+            assert (code, output) == (76, says)
             assert "was lost: somebody broke it" in errors
             await gone(pid)
 
@@ -735,7 +735,7 @@ def test_wrong_use(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     args: tuple[str, ...],
-    metadata: str,
+    says: str,
 ) -> None:
     """Exit code 2, and what is wrong. In this process, where a traceback would end the test."""
     for name, value in cli.env.items():
@@ -746,5 +746,5 @@ def test_wrong_use(
         code = end.code
     output, errors = capsys.readouterr()
     assert (code, output) == (2, "")
-    assert metadata in errors
+    assert says in errors
     assert "Traceback" not in errors

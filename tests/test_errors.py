@@ -54,7 +54,7 @@ async def test_timeout_says_who_holds_it(world: World, monkeypatch: pytest.Monke
 async def test_timeout_with_several_holders_names_one_and_a_number() -> None:
     """In a sentence that is true of each: since when is said of one of them only."""
     async with aiolock.connect(MemoryServer()) as client:
-        for limit, metadata in (
+        for limit, says in (
             (1, ""),
             (2, "; 1 more holds it, too"),
             (4, "; 3 more hold it, too"),
@@ -64,7 +64,7 @@ async def test_timeout_with_several_holders_names_one_and_a_number() -> None:
             with pytest.raises(AcquireTimeout) as caught:
                 async with semaphore:
                     pass
-            assert str(caught.value).endswith(f"(fence {leases[0].fence}){metadata}")
+            assert str(caught.value).endswith(f"(fence {leases[0].fence}){says}")
             for lease in leases:
                 assert await lease.release()
 

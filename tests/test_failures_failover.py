@@ -235,7 +235,7 @@ async def test_no_sentinel_has_a_master(watched: Watched, hung: int, prefix: str
 async def test_latest_of_the_sentinels(watched: Watched, prefix: str) -> None:
     """Of several masters it is that of the latest fail-over; of one that is down it is none."""
 
-    def metadata(epoch: int, port: int, flags: str) -> bytes:
+    def says(epoch: int, port: int, flags: str) -> bytes:
         known = {
             "ip": "127.0.0.1",
             "port": str(port),
@@ -254,7 +254,7 @@ async def test_latest_of_the_sentinels(watched: Watched, prefix: str) -> None:
         ):
             answers = {
                 b"CLIENT\r\n": b"+OK\r\n",
-                b"MASTER\r\n": metadata(epoch, port, flags),
+                b"MASTER\r\n": says(epoch, port, flags),
                 b"GET-MASTER-ADDR-BY-NAME\r\n": command("127.0.0.1", port),
             }
 

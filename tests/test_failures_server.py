@@ -655,11 +655,11 @@ async def test_heartbeat_that_is_refused(
         assert store._timer is not None
         beaten, answers = store._beaten, list[object]()
 
-        def on_reply(since: float | None, answer: asyncio.Future[Any]) -> None:
+        def heard(since: float | None, answer: asyncio.Future[Any]) -> None:
             beaten(since, answer)
             answers.append(answer)
 
-        monkeypatch.setattr(store, "_beaten", on_reply)
+        monkeypatch.setattr(store, "_beaten", heard)
         for refused in (False, True):
             server.call("ACL", "SETUSER", "locks", "-pexpire" if refused else "+pexpire")
             store._timer.cancel()

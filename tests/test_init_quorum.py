@@ -55,10 +55,10 @@ async def test_servers_that_were_just_started_vote_at_once(
 ) -> None:
     """Without the command, nobody votes for ``longest_ttl``, and the client says so."""
     async with connect(of, prefix) as client:
-        metadata = (
+        says = (
             r"did not become free in 0.1 s: 3 of 3 servers do not vote for 6\d\d s more: .*started"
         )
-        with pytest.raises(aiolock.AcquireTimeout, match=metadata):
+        with pytest.raises(aiolock.AcquireTimeout, match=says):
             async with client.lock("a", timeout=0.1):
                 raise AssertionError
         for server in client.servers():
@@ -148,11 +148,11 @@ async def test_a_server_that_does_not_answer_is_named(
     ],
 )
 def test_a_list_that_cannot_be_right_is_refused(
-    given: list[str], metadata: str, capsys: pytest.CaptureFixture[str]
+    given: list[str], says: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Before any of them is connected to."""
     assert main.main(["init-quorum", *given, "--yes"]) == 2
-    assert metadata in capsys.readouterr().err
+    assert says in capsys.readouterr().err
 
 
 def test_without_a_terminal_it_wants_yes(capsys: pytest.CaptureFixture[str]) -> None:

@@ -22,7 +22,7 @@ class Rotating(NamedTuple):
     url: str
     rotate: Callable[[], object]
     """Change the password, and cut the connections that used the old one."""
-    metadata: str
+    says: str
     """What is said to who comes with the old one."""
 
 
@@ -95,7 +95,7 @@ async def test_password_changed_and_link_cut_names_the_password(
                 while True:
                     with pytest.raises(aiolock.StoreError) as caught:
                         await client.lock("b").acquire(**options)
-                    if re.search(rotating.metadata, str(caught.value)):
+                    if re.search(rotating.says, str(caught.value)):
                         assert caught.value.misconfigured  # so that a task fails by it
                         cause = caught.value.__cause__
                         assert cause is not None

@@ -73,8 +73,8 @@ def test_kinds_that_are_not_offered(
     """To describe one says which, of which store, why, and what there is instead."""
     client = connect(store)
     client.lock("a")
-    metadata = f"there is no {kind} 'a' on <LocksAlone>: nobody counts here; take another store for"
-    with pytest.raises(aiolock.Unsupported, match=f"^{metadata} each {kind}$") as raised:
+    says = f"there is no {kind} 'a' on <LocksAlone>: nobody counts here; take another store for"
+    with pytest.raises(aiolock.Unsupported, match=f"^{says} each {kind}$") as raised:
         DESCRIBE[kind](client)
     assert (raised.value.kind, raised.value.name) == (kind, "a")
     assert isinstance(raised.value, NotImplementedError)

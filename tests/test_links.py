@@ -21,34 +21,34 @@ class Heard:
 
 def links(*, observed: bool = True) -> tuple[LinkState, list[Exception | None]]:
     """Those of a client, and what it is told."""
-    on_reply = Heard()
-    links = LinkState(cast(Inbox, on_reply))
+    heard = Heard()
+    links = LinkState(cast(Inbox, heard))
     links.observed = observed
-    return links, on_reply.links
+    return links, heard.links
 
 
-def causes(on_reply: list[Exception | None]) -> list[BaseException | None]:
+def causes(heard: list[Exception | None]) -> list[BaseException | None]:
     """What the driver has raised."""
-    return [error and error.__cause__ for error in on_reply]
+    return [error and error.__cause__ for error in heard]
 
 
 def test_down_with_the_first_and_up_with_the_last() -> None:
     """One that breaks breaks the link, and it is whole again once all are."""
-    link, on_reply = links()
+    link, heard = links()
     broken = OSError("broken")
     link.down("commands", broken)
     link.down("subscription", OSError("as well"))
     link.up("commands")
     link.down("commands", OSError("again"))
     link.up("subscription")
-    assert causes(on_reply) == [broken]
+    assert causes(heard) == [broken]
     link.up("commands")
-    assert causes(on_reply) == [broken, None]
+    assert causes(heard) == [broken, None]
 
 
 def test_why_it_cannot_be_made_again() -> None:
     """The latest reason is told each time: the first may have been that somebody cut it."""
-    link, on_reply = links()
+    link, heard = links()
     cut, refused, forbidden = OSError("cut"), OSError("refused"), OSError("forbidden")
     link.failing("commands", refused)  # it is up
     link.down("commands", cut)
@@ -56,39 +56,37 @@ def test_why_it_cannot_be_made_again() -> None:
     link.failing("subscription", refused)  # it is up
     link.down("commands", forbidden)  # it was made, and did not serve
     link.up("commands")
-    assert causes(on_reply) == [cut, refused, forbidden, None]
+    assert causes(heard) == [cut, refused, forbidden, None]
 
 
 def test_reason_is_a_store_error() -> None:
     """With what the driver says, and whether it stays so; one that comes as such stays as it is."""
-    on_reply = Heard()
-    link = LinkState(cast(Inbox, on_reply), lambda reason: isinstance(reason, PermissionError))
+    heard = Heard()
+    link = LinkState(cast(Inbox, heard), lambda reason: isinstance(reason, PermissionError))
     link.observed = True
     mine = StoreError("of another server")
     for reason in (OSError("cut"), PermissionError("forbidden"), TimeoutError(), mine):
         link.down("commands", reason)
-    told = [
-        (type(each), str(each), getattr(each, "misconfigured", None)) for each in on_reply.links
-    ]
+    told = [(type(each), str(each), getattr(each, "misconfigured", None)) for each in heard.links]
     assert told == [
         (StoreError, "cut", False),
         (StoreError, "forbidden", True),
         (StoreError, "TimeoutError", False),
         (StoreError, "of another server", False),
     ]
-    assert link.reason is on_reply.links[-1] is mine
+    assert link.reason is heard.links[-1] is mine
 
 
 def test_before_it_is_open_and_after() -> None:
     """What goes wrong while it is being opened, or closed, is told otherwise."""
-    link, on_reply = links(observed=False)
+    link, heard = links(observed=False)
     link.down("commands", OSError())
     link.up("commands")
-    assert on_reply == []
+    assert heard == []
 
 
 def test_what_a_driver_raises_that_is_no_exception() -> None:
     """It is told as one."""
-    link, on_reply = links()
+    link, heard = links()
     link.down("commands", cast(Any, KeyboardInterrupt("x")))
-    assert [type(error) for error in on_reply] == [StoreError]
+    assert [type(error) for error in heard] == [StoreError]

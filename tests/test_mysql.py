@@ -73,11 +73,9 @@ def session_of(client: aiolock.LockClient) -> Session:
     return session
 
 
-def number(
-    server: MariaDBServer, client: aiolock.LockClient, *, notifier: bool = False
-) -> int | None:
+def number(server: MariaDBServer, client: aiolock.LockClient, *, bell: bool = False) -> int | None:
     """What the server calls one of a client's connections."""
-    lock = f"aiolock:{client._engine.client}{':bell' if notifier else ''}"
+    lock = f"aiolock:{client._engine.client}{':bell' if bell else ''}"
     ((found,),) = server.execute("SELECT IS_USED_LOCK(%s)", lock)
     assert found is None or isinstance(found, int)
     return found
@@ -276,11 +274,11 @@ async def test_the_listening_connection_is_ended(own_mariadb: MariaDBServer) -> 
             lease = await take(ours.lock("x"))
             waiting = asyncio.create_task(take(theirs.lock("x")))
             await queued(ours.lock("x"), 1)
-            before = number(own_mariadb, theirs, notifier=True)
+            before = number(own_mariadb, theirs, bell=True)
             own_mariadb.execute(f"KILL {before}")
             await lease.release()
             await (await asyncio.wait_for(waiting, 5)).release()
-            await until(lambda: number(own_mariadb, theirs, notifier=True) not in (None, before))  # noqa: B023
+            await until(lambda: number(own_mariadb, theirs, bell=True) not in (None, before))  # noqa: B023
 
 
 async def test_a_waiter_that_was_killed_costs_nothing(own_mariadb: MariaDBServer) -> None:
@@ -733,11 +731,11 @@ async def test_a_connection_that_fails_at_once_again_and_again(
 
         monkeypatch.setattr(listener, "_connect", count)
         monkeypatch.setattr(listener, "_reading", fail)
-        own_mariadb.execute(f"KILL {number(own_mariadb, client, notifier=True)}")
+        own_mariadb.execute(f"KILL {number(own_mariadb, client, bell=True)}")
         await asyncio.sleep(2.0)
         assert 2 <= len(connects) <= 9
         monkeypatch.undo()
-        await until(lambda: number(own_mariadb, client, notifier=True) is not None)
+        await until(lambda: number(own_mariadb, client, bell=True) is not None)
 
 
 async def test_another_user_cannot_ring(
@@ -764,11 +762,11 @@ async def test_what_was_read_is_removed(
     own_mariadb: MariaDBServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is delivered once, and does not stay in the database."""
-    on_reply = list[object]()
+    heard = list[object]()
     deliver = Session._heard
 
     def count(session: Session, told: Sequence[Told]) -> None:
-        on_reply.append(told)
+        heard.append(told)
         deliver(session, told)
 
     monkeypatch.setattr(Session, "_heard", count)
@@ -780,7 +778,7 @@ async def test_what_was_read_is_removed(
         lease = await asyncio.wait_for(waiting, 5)
         await until(lambda: not own_mariadb.execute("SELECT * FROM aiolock_inbox"))
         await until(lambda: not session_of(theirs)._read.to_remove())  # it hears of that later
-        assert len(on_reply) == 1
+        assert len(heard) == 1
         await lease.release()
 
 

@@ -159,14 +159,14 @@ def test_no_url_is_an_error_of_the_call(
 def test_bad_option_is_an_error_of_the_call(lock: Any) -> None:
     """Before anything is opened, as where a client describes a lock."""
     lock = partial(lock, url="memory://")
-    for options, error, metadata in (
+    for options, error, says in (
         ({"ttl": -1}, ValueError, "ttl"),
         ({"prefix": "a b"}, ValueError, "prefix"),
         ({"url": 3}, TypeError, "3"),
         ({"expire": 3}, TypeError, "did you mean ttl="),
         ({"blocking": False}, TypeError, "timeout=0"),
     ):
-        with pytest.raises(error, match=metadata):
+        with pytest.raises(error, match=says):
             lock("a", **options)
     with pytest.raises(ValueError, match="name"):
         lock("")

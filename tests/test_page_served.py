@@ -139,15 +139,13 @@ async def test_web(redis_server: RedisServer, prefix: str, options: tuple[str, .
         (("--port", "70000"), "from 0 to 65535"),
     ],
 )
-def test_wrong_use(
-    options: tuple[str, ...], metadata: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_wrong_use(options: tuple[str, ...], says: str, capsys: pytest.CaptureFixture[str]) -> None:
     """In one line, before the store is asked."""
     assert main(["web", "--url", "redis://127.0.0.1:1", "--port", "0", *options]) == 2
     errors = capsys.readouterr().err
     assert errors.startswith("aiolock web: ")
     assert errors.count("\n") == 1
-    assert metadata in errors
+    assert says in errors
 
 
 def test_without_uvicorn(

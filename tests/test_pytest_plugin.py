@@ -247,10 +247,10 @@ def test_a_lease_that_is_dropped_fails_its_test(pytester: pytest.Pytester) -> No
         ("hold", "releases", "did you mean 'release'"),
     ],
 )
-def test_a_fault_of_no_operation_is_refused(fault: str, operation: str, metadata: str) -> None:
+def test_a_fault_of_no_operation_is_refused(fault: str, operation: str, says: str) -> None:
     """A name with a slip would be a fault that never comes, and a test that passes without it."""
     faulty = FaultyStore(MemoryStore(MemoryServer()))
-    with pytest.raises(ValueError, match=metadata):
+    with pytest.raises(ValueError, match=says):
         getattr(faulty, fault)(operation)
 
 

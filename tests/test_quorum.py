@@ -971,7 +971,7 @@ async def test_a_server_that_refuses_is_not_asked_at_once() -> None:
 
 
 @virtual
-@pytest.mark.parametrize(("durable", "silent"), [(True, 61_000), (False, 21_000)])
+@pytest.mark.parametrize(("durable", "not_voting"), [(True, 61_000), (False, 21_000)])
 async def test_emptied_soon_after_its_start(*, durable: bool, not_voting: int) -> None:
     """What voted at once is silent from when it was emptied; what was silent, from its start."""
     (server,) = with_clocks(0.0)

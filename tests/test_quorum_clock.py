@@ -18,7 +18,7 @@ def test_a_clock_that_is_off_changes_nothing() -> None:
     """The median counts, and of an even number of them the lower of the two in the middle."""
     clocks = Clocks(3)
     for server, ahead in enumerate((100, 4_000_000_000, 101)):
-        clocks.on_reply(server, ahead * SECOND + 10 * SECOND, 10.0)
+        clocks.learn(server, ahead * SECOND + 10 * SECOND, 10.0)
     assert clocks.now(20.0) == 121 * SECOND
     assert clocks.off(0) == -1.0
     assert clocks.off(2) == 0.0
@@ -30,20 +30,20 @@ def test_a_clock_that_is_off_changes_nothing() -> None:
 def test_the_quickest_answer_counts() -> None:
     """An answer that was long on its way says that the clock is further behind than it is."""
     clocks = Clocks(1)
-    clocks.on_reply(0, 7 * SECOND, 2.0)
+    clocks.learn(0, 7 * SECOND, 2.0)
     assert clocks.now(0.0) == 5 * SECOND
-    clocks.on_reply(0, 8 * SECOND, 2.0)
+    clocks.learn(0, 8 * SECOND, 2.0)
     assert clocks.now(0.0) == 6 * SECOND
-    clocks.on_reply(0, 9 * SECOND, 9.0)
+    clocks.learn(0, 9 * SECOND, 9.0)
     assert clocks.now(0.0) == 6 * SECOND
 
 
 def test_a_clock_that_was_set_back() -> None:
     """After so many answers it is what counts."""
     clocks = Clocks(1)
-    clocks.on_reply(0, 10 * SECOND, 0.0)
+    clocks.learn(0, 10 * SECOND, 0.0)
     for _ in range(7):
-        clocks.on_reply(0, 2 * SECOND, 1.0)
+        clocks.learn(0, 2 * SECOND, 1.0)
         assert clocks.now(0.0) == 10 * SECOND
-    clocks.on_reply(0, 2 * SECOND, 1.0)
+    clocks.learn(0, 2 * SECOND, 1.0)
     assert clocks.now(0.0) == 1 * SECOND

@@ -38,7 +38,7 @@ def three() -> Iterator[Majority]:
         yield majority
 
 
-class LinkState:
+class Links:
     """A link of the test's own to each of some servers, and the faults that it can cause."""
 
     def __init__(self, majority: Majority, proxies: list[Proxy], prefix: str) -> None:
@@ -69,16 +69,16 @@ class LinkState:
 
 
 @pytest.fixture
-async def links(majority: Majority, prefix: str) -> AsyncIterator[LinkState]:
+async def links(majority: Majority, prefix: str) -> AsyncIterator[Links]:
     """Links to all of them."""
     async with AsyncExitStack() as stack:
         proxies = [
             await stack.enter_async_context(Proxy(server.port)) for server in majority.servers
         ]
-        yield LinkState(majority, proxies, prefix)
+        yield Links(majority, proxies, prefix)
 
 
-Break = Callable[[LinkState, int], object]
+Break = Callable[[Links, int], object]
 
 BREAKS: dict[str, tuple[Break, Break]] = {
     "killed": (lambda on, n: on.servers[n].kill(), lambda on, n: on.servers[n].launch()),
@@ -139,7 +139,7 @@ _MINORITIES = [
 
 
 @pytest.mark.parametrize(("majority", "how"), _MINORITIES, indirect=["majority"])
-async def test_a_minority_is_not_needed(links: LinkState, how: str) -> None:
+async def test_a_minority_is_not_needed(links: Links, how: str) -> None:
     """Two clients pass a lock to and fro meanwhile, and a lease is held, whatever breaks there."""
     breaks, mends = BREAKS[how]
     async with links.client() as ours, links.client() as theirs:
@@ -208,7 +208,7 @@ class Rates:
 
 
 @pytest.mark.parametrize("how", ["killed", "stopped", "cut_off", "restarted_empty"])
-async def test_readers_and_writers_need_no_minority(links: LinkState, how: str) -> None:
+async def test_readers_and_writers_need_no_minority(links: Links, how: str) -> None:
     """Readers and writers go on during any fault, and a writer is never beside another task."""
     breaks, mends = BREAKS[how]
     async with links.client() as ours, links.client() as theirs:
@@ -231,7 +231,7 @@ async def test_readers_and_writers_need_no_minority(links: LinkState, how: str) 
         assert rates.together > 1
 
 
-async def test_without_a_majority_nobody_goes_on(links: LinkState) -> None:
+async def test_without_a_majority_nobody_goes_on(links: Links) -> None:
     """A body is cancelled at the end of its lease; no task enters before a majority is back."""
     more = range(len(links.minority) + 1)
     async with links.client() as ours, links.client() as theirs:
@@ -255,7 +255,7 @@ async def test_without_a_majority_nobody_goes_on(links: LinkState) -> None:
         await lease.release()
 
 
-async def test_replies_to_a_break_that_are_lost(links: LinkState) -> None:
+async def test_replies_to_a_break_that_are_lost(links: Links) -> None:
     """Whoever breaks a lock without a reply of any server is not told that nobody held it."""
     async with links.client() as breaker:
         for proxy in links.proxies:  # a client opens with a majority
@@ -277,7 +277,7 @@ def _unheard(take_away: Callable[..., None], proxy: Proxy, link: Link, *about: A
     take_away(*about)
 
 
-async def test_a_client_opens_with_a_majority(links: LinkState) -> None:
+async def test_a_client_opens_with_a_majority(links: Links) -> None:
     """It needs no more; with fewer it says which do not answer, and why."""
     for number in links.minority:
         links.servers[number].kill()
@@ -285,8 +285,8 @@ async def test_a_client_opens_with_a_majority(links: LinkState) -> None:
         pass
     links.servers[len(links.minority)].kill()
     missing = len(links.minority) + 1
-    metadata = f"{missing} of {len(links.servers)} servers do not answer: 127.0.0.1"
-    with pytest.raises(aiolock.StoreError, match=metadata):
+    says = f"{missing} of {len(links.servers)} servers do not answer: 127.0.0.1"
+    with pytest.raises(aiolock.StoreError, match=says):
         await links.client().open()
 
 

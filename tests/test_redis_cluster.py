@@ -348,13 +348,13 @@ async def test_who_waits_listens_everywhere(
     """Its slot may move to any master, and there it would be taken for dead."""
     monkeypatch.setattr(slow_monitor, "_EVERY", 3600.0)  # whoever puts a label up may go elsewhere
 
-    def on_reply(client: aiolock.LockClient) -> list[int]:
+    def heard(client: aiolock.LockClient) -> list[int]:
         channel = f"{prefix}:push:{client.id}"
         return [node.call("PUBSUB", "NUMSUB", channel)[1] for node in own_cluster.masters]
 
     async with aiolock.connect(own_cluster.url, prefix=prefix) as ann, AsyncExitStack() as stack:
         bob = await stack.enter_async_context(aiolock.connect(own_cluster.url, prefix=prefix))
-        while on_reply(bob) == [
+        while heard(bob) == [
             1,
             1,
             1,
@@ -362,7 +362,7 @@ async def test_who_waits_listens_everywhere(
             bob = await stack.enter_async_context(aiolock.connect(own_cluster.url, prefix=prefix))
         lease = await ann.lock("a").acquire()
         second = asking(bob.lock("a"))
-        await until(lambda: on_reply(bob) == [1, 1, 1])
+        await until(lambda: heard(bob) == [1, 1, 1])
         await lease.release()
         await (await second).release()
 

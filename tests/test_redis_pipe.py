@@ -178,13 +178,13 @@ async def test_whoever_hears_of_a_failure_may_ask_again(
     command_link(proxy).deaf()
     again = list[asyncio.Future[Any]]()
 
-    def on_reply(_: Any, error: Exception | None) -> None:
+    def heard(_: Any, error: Exception | None) -> None:
         assert isinstance(error, aiolock.StoreError)
         again.append(look(store))
 
     for _ in range(2):
         names = (2, store._names.keys("looked at")[0], store._names.value("looked at"))
-        _ = store._pipe.call(READ, 3, b"".join(map(bulk, names)), reply=Called(on_reply))
+        _ = store._pipe.call(READ, 3, b"".join(map(bulk, names)), reply=Called(heard))
     monkeypatch.setattr("aiolock.stores.redis._outbox.COMMAND_TIMEOUT", 0.0)
     timers = list[Callable[..., object]]()
 
@@ -699,11 +699,11 @@ async def test_answers_are_heard_in_the_order_in_which_they_come(
     redis_server: RedisServer, prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Behind one that goes on in the next turn nobody goes on at once."""
-    on_reply = list[int]()
+    heard = list[int]()
     hear = Waiters.hear
 
     def noted(waiters: Waiters, attempt: Acquisition, question: Question) -> bool:
-        on_reply.append(attempt.waiter.seq)
+        heard.append(attempt.waiter.seq)
         return hear(waiters, attempt, question)
 
     monkeypatch.setattr(Waiters, "hear", noted)
@@ -712,16 +712,16 @@ async def test_answers_are_heard_in_the_order_in_which_they_come(
         aiolock.connect(redis_server.url, prefix=prefix) as client,
     ):
         lease = await take(other.lock("lock"))
-        on_reply.clear()
+        heard.clear()
         for _ in range(60):  # seldom all three come at once where the machine is busy
             tasks = await newcomers(client, 2)
             _ = store_of(client).read("lock:another")
-            await until(lambda: len(on_reply) == 2)
-            assert on_reply == sorted(on_reply)
+            await until(lambda: len(heard) == 2)
+            assert heard == sorted(heard)
             for task in tasks:
                 task.cancel()
             await asyncio.wait(tasks)
-            on_reply.clear()
+            heard.clear()
         await lease.release()
 
 

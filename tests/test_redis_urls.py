@@ -80,9 +80,9 @@ def test_valkey_is_another_word(valkey: str, redis: str) -> None:
         ("valkey+sentinel://h1", r"valkey\+sentinel://\[user"),
     ],
 )
-def test_what_cannot_be(url: str, metadata: str) -> None:
+def test_what_cannot_be(url: str, says: str) -> None:
     """It is refused before any I/O, with what is right, and without a password."""
-    with pytest.raises(ValueError, match=metadata) as caught:
+    with pytest.raises(ValueError, match=says) as caught:
         aiolock.connect(url)
     assert "sec" not in str(caught.value)
 

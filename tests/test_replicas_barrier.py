@@ -61,7 +61,7 @@ class FakeLink:
         self.wire = None
 
 
-class VoteRequest:
+class Stand:
     """A barrier, its link, and what came of those that wait."""
 
     def __init__(self, replicas: Replicas = 1) -> None:
@@ -91,7 +91,7 @@ class VoteRequest:
         assert self.link.wire is not None
         return int(self.link.wire.written[-1].split(b"\r\n")[-2]) / 1000
 
-    def metadata(self, confirmed: int, history: str = "a", following: int = 1) -> None:
+    def says(self, confirmed: int, history: str = "a", following: int = 1) -> None:
         """Answer the one under way."""
         self.link.received([history.encode(), following])
         self.link.received(confirmed)
@@ -104,15 +104,15 @@ def _link(monkeypatch: pytest.MonkeyPatch) -> None:
 
 async def test_those_who_come_meanwhile_share_the_next() -> None:
     """One barrier is under way, which covers nobody who has come since it began."""
-    stand = VoteRequest()
+    stand = Stand()
     stand.wait("first")
     stand.wait("second")
     stand.wait("third")
     assert stand.begun == 1
-    stand.metadata(1)
+    stand.says(1)
     assert stand.outcomes == {"first": Outcome.CONFIRMED}
     assert stand.begun == 2
-    stand.metadata(1)
+    stand.says(1)
     assert stand.outcomes == dict.fromkeys(("first", "second", "third"), Outcome.CONFIRMED)
     assert stand.begun == 2
     assert stand.link.proofs
@@ -120,34 +120,34 @@ async def test_those_who_come_meanwhile_share_the_next() -> None:
 
 async def test_another_master_confirms_nothing() -> None:
     """What another master has answered is not covered, nor what nobody knows the master of."""
-    stand = VoteRequest()
+    stand = Stand()
     stand.wait("old", "b")
-    stand.metadata(1)
+    stand.says(1)
     stand.wait("unknown", "")
-    stand.metadata(1)
+    stand.says(1)
     assert stand.outcomes == dict.fromkeys(("old", "unknown"), Outcome.ELSEWHERE)
     assert not stand.link.proofs  # who is at the wrong server dials less and less often
 
 
 async def test_too_few() -> None:
     """Those who have time left wait for the next; the others have missed it."""
-    stand = VoteRequest(2)
+    stand = Stand(2)
     assert stand.barrier.wanted == 2
     stand.wait("late", within=0.0)
-    stand.metadata(1, following=2)
+    stand.says(1, following=2)
     stand.wait("patient")
     assert stand.outcomes == {"late": Outcome.MISSED}
-    stand.metadata(1, following=2)
+    stand.says(1, following=2)
     assert stand.outcomes == {"late": Outcome.MISSED}
     assert stand.begun == 3
-    stand.metadata(2, following=2)
+    stand.says(2, following=2)
     assert stand.outcomes["patient"] is Outcome.CONFIRMED
 
 
 async def test_no_answer_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever gets no answer has missed it, also where there is no connection."""
     monkeypatch.setattr(_barrier, "_GRACE", 0.0)
-    stand = VoteRequest()
+    stand = Stand()
     stand.wait("one", within=0.01)
     await until(lambda: "one" in stand.outcomes)
     stand.link.drop(OSError("broken"))
@@ -159,7 +159,7 @@ async def test_no_answer_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
 
 async def test_the_next_connection() -> None:
     """A connection that breaks confirms nobody; those who wait get the barrier of the next."""
-    stand = VoteRequest()
+    stand = Stand()
     stand.wait("first")
     stand.link.received([b"a", 1])
     stand.wait("second")
@@ -167,7 +167,7 @@ async def test_the_next_connection() -> None:
     assert not stand.outcomes
     stand.link.dialled()
     assert stand.begun == 1
-    stand.metadata(1)
+    stand.says(1)
     assert stand.outcomes == dict.fromkeys(("first", "second"), Outcome.CONFIRMED)
     assert stand.barrier.error is None
 
@@ -175,18 +175,18 @@ async def test_the_next_connection() -> None:
 @pytest.mark.parametrize("reply", [Refusal("READONLY it is a replica"), [b"a"], "?", 1])
 async def test_what_is_no_answer(reply: object) -> None:
     """A server that cannot serve us, or is none, is left."""
-    stand = VoteRequest()
+    stand = Stand()
     stand.wait("first")
     stand.link.received(reply)
     assert stand.link.wire is None
     stand.link.dialled()
-    stand.metadata(1)
+    stand.says(1)
     assert stand.outcomes == {"first": Outcome.CONFIRMED}
 
 
 async def test_nobody_asked() -> None:
     """A reply that nobody asked for ends the connection."""
-    stand = VoteRequest()
+    stand = Stand()
     stand.link.received(1)
     assert stand.link.wire is None
 
@@ -194,51 +194,51 @@ async def test_nobody_asked() -> None:
 async def test_a_server_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     """A connection on which nothing comes is left."""
     monkeypatch.setattr(_barrier, "_ANSWER", 0.0)
-    stand = VoteRequest()
+    stand = Stand()
     stand.wait("first", within=0.01)
     await until(lambda: stand.link.wire is None)
 
 
 async def test_all_that_follow() -> None:
     """All are as many as follow when the barrier begins: more than before, or fewer; but one."""
-    stand = VoteRequest("all")
+    stand = Stand("all")
     stand.wait("one")
     assert stand.asked == b"1"
-    stand.metadata(1, following=3)  # more than were waited for
+    stand.says(1, following=3)  # more than were waited for
     assert not stand.outcomes
     assert stand.asked == b"3"
-    stand.metadata(3, following=3)
+    stand.says(3, following=3)
     assert stand.outcomes == {"one": Outcome.CONFIRMED}
     stand.wait("two")
     stand.link.received([b"a", 2])  # one has left, and the server would wait for it
     assert stand.link.wire is None
     stand.link.dialled()
     assert stand.asked == b"2"
-    stand.metadata(2, following=2)
+    stand.says(2, following=2)
     assert stand.outcomes["two"] is Outcome.CONFIRMED
     stand.wait("nobody", within=0.0)
     stand.link.received([b"a", 0])
     stand.link.dialled()
     assert stand.asked == b"1"
-    stand.metadata(0, following=0)
+    stand.says(0, following=0)
     assert stand.outcomes["nobody"] is Outcome.MISSED
 
 
 async def test_cancelled() -> None:
     """Nobody is told who does not wait any more, and no barrier begins for nobody."""
-    stand = VoteRequest()
+    stand = Stand()
     first, second = stand.wait("first"), stand.wait("second")
     first.cancel()
     second.cancel()
     first.cancel()
-    stand.metadata(1)
+    stand.says(1)
     assert not stand.outcomes
     assert stand.begun == 1
 
 
 async def test_nothing_is_kept_of_those_who_have_gone() -> None:
     """Neither while one is under way, nor while there is no connection on which to begin one."""
-    stand = VoteRequest()
+    stand = Stand()
     stand.wait("first")
     stand.wait("second").cancel()
     assert not stand.barrier._arrived
@@ -248,49 +248,49 @@ async def test_nothing_is_kept_of_those_who_have_gone() -> None:
         stand.wait(str(number)).cancel()
     assert len(stand.barrier._arrived) == 1
     stand.link.dialled()
-    stand.metadata(1)
+    stand.says(1)
     assert stand.outcomes == {"first": Outcome.CONFIRMED}
 
 
 async def test_those_in_a_hurry_keep_nobody_from_being_confirmed() -> None:
     """One barrier lasts as long as any that it covers: what replicas are to have stays the same."""
-    stand = VoteRequest()
+    stand = Stand()
     stand.wait("first")
     stand.wait("hasty", within=0.01)
     stand.wait("patient")
-    stand.metadata(1)
+    stand.says(1)
     assert stand.patience > LONG / 2
     await until(lambda: stand.outcomes.get("hasty") is Outcome.MISSED)
     assert stand.begun == 2
-    stand.metadata(1)
+    stand.says(1)
     assert stand.outcomes["patient"] is Outcome.CONFIRMED
 
 
 async def test_a_heartbeat() -> None:
     """A connection that was silent for a while is tried, unless a barrier is under way."""
-    stand = VoteRequest()
+    stand = Stand()
     stand.barrier.beat(LONG)
     stand.barrier.beat(0.0)
     stand.barrier.beat(0.0)
     assert stand.begun == 1
-    stand.metadata(1)
+    stand.says(1)
     stand.link.drop(OSError("broken"))
     stand.barrier.beat(0.0)
 
 
 async def test_closed() -> None:
     """Whoever waits when it is closed, or after that, has missed it; the key is removed."""
-    stand = VoteRequest()
+    stand = Stand()
     wire = stand.link.wire
     assert wire is not None
     stand.wait("first")
-    stand.metadata(1)
+    stand.says(1)
     await stand.barrier.aclose()
     assert b"PEXPIRE" in wire.written[-1]
     stand.wait("late")
     await asyncio.sleep(0)
     assert stand.outcomes == {"first": Outcome.CONFIRMED, "late": Outcome.MISSED}
-    stand = VoteRequest()
+    stand = Stand()
     stand.wait("first")
     stand.wait("second")
     await stand.barrier.aclose()

@@ -194,7 +194,7 @@ async def body(lock: Lock, leases: list[Lease]) -> None:
 
 @pytest.mark.parametrize("heard", [True, False])
 @virtual
-async def test_what_was_broken_had_been_handed_on(on_reply: bool) -> None:
+async def test_what_was_broken_had_been_handed_on(heard: bool) -> None:
     """Whoever has it by then has lost it: by the word that it was broken, or by the report."""
     async with scene() as s:
         leases = list[Lease]()
@@ -205,10 +205,10 @@ async def test_what_was_broken_had_been_handed_on(on_reply: bool) -> None:
         other = asking(s.theirs.lock("l"))
         await queued(s.lock, 2)
         released = await s.hand_off(held)
-        if not on_reply:
+        if not heard:
             s.faulty.lose("push")
         assert s.server.break_(KEY, [held.fence]) == 1
-        with pytest.raises(LeaseLost, match=r"break_\(\)" if on_reply else "does not know it"):
+        with pytest.raises(LeaseLost, match=r"break_\(\)" if heard else "does not know it"):
             await task
         assert asyncio.get_running_loop().time() < 0.5, "not when it is to be renewed"
         assert not await released, "it was not ours when it was released"

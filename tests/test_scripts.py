@@ -197,8 +197,8 @@ def test_whoever_is_not_counted_is_skipped_and_hears_nothing(lua: Scripts) -> No
     (held,) = lua.holders()
     lua.release(*held)
     assert [waiter for waiter, _ in lua.holders()] == ["x9000:ada:1"]
-    on_reply = [push["channel"] for push in iter(lambda: listening.get_message(timeout=0.05), None)]
-    assert f"{lua.names.channels}gone" not in on_reply
+    heard = [push["channel"] for push in iter(lambda: listening.get_message(timeout=0.05), None)]
+    assert f"{lua.names.channels}gone" not in heard
     listening.close()
 
 

@@ -97,12 +97,12 @@ async def test_any_of_them_may_say_it(
     prefix: str,
     *,
     which: int,
-    metadata: str,
+    says: str,
 ) -> None:
     """The one that carries a fail-over out knows first, and both links leave an old master."""
     await is_master(servers[0], client, prefix)
     sentinels[which].master, sentinels[which].epoch = servers[1], 2
-    sentinels[which].say(metadata)
+    sentinels[which].say(says)
     await until(lambda: len(connections(servers[1])) == 2 and not connections(servers[0]))
     await is_master(servers[1], client, prefix)
 

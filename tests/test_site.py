@@ -35,7 +35,7 @@ def name_of(page: Path) -> str:
 
 
 def text_of(page: Path) -> str:
-    """What a page says, less its metadata and its blocks of code."""
+    """What a page says, less its says and its blocks of code."""
     text = page.read_text("utf-8").replace('--8<-- "CHANGELOG.md"', "# Changelog\n\nAll of it.")
     return FENCED.sub("```\n```", re.sub(r"\A---\n.*?\n---\n", "", text, flags=re.DOTALL))
 

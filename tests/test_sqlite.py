@@ -14,7 +14,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -36,6 +36,7 @@ from aiolock.stores.sqlite import (
     _clock,
     _database,
     _filelock,
+    _files,
     _notifier,
     _places,
     _presence,
@@ -674,18 +675,18 @@ async def test_files_are_left_by_nobody(path: Path, url: str) -> None:
 BELLS = ["path", "long path", "port"]
 
 
-def have(notifier: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def have(bell: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Have bells of this sort."""
-    if notifier != "path":
+    if bell != "path":
         monkeypatch.setattr(_notifier, "LONGEST_PATH", 0)
-    if notifier == "port":
+    if bell == "port":
         monkeypatch.setattr(_notifier, "_DESCRIPTORS", Path("/nowhere"))
 
 
 @pytest.mark.parametrize("bell", BELLS)
-async def test_handed_over(url: str, monkeypatch: pytest.MonkeyPatch, notifier: str) -> None:
+async def test_handed_over(url: str, monkeypatch: pytest.MonkeyPatch, bell: str) -> None:
     """A waiter of another client is rung, whichever bell it has."""
-    have(notifier, monkeypatch)
+    have(bell, monkeypatch)
     async with aiolock.connect(url) as ours, aiolock.connect(url) as theirs:
         lease = await take(ours.lock("x", ttl=30))
         waiting = asyncio.create_task(take(theirs.lock("x", ttl=30)))
@@ -724,7 +725,7 @@ asyncio.run(main(sys.argv[1]))
             text=True,
         )
 
-    async def metadata(self) -> str:
+    async def says(self) -> str:
         """Its next line."""
         assert self._process.stdout is not None
         line = await asyncio.to_thread(self._process.stdout.readline)
@@ -782,7 +783,7 @@ async def test_a_waiter_that_was_killed_costs_nothing(url: str, process: Process
         await swept(other)
         lock = client.lock("x", ttl=60)
         lease = await take(lock)
-        assert await process.metadata() == "open"
+        assert await process.says() == "open"
         while len((await lock.status()).waiters) < 1:  # noqa: ASYNC110  # nothing announces it
             await asyncio.sleep(0.01)
         waiting = asyncio.create_task(take(other.lock("x", ttl=60)))
@@ -797,8 +798,8 @@ async def test_a_waiter_that_was_killed_costs_nothing(url: str, process: Process
 async def test_nothing_is_left_for_the_dead(path: Path, url: str, process: Process) -> None:
     """What nobody would fetch is not written down."""
     async with aiolock.connect(url) as client:
-        assert await process.metadata() == "open"
-        assert (await process.metadata()).startswith("in ")
+        assert await process.says() == "open"
+        assert (await process.says()).startswith("in ")
         await swept(client)
         process.end()
         assert await client.lock("x").break_()
@@ -808,8 +809,8 @@ async def test_nothing_is_left_for_the_dead(path: Path, url: str, process: Proce
 
 async def test_a_holder_that_was_killed_costs_its_lease(url: str, process: Process) -> None:
     """And what it has left is removed by the next one that opens."""
-    assert await process.metadata() == "open"
-    assert (await process.metadata()).startswith("in ")
+    assert await process.says() == "open"
+    assert (await process.says()).startswith("in ")
     process.end()
     async with aiolock.connect(url) as client:
         lease = await take(client.lock("x", timeout=10))
@@ -824,7 +825,7 @@ async def test_what_a_stopped_process_is_told_is_there_when_it_goes_on(
     async with aiolock.connect(url) as client:
         lock = client.lock("x", ttl=60)
         lease = await take(lock)
-        assert await process.metadata() == "open"
+        assert await process.says() == "open"
         while len((await lock.status()).waiters) < 1:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
         await process.stop(path)
@@ -832,9 +833,9 @@ async def test_what_a_stopped_process_is_told_is_there_when_it_goes_on(
         second = await take(client.lock("x", ttl=60, timeout=10))  # after its claim, of 1.5 s
         process.go_on()
         await second.release()
-        assert (await process.metadata()).startswith("in ")
+        assert (await process.says()).startswith("in ")
         process.leave()
-        assert await process.metadata() == "out"
+        assert await process.says() == "out"
 
 
 async def test_a_child_does_not_keep_its_parent_alive(url: str, path: Path) -> None:
@@ -1037,11 +1038,11 @@ async def waits(client: aiolock.LockClient, name: str) -> asyncio.Task[aiolock.L
 @pytest.mark.parametrize("what", ["*.lock", "*.sock", "*"])
 @pytest.mark.parametrize("bell", BELLS)
 async def test_a_directory_that_is_cleared_out(
-    path: Path, url: str, monkeypatch: pytest.MonkeyPatch, what: str, notifier: str
+    path: Path, url: str, monkeypatch: pytest.MonkeyPatch, what: str, bell: str
 ) -> None:
     """A client whose files are removed makes new ones, and takes its places in the queues again."""
     monkeypatch.setattr("aiolock.stores.sqlite._session.HEARTBEAT", 0.1)
-    have(notifier, monkeypatch)
+    have(bell, monkeypatch)
     async with aiolock.connect(url) as ours, aiolock.connect(url) as theirs:
         lease = await take(ours.lock("x", ttl=30))
         waiting = await waits(theirs, "x")
@@ -1064,21 +1065,21 @@ async def test_a_directory_that_is_cleared_out(
 
 @pytest.mark.parametrize("bell", BELLS)
 async def test_a_bell_that_is_replaced_is_closed(
-    path: Path, url: str, monkeypatch: pytest.MonkeyPatch, notifier: str
+    path: Path, url: str, monkeypatch: pytest.MonkeyPatch, bell: str
 ) -> None:
     """However often somebody removes it, a client has one."""
     monkeypatch.setattr("aiolock.stores.sqlite._session.HEARTBEAT", 0.05)
-    have(notifier, monkeypatch)
+    have(bell, monkeypatch)
     async with aiolock.connect(url) as client:
         session = session_of(client)
-        notifiers = session._presence.notifiers
+        bells = session._presence.notifiers
         for _ in range(3):
-            first = notifiers[0]
+            first = bells[0]
             for file in Path(f"{path}.clients").glob(f"{client.id}.*"):
                 file.unlink()
-            await until(lambda: session._presence.is_there() and len(notifiers) == 1)
-            assert (notifiers[0] is first) == (notifier == "port"), "which nobody can remove"
-            assert (first._socket.fileno() < 0) == (notifiers[0] is not first)
+            await until(lambda: session._presence.is_there() and len(bells) == 1)
+            assert (bells[0] is first) == (bell == "port"), "which nobody can remove"
+            assert (first._socket.fileno() < 0) == (bells[0] is not first)
 
 
 async def test_who_was_taken_for_dead(
@@ -1145,6 +1146,34 @@ async def test_a_part_of_the_file_that_is_removed(
             await asyncio.wait_for(lease.lost.wait(), 2)
             assert await theirs.lock("x").try_acquire(timeout=1) is None
             await second.release()
+
+
+async def test_file_that_a_newcomer_has_opened_without_its_log_stays(
+    path: Path, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The newcomer came after we noticed that the log is gone, and before we opened the files."""
+    newcomers = list[sqlite3.Connection]()
+    opened_by_one = _files.Files.opened_by_one
+
+    @contextlib.contextmanager
+    def after_a_newcomer(files: _files.Files, within: float) -> Generator[int]:
+        with opened_by_one(files, within) as guard:
+            if not newcomers:
+                newcomers.append(sqlite3.connect(path, check_same_thread=False))
+                newcomers[0].execute("CREATE TABLE newcomer (x)")
+            yield guard
+
+    async with aiolock.connect(url) as client:
+        async with client.lock("x"):
+            pass
+        seen = path.stat().st_ino
+        Path(f"{path}-wal").unlink()
+        monkeypatch.setattr(_files.Files, "opened_by_one", after_a_newcomer)
+        async with client.lock("x"):
+            pass
+        assert newcomers
+        assert path.stat().st_ino == seen
+    newcomers[0].close()
 
 
 def no_such_locks(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -1460,7 +1489,7 @@ async def test_many_open_a_new_file_at_once(url: str) -> None:
     processes = [Process(url, ttl=5) for _ in range(6)]
     try:
         for process in processes:
-            assert await process.metadata() == "open"
+            assert await process.says() == "open"
     finally:
         for process in processes:
             process.end()
@@ -1682,17 +1711,17 @@ async def test_a_push_is_delivered_once(
     path: Path, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What was read when the bell rang is not told again by the transaction that removes it."""
-    on_reply: list[str] = []
+    heard: list[str] = []
     async with aiolock.connect(url) as ours, aiolock.connect(url) as theirs:
         await swept(ours)
         lease = await take(ours.lock("x", ttl=30))
         waiters = type(session_of(ours)._inbox)
-        monkeypatch.setattr(waiters, "requested", lambda _, name, *__: on_reply.append(name))
+        monkeypatch.setattr(waiters, "requested", lambda _, name, *__: heard.append(name))
         with contextlib.closing(sqlite3.connect(path)) as database:
             count = "SELECT count(*) FROM inbox"
             for times in (1, 2):
                 assert await theirs.lock("x").request_release()
-                await until(lambda: len(on_reply) == times)  # noqa: B023  # it has ended by then
+                await until(lambda: len(heard) == times)  # noqa: B023  # it has ended by then
                 assert database.execute(count).fetchone() == (times,)
             # As at a fork: the file is opened again, and is the same.
             session_of(ours)._database.before_fork()
@@ -1700,7 +1729,7 @@ async def test_a_push_is_delivered_once(
             await ours.lock("y").status()
             assert database.execute(count).fetchone() == (0,)
         await lease.release()
-    assert on_reply == ["lock:x"] * 2
+    assert heard == ["lock:x"] * 2
 
 
 async def test_what_cannot_be_fetched_is_tried_less_and_less_often(

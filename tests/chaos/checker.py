@@ -752,10 +752,10 @@ def _haunts(  # noqa: PLR0917  # which waiter was seen, and where
         assert run.ahead is not None
         begun = fence * 1000 - run.ahead if fence else first
         # A waiter that got a grant by a copy gives it back as soon as it hears of it.
-        on_reply = not fence or not run.disturbed(who, begun, seen)
+        heard = not fence or not run.disturbed(who, begun, seen)
         if server is not None:  # a majority has heard of the release, and perhaps not this one
-            on_reply = not run.disturbed_at(who, server, min(over - LAG, begun), seen)
-        if seen - max(over, begun) > NS // 2 and on_reply and alive:
+            heard = not run.disturbed_at(who, server, min(over - LAG, begun), seen)
+        if seen - max(over, begun) > NS // 2 and heard and alive:
             return f"{where} {(seen - over) / NS:.3f} s after it was released,"
     attempt = run.attempts.get(run.waiters.get(waiter, ""))
     if attempt is None or (attempt.ended is None and who not in run.killed):

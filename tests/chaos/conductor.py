@@ -13,7 +13,7 @@ from typing import Final
 from tests.chaos.choices import PLACES
 from tests.chaos.faults import PROCESS, Fault, hit, plan
 from tests.chaos.history import History
-from tests.chaos.targets import Door, NotVoting, target
+from tests.chaos.targets import Door, Silent, target
 from tests.procs import Worker
 
 READY_WITHIN: Final = 20.0
@@ -66,7 +66,7 @@ class Slot:
         self.worker.kill()
         await self.worker.wait()
         self._conductor.history.note("killed", who=self.who, since=since)
-        with contextlib.suppress(TimeoutError, NotVoting):  # no server notices if all are broken
+        with contextlib.suppress(TimeoutError, Silent):  # no server notices if all are broken
             async with asyncio.timeout(1.0):  # behind a link that is deaf it never may
                 while await is_known():  # noqa: ASYNC110  # the server sends no event
                     await asyncio.sleep(0.005)
@@ -184,7 +184,7 @@ class Conductor:
         last = time.monotonic_ns()
         while True:
             await asyncio.sleep(0.02)
-            with contextlib.suppress(NotVoting):
+            with contextlib.suppress(Silent):
                 await self._target.ping()
             now = time.monotonic_ns()
             if now - last > _SLOW * 1e9:
@@ -194,7 +194,7 @@ class Conductor:
     async def _look(self) -> None:
         """Look now and then for a key without an expiry."""
         while True:
-            with contextlib.suppress(NotVoting):
+            with contextlib.suppress(Silent):
                 for key, ttl, _, _ in await self._target.kept():
                     if ttl == -1:
                         self.history.note("key", key=key, ttl=-1, holders=(), waiters=())
@@ -204,7 +204,7 @@ class Conductor:
         """Record, again and again, the holders and the waiters at the server."""
         while True:
             since = time.monotonic_ns()
-            with contextlib.suppress(NotVoting):
+            with contextlib.suppress(Silent):
                 standing = await self._target.standing()
                 self.history.note("standing", since=since, **standing._asdict())
             await asyncio.sleep(_STANDING)

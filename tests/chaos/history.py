@@ -14,7 +14,7 @@ asked       a, n, ttl, timeout, renew, max_hold, max_waiters, wait, style, final
 queued      a, n, since, ticket, place: the store, asked at ``since``, has answered that it stands
             in the queue
 entered     a, n, fence, deadline, pushed, heard: the first thing after the lease was returned; the
-            store's last answer or push about it had come at ``on_reply``
+            store's last answer or push about it had come at ``heard``
 deadline    a, n, fence, deadline: until when the lease is ours by its own clock, when that changed
 told        a: in the body, the first thing after aiolock said that the lease is lost
 downgrading a: in the body, just before it is to become a reader's

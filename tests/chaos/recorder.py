@@ -57,7 +57,7 @@ class Recorder(Relay):
             fence=lease.fence,
             deadline=deadline,
             pushed=(attempt, lease.fence) in self._pushed,
-            on_reply=self._heard.get(attempt),
+            heard=self._heard.get(attempt),
         )
         self._leases[lease._hold.waiter] = attempt, lease, deadline
 
@@ -153,8 +153,8 @@ class Recorder(Relay):
         return released
 
     def _is_over(self, waiter: WaiterId, form: Form, released: asyncio.Future[int]) -> None:
-        on_reply = not released.cancelled() and released.exception() is None
-        if on_reply and waiter not in self._over:
+        heard = not released.cancelled() and released.exception() is None
+        if heard and waiter not in self._over:
             self._over.add(waiter)
             self._history.note("over", w=_text(waiter, form))
 

@@ -804,8 +804,8 @@ class Run:
                 if any(event["since"] <= t for event in events)
             }
             left = {*range(self.servers)} - lost
-            on_reply = [each for each in left if not self.disturbed_at(who, each, begin, end)]
-            if len(on_reply) < min(self.most, len(left)):
+            heard = [each for each in left if not self.disturbed_at(who, each, begin, end)]
+            if len(heard) < min(self.most, len(left)):
                 return True
         return False
 

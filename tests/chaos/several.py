@@ -232,11 +232,11 @@ def looks(run: Run) -> Iterator[Violation]:
     if not run.servers:
         return
     told = sorted(_told(run), key=lambda each: each[0])
-    on_reply = sorted(told, key=lambda each: each[1].t)
+    heard = sorted(told, key=lambda each: each[1].t)
     latest, index = None, 0
     for begin, event in told:
-        while index < len(on_reply) and on_reply[index][1].t < begin:
-            one = on_reply[index][1]
+        while index < len(heard) and heard[index][1].t < begin:
+            one = heard[index][1]
             if latest is None or one["fence"] > latest["fence"]:
                 latest = one
             index += 1

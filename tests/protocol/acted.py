@@ -383,9 +383,9 @@ class Play:
 
     def _compare(self, at: int) -> None:
         client, actor = self._client(at), self.actors[at]
-        metadata = [(c.what, c.task, c.number, c.what == "ask" and c.dropped) for c in client.pipe]
+        says = [(c.what, c.task, c.number, c.what == "ask" and c.dropped) for c in client.pipe]
         sent = [(s.what, s.task, s.number, s.dropped) for s in actor.store.pipe]
-        assert sent == metadata, (self.told, sent, metadata)
+        assert sent == says, (self.told, sent, says)
         bodies = {t: of.left for t, of in enumerate(client.tasks) if of.phase is Phase.BODY}
         assert {task: actor.left(task) for task in actor.inside} == bodies, self.told
 

@@ -59,7 +59,7 @@ class Memory(MemoryServer):
     def __init__(self) -> None:
         self.micros = 1_000_000_000
         super().__init__(clock=lambda: self.micros / 1e6)
-        self.on_reply: list[tuple[str, WaiterId, int]] = []
+        self.heard: list[tuple[str, WaiterId, int]] = []
 
     def push(self, client: str, deliver: Callable[[Any], None]) -> None:
         if client in self._inboxes:
@@ -69,13 +69,13 @@ class Memory(MemoryServer):
         self, name: str, waiter: WaiterId, form: Form, fence: int, lease: int, now: int
     ) -> None:
         assert lease == CLAIM == form.claim
-        self.on_reply.append(("granted", waiter, fence))
+        self.heard.append(("granted", waiter, fence))
 
     def lost(self, name: str, waiter: WaiterId, fence: int, reason: str) -> None:
-        self.on_reply.append(("lost", waiter, fence))
+        self.heard.append(("lost", waiter, fence))
 
     def order_unknown(self, name: str, waiter: WaiterId) -> None:
-        self.on_reply.append(("void", waiter, 0))
+        self.heard.append(("void", waiter, 0))
 
 
 class Twins:
@@ -142,14 +142,14 @@ class Twins:
         else:
             listening = tuple(self.listening)
             serving = AtServer(self.server, SAFEGUARDS, self.terms, listening=listening)
-            metadata = {
+            says = {
                 "ask": self._ask,
                 "release": self._release,
                 "renew": self._renew,
                 "late": self._come_late,
                 "pass": self._pass,
             }
-            metadata[op.what](serving, op)
+            says[op.what](serving, op)
             pushes = serving.pushes
             if serving.push is not None:  # which is with the reply, so in this very moment
                 pushes = [*pushes, (op.who.client, serving.push)]
@@ -159,9 +159,9 @@ class Twins:
                 if self.listening[client]
             ]
             if not self.terms.ahead:
-                self.memory.on_reply = [push for push in self.memory.on_reply if push[0] != "void"]
-            assert pushed == self.memory.on_reply, op
-            self.memory.on_reply.clear()
+                self.memory.heard = [push for push in self.memory.heard if push[0] != "void"]
+            assert pushed == self.memory.heard, op
+            self.memory.heard.clear()
             self.server = serving.after()
 
     def _hear(self, client: int) -> None:
@@ -184,10 +184,8 @@ class Twins:
         else:
             assert isinstance(told, Queued)
             ticks = round((told.until if told.place == 1 else min(told.until, CLAIM)) / CLAIM)
-            metadata = Answer(
-                "queued", answer.number, ticks, 0, told.displaced, before=answer.before
-            )
-            assert answer == metadata, op
+            says = Answer("queued", answer.number, ticks, 0, told.displaced, before=answer.before)
+            assert answer == says, op
             if self.terms.ahead:
                 before = answer.before and Before(
                     _waiter(Who(op.who.client, answer.before[0])), self._fence(answer.before[1])

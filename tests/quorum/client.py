@@ -114,7 +114,7 @@ class Client:
         self._numbers = 0
         self._offsets: list[float | None] = [None] * servers
         """Each server's clock minus ours, at least."""
-        self.on_reply = [float("-inf")] * servers
+        self.heard = [float("-inf")] * servers
         self._pinged = [float("-inf")] * servers
         self._seen = 0
         self._last_ticket = 0
@@ -140,7 +140,7 @@ class Client:
     def open(self, server: int, its_clock: float, round_trip: float) -> None:
         """The first sample of a server's clock."""
         self._offsets[server] = its_clock - self.clock() - round_trip / 2
-        self.on_reply[server] = self.clock()
+        self.heard[server] = self.clock()
 
     def _servers_clock(self) -> float:
         """The lower median of the servers' clocks that are known, now."""
@@ -242,7 +242,7 @@ class Client:
 
     def _hear(self, server: int, its_clock: float) -> None:
         now = self.clock()
-        self.on_reply[server] = now
+        self.heard[server] = now
         low = its_clock - now
         known = self._offsets[server]
         if known is None or low > known:
@@ -468,13 +468,13 @@ class Client:
 
     def in_reach(self, now: float) -> bool:
         """Whether a majority of the servers was heard of lately."""
-        return sum([now - on_reply < 2 * CLAIM for on_reply in self.on_reply]) >= self.quorum
+        return sum([now - heard < 2 * CLAIM for heard in self.heard]) >= self.quorum
 
     def _ping(self, now: float) -> None:
-        if now - min(self.on_reply) <= CLAIM / 2:
+        if now - min(self.heard) <= CLAIM / 2:
             return  # nearly always
         for server in range(self.servers):
-            not_voting = now - self.on_reply[server] > CLAIM / 2
+            not_voting = now - self.heard[server] > CLAIM / 2
             if not_voting and now - self._pinged[server] > CLAIM / 2:
                 self._pinged[server] = now
                 self._send(server, at.Ping(), None)

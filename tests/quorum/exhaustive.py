@@ -256,11 +256,11 @@ class Search:
                 moves += self._goes_on(client)
         for server in range(self._servers):
             if client.answers[server]:
-                on_reply = client._replace(answers=_less(client.answers, server))
-                moves.append(self._hear(self._of.of(on_reply), server, client.answers[server][0]))
+                heard = client._replace(answers=_less(client.answers, server))
+                moves.append(self._hear(self._of.of(heard), server, client.answers[server][0]))
             if client.pushes[server]:
-                on_reply = client._replace(pushes=_less(client.pushes, server))
-                moves.append(self._hear(self._of.of(on_reply), server, client.pushes[server][0]))
+                heard = client._replace(pushes=_less(client.pushes, server))
+                moves.append(self._hear(self._of.of(heard), server, client.pushes[server][0]))
         return moves
 
     def _asks(self, client: Client) -> Move:

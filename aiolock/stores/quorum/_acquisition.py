@@ -43,10 +43,10 @@ class QuorumAcquisition:
         "entered_at",
         "holder",
         "idle",
+        "last_answer",
         "local",
         "mark",
         "most",
-        "on_reply",
         "own",
         "promised",
         "queued",
@@ -91,7 +91,7 @@ class QuorumAcquisition:
         """Whether a question to the member is out."""
         self.sent = [0.0] * servers
         """When the member was asked first: it has given no vote to this waiter before that."""
-        self.on_reply: list[tuple[float, int] | None] = [None] * servers
+        self.last_answer: list[tuple[float, int] | None] = [None] * servers
         """When the last answered question was sent, and the member's clock in the answer."""
         self.said: list[Answer | Exception | None] = [None] * servers
         """The member's last answer, if that was no vote."""
@@ -179,8 +179,12 @@ class QuorumAcquisition:
         answer only the first question is certain to be earlier: the push may have been on its way
         when a later question was sent, or when an earlier vote was given back.
         """
-        on_reply = self.on_reply[server]
-        latest = self.sent[server] if on_reply is None else on_reply[0] + (now - on_reply[1]) / 1e6
+        last_answer = self.last_answer[server]
+        latest = (
+            self.sent[server]
+            if last_answer is None
+            else last_answer[0] + (now - last_answer[1]) / 1e6
+        )
         return min(latest, received)
 
     def is_queued(self, server: int, answer: InQueue, sent: float, now: float) -> float:
@@ -190,7 +194,7 @@ class QuorumAcquisition:
         further back may not hear of hand-offs before it, so it asks often enough to learn of each
         claim before that claim ends.
         """
-        self.said[server], self.on_reply[server] = answer, (sent, answer.now)
+        self.said[server], self.last_answer[server] = answer, (sent, answer.now)
         until = answer.until if answer.place == 1 else min(answer.until, self.claim, CLAIM)
         self.ask_at[server] = now + min(until / 1000, KEEP_ALIVE) + JUST_AFTER
         return self.ask_at[server]

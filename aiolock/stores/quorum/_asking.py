@@ -172,7 +172,7 @@ class Asking:
             return
         connection = self._connections[server]
         now = connection.answered(sent)
-        self._clocks.on_reply(server, answer.now, now)
+        self._clocks.learn(server, answer.now, now)
         vote_set = acquisition.vote_set
         if vote_set.phase is Phase.OVER:
             return  # what releases it goes behind what had asked

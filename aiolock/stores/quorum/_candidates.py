@@ -210,7 +210,7 @@ class Candidates(Handing):
     def forget_clock(self, server: int) -> None:
         """The server was restarted or replaced, so what is known of its clock is void."""
         for acquisition in self.acquisitions.values():
-            acquisition.on_reply[server] = None
+            acquisition.last_answer[server] = None
 
     def ask_there(self, server: int) -> None:
         """All waiters without a vote there ask: a push may be lost, or they did not ask before."""

@@ -24,7 +24,7 @@ class Clocks:
         self._ahead: list[int | None] = [None] * servers
         self._median = 0
 
-    def on_reply(self, server: int, stamp: int, received: float) -> None:
+    def learn(self, server: int, stamp: int, received: float) -> None:
         """An answer received at ``received`` (s, our clock) has ``stamp`` (µs, the server's)."""
         samples = self._samples[server]
         samples.append(stamp - int(received * 1e6))

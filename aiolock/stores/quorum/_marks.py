@@ -145,7 +145,7 @@ class Marking(Asking):
         if answer is None:
             return
         now = connection.answered(sent)
-        self._membership.clocks.on_reply(connection.number, answer.now, now)
+        self._membership.clocks.learn(connection.number, answer.now, now)
         if not acquisition.waits or acquisition.recalled_at != sent:
             return
         said[connection.number] = answer

@@ -105,7 +105,7 @@ class Membership:
         if connection.run and connection.run != registered.run:
             self.clocks.forget(connection.number)
         connection.run = registered.run
-        self.clocks.on_reply(connection.number, registered.now, self.time())
+        self.clocks.learn(connection.number, registered.now, self.time())
         for other in self.connections:
             if other is not connection and other.run == connection.run and other.unfit is None:
                 first, second = sorted((other, connection), key=lambda each: each.number)

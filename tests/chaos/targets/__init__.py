@@ -11,11 +11,11 @@ from tests.chaos.faults import Attack, Fault
 from tests.chaos.history import History
 
 
-class NotVoting(Exception):
+class Silent(Exception):
     """The store does not answer: it is broken just now."""
 
 
-class QuorumAcquisition(NamedTuple):
+class Standing(NamedTuple):
     """Who stands at the store, as it was at one time."""
 
     now: int
@@ -61,13 +61,13 @@ class Target(Protocol):
         """Another way in."""
 
     async def ping(self) -> None:
-        """Return when the store has served us. `NotVoting` if it does not."""
+        """Return when the store has served us. `Silent` if it does not."""
 
-    async def standing(self) -> QuorumAcquisition:
-        """Who stands there. `NotVoting` if it does not say."""
+    async def standing(self) -> Standing:
+        """Who stands there. `Silent` if it does not say."""
 
     async def kept(self) -> Sequence[Kept]:
-        """All that it keeps. `NotVoting` if it does not say."""
+        """All that it keeps. `Silent` if it does not say."""
 
     async def strike(self, fault: Fault) -> None:
         """Break the store itself, for as long as the fault says."""

@@ -18,7 +18,7 @@ from aiolock.stores.machine import NameState
 from aiolock.stores.redis._codec import encode
 from tests.chaos.faults import ATTACKS, Fault
 from tests.chaos.history import History
-from tests.chaos.targets import Kept, NotVoting, QuorumAcquisition
+from tests.chaos.targets import Kept, Silent, Standing
 from tests.chaos.targets.links import Late, ProxyDoor, ports
 from tests.databases import MariaDBServer
 from tests.proxy import Link, Proxy
@@ -141,9 +141,9 @@ class MySQLTarget:
             if state  # else nobody holds, or waits
         ]
 
-    async def standing(self) -> QuorumAcquisition:
+    async def standing(self) -> Standing:
         now, rows = await self._all()
-        found = QuorumAcquisition(now, {}, {})
+        found = Standing(now, {}, {})
         for name, state in rows:
             holders = [
                 f"{encode(grant.waiter, holder.form, blind=False)}:{grant.fence}"
@@ -179,7 +179,7 @@ class MySQLTarget:
         """The server's numbers of the connections from these ports; [""] if it is silent."""
         try:
             (rows,) = await self._look("SELECT id, host FROM information_schema.processlist")
-        except NotVoting:
+        except Silent:
             return [""]
         return [str(number) for number, host in rows if _port(host) in of]
 
@@ -192,7 +192,7 @@ class MySQLTarget:
     async def _kill(self, numbers: Sequence[object], what: str = "CONNECTION") -> None:
         for number in numbers:
             # One at a time: the first that has gone by itself would end a series.
-            with contextlib.suppress(NotVoting):
+            with contextlib.suppress(Silent):
                 await self._look(f"KILL {what} {number}")
 
     async def settled(self) -> None:
@@ -222,7 +222,7 @@ class MySQLTarget:
                     await asyncio.to_thread(owner.close)
 
     async def _numbers(self, statement: str) -> list[object]:
-        with contextlib.suppress(NotVoting):
+        with contextlib.suppress(Silent):
             return [number for (number,) in (await self._look(statement))[0]]
         return []
 
@@ -274,7 +274,7 @@ def _silent() -> Generator[None]:
     try:
         yield
     except _BROKEN as error:
-        raise NotVoting from error
+        raise Silent from error
 
 
 def _port(host: str) -> int:

@@ -16,7 +16,7 @@ from aiolock.store import Form, Rule, WaiterId
 from aiolock.stores.redis._codec import encode
 from tests.chaos.faults import ATTACKS, Fault
 from tests.chaos.history import History
-from tests.chaos.targets import Kept, NotVoting, QuorumAcquisition
+from tests.chaos.targets import Kept, Silent, Standing
 from tests.chaos.targets.links import Late, ProxyDoor, ports
 from tests.databases import PostgresServer
 from tests.proxy import Link, Proxy
@@ -77,9 +77,9 @@ class PostgresTarget:
             )
         return now["now"], grants, waiters
 
-    async def standing(self) -> QuorumAcquisition:
+    async def standing(self) -> Standing:
         now, grants, waiters = await self._all()
-        found = QuorumAcquisition(now, {}, {})
+        found = Standing(now, {}, {})
         for row in grants:
             if row["ends"] > now // 1000:
                 found.holders.setdefault(_name(row), [])
@@ -186,7 +186,7 @@ def _silent() -> Iterator[None]:
     try:
         yield
     except psycopg.Error as error:
-        raise NotVoting from error
+        raise Silent from error
 
 
 def _name(row: dict[str, Any]) -> str:

@@ -13,7 +13,7 @@ from redis.exceptions import RedisError
 
 from tests.chaos.faults import ATTACKS, Fault, hit
 from tests.chaos.history import History
-from tests.chaos.targets import Door, Kept, NotVoting, QuorumAcquisition
+from tests.chaos.targets import Door, Kept, Silent, Standing
 from tests.chaos.targets.links import Late, ProxyDoor
 from tests.chaos.targets.redis import RedisTarget, admin_of
 from tests.chaos.witness import charter_of, url_of
@@ -214,18 +214,18 @@ class QuorumTarget:
                 each.cancel()
         said: dict[int, Value] = {}
         for each in asked.keys() - waiting:
-            with contextlib.suppress(RedisError, OSError, NotVoting):
+            with contextlib.suppress(RedisError, OSError, Silent):
                 said[asked[each]] = each.result()
         if not said:
-            raise NotVoting
+            raise Silent
         return said
 
     async def ping(self) -> None:
         await self.each(lambda _, quorum_server: quorum_server.answers())
 
-    async def acquisition(self) -> QuorumAcquisition:
+    async def standing(self) -> Standing:
         said = await self.each(lambda _, quorum_server: quorum_server.stands())
-        found = QuorumAcquisition(max(now for now, _ in said.values()), {}, {})
+        found = Standing(max(now for now, _ in said.values()), {}, {})
         for number, (_, acquisition) in said.items():
             for key, those in acquisition:
                 stem, _, what = key.rpartition(":")
@@ -259,7 +259,7 @@ class QuorumTarget:
 
 
 def _granted(vote: str) -> str:
-    """A vote, as `QuorumAcquisition` has it: the waiter, and when it got that (µs)."""
+    """A vote, as `Standing` has it: the waiter, and when it got that (µs)."""
     waiter, _, _, granted = vote.rsplit(":", 3)
     return f"{waiter}:{granted}000"
 

@@ -16,7 +16,7 @@ from redis.exceptions import RedisError
 
 from tests.chaos.faults import ATTACKS, Fault
 from tests.chaos.history import History
-from tests.chaos.targets import Door, Kept, NotVoting, QuorumAcquisition
+from tests.chaos.targets import Door, Kept, Silent, Standing
 from tests.chaos.targets.links import Late, ProxyDoor, ports
 from tests.proxy import Link, Proxy
 from tests.servers import RedisServer
@@ -73,8 +73,8 @@ class RedisTarget:
             for admin in self.masters():
                 await admin.ping()
 
-    async def standing(self) -> QuorumAcquisition:
-        found = QuorumAcquisition(0, {}, {})
+    async def standing(self) -> Standing:
+        found = Standing(0, {}, {})
         with _silent():
             for admin in self.masters():
                 now, standing = await admin.eval(_WHO_STANDS, 0)
@@ -209,7 +209,7 @@ def _silent() -> Iterator[None]:
     try:
         yield
     except (RedisError, OSError) as error:
-        raise NotVoting from error
+        raise Silent from error
 
 
 def _clients(waiters: Sequence[str]) -> list[str]:

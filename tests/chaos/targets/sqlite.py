@@ -22,7 +22,7 @@ from aiolock.stores.sqlite import _clock
 from aiolock.stores.sqlite._presence import Presence
 from tests.chaos.faults import ATTACKS, Fault
 from tests.chaos.history import History
-from tests.chaos.targets import Kept, NotVoting, QuorumAcquisition
+from tests.chaos.targets import Kept, Silent, Standing
 
 _PATIENCE: Final = 8.0
 """Seconds to wait for the others' transactions, when something is to be broken."""
@@ -113,8 +113,8 @@ class SQLiteTarget:
         with _silent():
             await asyncio.to_thread(self._admin.run, "BEGIN IMMEDIATE", "COMMIT")
 
-    async def standing(self) -> QuorumAcquisition:
-        found = QuorumAcquisition(self._now(), {}, {})
+    async def standing(self) -> Standing:
+        found = Standing(self._now(), {}, {})
         for name, state in await self._states():
             holders = [
                 f"{encode(grant.waiter, holder.form, blind=False)}:{grant.fence}"
@@ -206,4 +206,4 @@ def _silent() -> Iterator[None]:
     try:
         yield
     except sqlite3.OperationalError as error:
-        raise NotVoting from error
+        raise Silent from error
