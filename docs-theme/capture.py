@@ -2,7 +2,7 @@
 
     .venv/bin/python docs-theme/capture.py
 
-What is left out is marked with an ellipsis: how the three sales went, and what each row means.
+What is left out is marked with an ellipsis: how the runs went, and what each row means.
 Everything else is as it was printed.
 """
 

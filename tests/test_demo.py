@@ -1,7 +1,8 @@
-"""`aiolock demo`, run as its users run it, and its figures, of sales that are made up."""
+"""`aiolock demo`, run as its users run it, and its figures, of runs that are made up."""
 
 from __future__ import annotations
 
+import asyncio
 import io
 import json
 import os
@@ -10,24 +11,20 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any
+from unittest import mock
 
 import pytest
 
 import aiolock
-from aiolock.cli.demo import figures as reckoning
-from aiolock.cli.demo import stage, story
-from aiolock.cli.demo.customers import Customers, Visit
-from aiolock.cli.demo.figures import Act, audit, figures
-from aiolock.cli.demo.kills import Kill
-from aiolock.cli.demo.peer import PeerCustomers, key, new_locks
-from aiolock.cli.demo.progress import Progress
-from aiolock.cli.demo.shop import MemoryShop, Sale
-from aiolock.cli.demo.table import table
+from aiolock.cli.demo import Options, contention, report
+from aiolock.cli.demo.contention import REDIS_PY, WITH_KILLS, WITH_LOCK, WITHOUT_LOCK, Kill, Run
+from aiolock.cli.demo.report import as_text, cost, figures, mistakes
+from aiolock.cli.demo.worker import QueueTimes, Request, Settings, Stock, Worker, redis_client
 from aiolock.cli.main import main
 from tests.servers import RedisServer, hold_port
 
@@ -62,7 +59,9 @@ def run_json(*args: str, **env: str) -> dict[str, Any]:
 
 
 @contextmanager
-def running(*args: str, stdout: int | IO[str] = subprocess.PIPE) -> Iterator[subprocess.Popen[str]]:
+def running(
+    *args: str, stdout: int | IO[str] = subprocess.PIPE
+) -> Generator[subprocess.Popen[str]]:
     """Run it while the test does something to it."""
     # Where the tests are a background job, SIGINT is ignored, and would be by our child.
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -103,60 +102,55 @@ class TestInMemory:
     """In one process."""
 
     def test_sells_exactly_what_there_is(self) -> None:
-        """Without a lock it is oversold; with it all is right, in order, in few commands."""
+        """Without a lock it is oversold; with it all is right, and in order."""
         said = run_json(*IN_MEMORY, "--items", "60", "--requests", "20", "--ttl", "30")
-        without, under_lock = said["without_lock"], said["with_lock"]
-        assert without["items"] == under_lock["items"] == 60
-        assert without["requests"] == under_lock["requests"] == 60 + 20
+        without, with_lock = said["without_lock"], said["with_lock"]
+        assert without["items"] == with_lock["items"] == 60
+        assert without["requests"] == with_lock["requests"] == 60 + 20
         assert without["oversold"] == without["sold"] - 60 > 0
         assert without["left"] > 0
         assert without["per_second"] is None
-        assert (said["right"], said["wrong"]) == (True, [])
-        assert (under_lock["sold"], under_lock["oversold"], under_lock["left"]) == (60, 0, 0)
-        assert (under_lock["overtaken"], under_lock["waited"]) == (0, 60 + 20 - 1)
-        assert under_lock["per_customer"] == [3, 3]
-        assert under_lock["leases_lost"] == 0
-        assert 1 < under_lock["commands_per_grant"] <= 2.0
-        assert 0 < under_lock["handoff_ms"]["p50"] <= under_lock["handoff_ms"]["p99"]
-        assert 0 < under_lock["waiting_ms"]["p50"] <= under_lock["waiting_ms"]["p99"]
-        assert under_lock["waiting_undelayed_ms"] is None
-        assert under_lock["killed"] == []
-        assert said["redis_py_lock"] is None
+        assert said["wrong"] == said["killed"] == []
+        assert (with_lock["sold"], with_lock["oversold"], with_lock["left"]) == (60, 0, 0)
+        assert (with_lock["overtaken"], with_lock["waited"]) == (0, 60 + 20 - 1)
+        assert with_lock["items_per_task"] == [3, 3]
+        assert with_lock["leases_lost"] == 0
+        assert with_lock["commands"] is None
+        for measured in ("handoff_ms", "waiting_ms"):
+            p50, p99 = with_lock[measured]
+            assert 0 < p50 <= p99
+        assert not {"with_kills", "redis_py_lock"} & said.keys()
 
     def test_one_request_at_once_needs_no_lock(self) -> None:
-        """Where nobody competes both sales are right, and there is no hand-off to measure."""
+        """Where nobody competes both runs are right, and there is no hand-off to measure."""
         said = run_json(*IN_MEMORY, "--items", "5", "--requests", "1")
         assert said["without_lock"]["oversold"] == 0
         assert said["without_lock"]["left"] == 0
         assert said["with_lock"]["handoff_ms"] is None
 
     def test_prints_a_table_and_no_terminal_codes_into_a_pipe(self) -> None:
-        """What a person reads: a title, how far it is, the table, its words, the verdict."""
+        """What a person reads: a title, the runs, the table, its words, the verdict."""
         done = run("demo", *IN_MEMORY, "--items", "300", "--requests", "20")
         assert (done.returncode, done.stderr) == (0, "")
-        assert done.stdout.startswith("An online sale on memory://, in this process")
+        assert done.stdout.startswith("Contention on memory://, processes: 1, requests at once: 20")
         assert re.search(r"^  oversold +20 +0$", done.stdout, re.MULTILINE)
-        assert re.search(r"^  requests per second +- +[\d,]+$", done.stdout, re.MULTILINE)
-        assert "Without a lock 320 buyers were told yes, and the stock went down by" in done.stdout
-        assert re.search(
-            r"^  hand-off, p50 / p99 +from the release by one", done.stdout, re.MULTILINE
-        )
-        assert re.search(r"^  commands per hand-off +- +1\.\d\d$", done.stdout, re.MULTILINE)
-        assert done.stdout.endswith("exactly right: 300 of 300 sold, each item once.\n")
+        assert re.search(r"^  requests a second +- +[\d,]+$", done.stdout, re.MULTILINE)
+        assert "Without a lock: 320 requests were told yes, and the stock went" in done.stdout
+        assert re.search(r"^  hand-off, ms +from one's work to the next", done.stdout, re.MULTILINE)
+        assert "exactly right: each item was sold once.\n" in done.stdout
         assert not set("\x1b\r") & set(done.stdout)
 
-    def test_a_wrong_sale_is_exit_code_1(
+    def test_a_wrong_run_is_exit_code_1(
         self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ) -> None:
         """A lock that does not lock is found out, and said."""
 
-        class Unlocked(Customers):
-            def __init__(self, worker: int, shop: Any, lock: Any, served: Any) -> None:
-                super().__init__(worker, shop, None, served)
+        def unlocked(options: Options, prefix: str, guard: str, *rest: Any) -> Settings:
+            return Settings(options, prefix, "nothing", *rest)
 
-        monkeypatch.setattr(stage, "Customers", Unlocked)
+        monkeypatch.setattr(contention, "Settings", unlocked)
         assert main(["demo", *IN_MEMORY, "--items", "50", "--requests", "10"]) == 1
-        assert "The sale came out WRONG: " in capsys.readouterr().out
+        assert "WRONG: the stock is " in capsys.readouterr().out
 
     def test_a_reader_that_has_enough(self) -> None:
         """``aiolock demo | head -1`` is no reason for a traceback."""
@@ -164,7 +158,7 @@ class TestInMemory:
         with (
             os.fdopen(reader) as pipe,
             os.fdopen(writer, "w") as out,
-            running("demo", *IN_MEMORY, "--items", "20000", stdout=out) as process,
+            running("demo", *IN_MEMORY, "--items", "2000", stdout=out) as process,
         ):
             out.close()
             pipe.readline()
@@ -173,31 +167,44 @@ class TestInMemory:
         assert (process.returncode, errors) == (1, "")
 
 
+def assert_killed(said: dict[str, Any], ttl: float) -> None:
+    """Three of four workers were killed, and the count is right all the same."""
+    with_kills = said["with_kills"]
+    assert (with_kills["sold"], with_kills["oversold"], with_kills["left"]) == (200, 0, 0)
+    assert with_kills["overtaken"] == 0
+    killed = {kill["worker"]: kill for kill in said["killed"]}
+    fates = {worker: (kill["holding"], kill["wrote"]) for worker, kill in killed.items()}
+    assert fates == {1: (True, False), 2: (False, False), 3: (True, True)}
+    assert [killed[worker]["waiting"] for worker in (1, 2, 3)] == [4, 5, 4]
+    # A guard only: the others waited for the end of the lease, and not for anything longer.
+    assert 0 < killed[1]["cost_ms"] / 1000 < ttl + 2
+    assert 0 < killed[3]["cost_ms"] / 1000 < ttl + 2
+    assert 0 < killed[2]["cost_ms"] / 1000 < ttl
+
+
 class TestInAFile:
     """Without a server: in an SQLite file, with worker processes, of which some are killed."""
 
     def test_three_of_four_workers_are_killed_and_the_count_is_right(self, tmp_path: Path) -> None:
-        """Killed before the write, in the queue, and after the write; the file is removed."""
+        """Killed before the write, in the queue, and after the write; the files are removed."""
         said = run_json(
             *("--items", "200", "--requests", "20", "--ttl", "1.5"), TMPDIR=str(tmp_path)
         )
-        under_lock = said["with_lock"]
         assert said["server"].startswith("sqlite:////")
         assert said["without_lock"]["oversold"] > 0
-        assert (under_lock["sold"], under_lock["oversold"], under_lock["left"]) == (200, 0, 0)
-        assert under_lock["overtaken"] == 0
-        assert sorted(kill["worker"] for kill in under_lock["killed"]) == [1, 2, 3]
-        assert said["redis_py_lock"] is None
+        assert (said["with_lock"]["sold"], said["with_lock"]["overtaken"]) == (200, 0)
+        assert_killed(said, 1.5)
+        assert "redis_py_lock" not in said
         assert list(tmp_path.iterdir()) == []
 
 
 @pytest.fixture(scope="module")
 def told(redis_server: RedisServer) -> str:
-    """What is printed where the sale under redis-py's lock ends at once. Two tests read it."""
+    """What is printed where the run with redis-py's lock ends at once. Two tests read it."""
     printed = io.StringIO()
     asked = ["--workers", "3", "--items", "50", "--requests", "9", "--ttl", "1"]
     with pytest.MonkeyPatch.context() as patch, redirect_stdout(printed):
-        patch.setattr(story, "_CLOSING", 0.0)
+        patch.setattr(contention, "REDIS_PY", REDIS_PY._replace(seconds=0.0))
         assert main(["demo", "--url", redis_server.url, *asked]) == 0
     return printed.getvalue()
 
@@ -213,39 +220,27 @@ class TestOnRedis:
             *("--url", redis_server.url, "--workers", "4"),
             *("--items", "200", "--requests", "20", "--ttl", "1.5"),
         )
-        under_lock = said["with_lock"]
         assert said["without_lock"]["oversold"] > 0
-        assert (under_lock["sold"], under_lock["oversold"], under_lock["left"]) == (200, 0, 0)
-        assert under_lock["overtaken"] == 0
-        killed = {kill["worker"]: kill for kill in under_lock["killed"]}
-        fates = {worker: (kill["holding"], kill["wrote"]) for worker, kill in killed.items()}
-        assert fates == {1: (True, False), 2: (False, False), 3: (True, True)}
-        assert [killed[worker]["in_queue"] for worker in (1, 2, 3)] == [4, 5, 4]
-        # A guard only: the others waited for the end of the lease, and not for anything longer.
-        assert 0 < killed[1]["cost_seconds"] < 1.5 + 2
-        assert 0 < killed[3]["cost_seconds"] < 1.5 + 2
-        assert 0 < killed[2]["cost_seconds"] < 1.5
-        assert 0 < under_lock["standstill_seconds"] < under_lock["seconds"]
-        undelayed = under_lock["waiting_undelayed_ms"]
-        assert 0 < undelayed["p99"] < under_lock["waiting_ms"]["p99"]
-        # redis-py's lock has the same workers, and the same accidents, as far as it got.
+        assert (said["with_lock"]["sold"], said["with_lock"]["overtaken"]) == (200, 0)
+        assert_killed(said, 1.5)
+        # redis-py's lock has the same workers, as far as it got.
         peer = said["redis_py_lock"]
         assert peer["items"] == 200 == peer["sold"] + peer["left"]
-        assert {kill["worker"] for kill in peer["killed"]} <= {1, 2, 3}
         assert 0 <= peer["overtaken"] <= peer["waited"]
         assert redis_server.call("KEYS", KEYS) == []
 
-    @pytest.mark.parametrize(("workers", "killed"), [(2, [1]), (5, [1, 2, 3])])
+    @pytest.mark.parametrize(("workers", "holders"), [(2, {1}), (5, {1, 3})])
     def test_one_worker_always_lives(
-        self, redis_server: RedisServer, workers: int, killed: list[int]
+        self, redis_server: RedisServer, workers: int, holders: set[int]
     ) -> None:
         """Even where a single item is for sale, so that most find that it is sold out."""
         said = run_json(
             *("--url", redis_server.url, "--workers", str(workers)),
             *("--items", "1", "--requests", str(workers), "--ttl", "1"),
         )
-        assert said["with_lock"]["sold"] == 1
-        assert sorted(kill["worker"] for kill in said["with_lock"]["killed"]) == killed
+        assert said["with_kills"]["sold"] == 1
+        killed = {kill["worker"] for kill in said["killed"]}
+        assert holders <= killed <= holders | {2}  # which may have ended by then
 
     def test_nobody_is_killed_on_request(self, redis_server: RedisServer) -> None:
         """Then a contended hand-off is two commands, but for telling the server the scripts.
@@ -254,35 +249,59 @@ class TestOnRedis:
         """
         said = run_json(
             *("--url", redis_server.unix_url, "--workers", "2", "--no-kill"),
-            *("--items", "100", "--requests", "4", "--ttl", "30"),
+            *("--items", "400", "--requests", "4", "--ttl", "30"),
         )
-        assert said["with_lock"]["killed"] == []
-        assert said["with_lock"]["requests"] == 104
-        assert 2 <= said["with_lock"]["commands_per_grant"] < 2.2
-        assert said["with_lock"]["handoff_ms"]["p50"] > 0
+        assert said["killed"] == []
+        assert "with_kills" not in said
+        assert said["with_lock"]["requests"] == 404
+        assert 1 <= said["with_lock"]["commands"] < 2.2
+        assert said["with_lock"]["handoff_ms"][0] > 0
         peer = said["redis_py_lock"]
-        assert (peer["sold"], peer["left"], peer["closed_after"]) == (100, 0, None)
-        assert (peer["requests"], peer["killed"]) == (104, [])
-        assert peer["commands_per_grant"] >= 2
+        assert (peer["sold"], peer["left"]) == (400, 0)
+        assert peer["requests"] == 404
+        assert peer["commands"] >= 2
         assert redis_server.call("KEYS", KEYS) == []
 
-    def test_the_sale_under_redis_pys_lock_is_closed_in_time(self, told: str) -> None:
-        """Also where nobody was killed by then; it is said, and the exit code is that of ours."""
+    def test_the_run_with_redis_pys_lock_is_ended_in_time(self, told: str) -> None:
+        """It is said, and the exit code is that of the runs with aiolock."""
         said = " ".join(told.split())
-        assert (
-            "With redis-py's Lock the shop was closed after 0 s, with 50 of 50 items left." in said
-        )
-        assert said.endswith("exactly right: 50 of 50 sold, each item once.")
+        assert "It was ended after 0 s, with 50 items left." in said
+        assert said.endswith("exactly right: each item was sold once.")
+
+    def test_who_waits_in_vain_for_redis_pys_lock_is_ended(
+        self, redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Workers that are polling a lock of somebody else."""
+        monkeypatch.setattr("secrets.token_hex", mock.Mock(return_value="test"))
+        monkeypatch.setattr(contention, "REDIS_PY", REDIS_PY._replace(seconds=1.0))
+        redis_server.call("SET", "aiolock-demo-test:redis-py", "somebody else's", "EX", 60)
+        printed = io.StringIO()
+        asked = ["--workers", "2", "--items", "10", "--requests", "4", "--no-kill"]
+        with redirect_stdout(printed):
+            assert main(["demo", "--url", redis_server.url, *asked]) == 0
+        assert "It was ended after 1 s, with 10 items left." in printed.getvalue()
+        assert redis_server.call("KEYS", KEYS) == []
 
     def test_tells_of_the_kills_while_it_runs(self, told: str) -> None:
-        """Each is a line of its own, and its fate is told below the table."""
-        assert re.search(
-            r"SIGKILL for worker 1: lock in hand, before its write; its lease ends in [01]\.\d s\n",
-            told,
-        )
-        assert "SIGKILL for worker 2: 3 of its requests were in the queue\n" in told
-        assert "Worker 1 was killed before its write: another sold the item" in told
-        assert "Worker 2 was killed with 3 requests in the queue: they were passed" in told
+        """Each is a line of its own, and what it cost is told below the table."""
+        assert "\n  SIGKILL for worker 1 with the lock held, before its write; lease: 1 s\n" in told
+        assert "\n  SIGKILL for worker 2 with 3 requests in the queue\n" in told
+        said = " ".join(told.split())
+        assert "worker 1 with the lock held, before its write: the next one held it" in said
+        assert "worker 2 with 3 requests in the queue: no hand-off took more than" in said
+
+    def test_a_server_that_is_gone_is_told_in_one_line(self) -> None:
+        """By a worker, in the middle of a run; no worker stays."""
+        with RedisServer() as server:
+            url = server.url
+            with running("demo", "--url", url, "--items", "20000") as process:
+                wait_for(process, "With aiolock")
+                server.kill()
+                _, errors = process.communicate(timeout=30)
+        assert process.returncode == 2
+        *warnings, said = errors.splitlines()
+        assert said.startswith(f"aiolock demo: {url}: ")
+        assert all(line.startswith("aiolock: ") for line in warnings)
 
     @pytest.mark.parametrize("ending", [signal.SIGINT, signal.SIGTERM], ids=["sigint", "sigterm"])
     def test_an_interruption_is_clean(
@@ -297,8 +316,11 @@ class TestOnRedis:
         assert redis_server.call("KEYS", KEYS) == []
         wait_until_alone(redis_server)
 
-    def test_workers_leave_when_the_demo_itself_is_killed(self, own_server: RedisServer) -> None:
+    def test_workers_leave_when_the_demo_itself_is_killed(
+        self, own_server: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         """Nobody is left to kill them, and what they leave on the server has an expiry."""
+        monkeypatch.setenv("TMPDIR", str(tmp_path))  # where its files stay
         with running("demo", "--url", own_server.url, *STANDING_STILL) as process:
             wait_for(process, "SIGKILL")
             process.kill()
@@ -309,46 +331,77 @@ class TestOnRedis:
         assert all(own_server.call("PTTL", key) > 0 for key in keys)
 
 
-PREFIX = "aiolock-demo-test"
+class TestWorker:
+    """What a worker does when its lock fails it."""
 
+    @staticmethod
+    def options(url: str) -> Options:
+        return Options(url, items=2, requests=1, workers=1, ttl=30.0, kill=False)
 
-class TestPeer:
-    """Customers under redis-py's own lock."""
+    async def test_a_lost_lease_of_aiolock_is_noticed(self, tmp_path: Path) -> None:
+        """The request goes no further, and its task goes on with another one."""
+        settings = Settings(self.options("memory://"), "demo", "aiolock", False, str(tmp_path), 0)
 
-    async def test_one_who_waits_in_vain_leaves_when_the_shop_closes(
+        class Broken(Stock):
+            async def write(self, left: int, fence: int = 0) -> None:
+                if left == 1:
+                    await lock.break_()
+                    await asyncio.sleep(1)  # the body is cancelled here
+                await super().write(left, fence)
+
+        times, record = QueueTimes(), io.StringIO()
+        async with aiolock.connect("memory://") as client:
+            lock = client.lock("stock")
+            stock = Broken(tmp_path / "stock")
+            await stock.write(2)
+            worker = Worker(settings, stock, lock, times, record, None)
+            request = Request(0, 0, 0, 1)
+            await worker.with_aiolock(request)
+        assert (request.lost, request.sold, request.fence > 0) == (True, False, True)
+        assert await stock.read() == 2
+
+    async def test_a_request_that_waits_for_redis_pys_lock_says_so(
+        self, redis_server: RedisServer, tmp_path: Path
+    ) -> None:
+        """It is known to have waited, and gets its item in the end."""
+        redis_server.call("SET", "demo:redis-py", "somebody else's", "PX", 300)
+        waited, request = await self.with_redis_py(redis_server, Stock(tmp_path / "stock"))
+        assert (waited.sold, waited.lost) == (request.sold, request.lost) == (True, False)
+        assert waited.asked <= waited.queued < waited.entered
+        assert request.queued == 0
+
+    async def test_a_lease_of_redis_py_that_has_ended_is_noticed_at_the_release(
+        self, redis_server: RedisServer, tmp_path: Path
+    ) -> None:
+        """Too late for the item; the task goes on."""
+
+        class Long(Stock):
+            async def write(self, left: int, fence: int = 0) -> None:
+                await super().write(left, fence)
+                redis_server.call("DEL", "demo:redis-py")
+
+        for request in await self.with_redis_py(redis_server, Long(tmp_path / "stock")):
+            assert (request.sold, request.lost) == (True, True)
+
+    async def test_as_many_tasks_as_there_are_wait_for_redis_pys_lock(
         self, redis_server: RedisServer
     ) -> None:
-        """It is known to have waited, and how often it asked."""
-        redis_server.call("SET", key(PREFIX), "somebody else's", "EX", 60)
-        visits: list[Visit] = []
-        async with new_locks(redis_server.url, PREFIX, 30, 1) as new_lock:
-            await PeerCustomers(0, MemoryShop(), visits.append, new_lock, 1.5).buy(1, None)
-        redis_server.call("DEL", key(PREFIX))
-        (visit,) = visits
-        assert (visit.entered, visit.sold) == (0, False)
-        assert visit.queued > 0
-        assert visit.tries > 0
+        """Each with a connection, though the URL, and redis-py by default, allow fewer."""
+        async with redis_client(f"{redis_server.url}?max_connections=2", 150) as redis:
+            asking: Any = redis  # redis-py has only partial types
+            assert await asyncio.gather(*(asking.echo("a") for _ in range(150))) == [b"a"] * 150
 
-    async def test_a_lease_that_has_ended_is_noticed_at_the_release(
-        self, redis_server: RedisServer
-    ) -> None:
-        """Too late for the sale; the customer goes on."""
-
-        class Long(MemoryShop):
-            async def sell(self, sale: Sale) -> None:
-                await super().sell(sale)
-                redis_server.call("DEL", key(PREFIX))
-
-        shop = Long()
-        await shop.open(2)
-        visits: list[Visit] = []
-        async with new_locks(redis_server.url, PREFIX, 30, 1) as new_lock:
-            await PeerCustomers(0, shop, visits.append, new_lock, 60.0).buy(1, None)
-        assert [(visit.sold, visit.lost) for visit in visits] == [
-            (True, True),
-            (True, True),
-            (False, False),
-        ]
+    async def with_redis_py(self, server: RedisServer, stock: Stock) -> list[Request]:
+        """Two requests, one after the other."""
+        settings = Settings(self.options(server.url), "demo", "redis-py", False, "", 0)
+        requests = [Request(0, 0, number, time.monotonic_ns()) for number in range(2)]
+        await stock.write(2)
+        async with redis_client(server.url, 1) as redis, aiolock.connect("memory://") as client:
+            lock = client.lock("stock")
+            worker = Worker(settings, stock, lock, QueueTimes(), io.StringIO(), redis)
+            for request in requests:
+                await worker.with_redis_py(request, redis)
+        return requests
 
 
 class TestImpossible:
@@ -449,245 +502,169 @@ class Terminal(io.StringIO):
         return True
 
 
-def shown(screen: Terminal) -> list[str]:
-    """What it showed, one after the other, in its only line."""
-    return [text for text in screen.getvalue().split("\r\x1b[K") if text]
-
-
 class TestProgress:
     """What is said while it runs."""
 
     def test_rewrites_one_line_on_a_terminal(self) -> None:
         """And takes it back before anything that stays."""
         screen = Terminal()
-        progress = Progress(screen)
-        progress.meanwhile("they start")
-        progress.begin("Act", 10)
-        progress.show(1)
-        progress.show(2)
+        progress = contention.Progress(screen)
+        progress.show("1 sold")
+        progress.show("2 sold")
         progress.line("stays")
-        assert shown(screen) == [
-            "  they start",
-            "\nAct\n",
-            "  1 of 10 sold",
-            "  2 of 10 sold",
+        assert [text for text in screen.getvalue().split("\r\x1b[K") if text] == [
+            "1 sold",
+            "2 sold",
             "stays\n",
         ]
 
-    def test_says_why_it_stands_still(self) -> None:
-        """Until the lease of a killed holder has ended, and the next one sells something."""
+    def test_cuts_what_would_not_fit_a_terminal(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """What wraps could not be taken back."""
+        monkeypatch.setenv("COLUMNS", "20")
         screen = Terminal()
-        progress = Progress(screen)
-        progress.begin("Act", 10)
-        progress.killed(replace(HELD, lease=60.0))
-        progress.show(3)
-        progress.killed(replace(HELD, lease=0.0))
-        progress.show(3)
-        progress.show(4)
-        progress.show(4)
-        *_, dead, _, ended, moves, still_moves = shown(screen)
-        assert re.fullmatch(
-            r"  3 of 10 sold; the holder is dead, its lease ends in \d\d\.\d s", dead
-        )
-        assert ended == "  3 of 10 sold; the holder is dead, its lease ends in 0.0 s"
-        assert moves == still_moves == "  4 of 10 sold"
+        contention.Progress(screen).show("a line of more than twenty")
+        assert screen.getvalue() == "\r\x1b[Ka line of more than"
 
-    def test_says_why_it_is_not_over_when_all_is_sold(self) -> None:
-        """One item was sold by a holder that was killed before it could tell."""
-        screen = Terminal()
-        progress = Progress(screen)
-        progress.begin("Act", 10)
-        progress.killed(replace(HELD, wrote=True))
-        progress.show(9)
-        assert shown(screen)[-1] == "  10 of 10 sold; the other requests have yet to find out"
-
-    def test_prints_a_line_for_each_quarter_otherwise(self) -> None:
-        """However often it is asked to show; the end is told by somebody else."""
+    def test_prints_only_what_stays_otherwise(self) -> None:
+        """Into a pipe; and nothing at all where only JSON is asked for."""
         out = io.StringIO()
-        progress = Progress(out)
-        progress.meanwhile("they start")
-        progress.begin("Act", 10)
-        for done in (0, 1, 3, 4, 8, 9, 10):
-            progress.show(done)
-        assert out.getvalue() == "\nAct\n  3 of 10 sold\n  8 of 10 sold\n"
+        for progress in (contention.Progress(out), contention.Progress(None)):
+            progress.show("1 sold")
+            progress.line("stays")
+        assert out.getvalue() == "stays\n"
 
 
-def visit(worker: int, number: int, fence: int, *times: int) -> Visit:
-    """One in which an item was sold: asked, queued, entered, leaving."""
-    asked, queued, entered, leaving = times
-    return Visit(worker, number, asked, queued, entered, leaving, fence, sold=True)
+def request(worker: int, number: int, fence: int, *times: int) -> Request:
+    """One that got an item: asked, queued, entered, leaving; in milliseconds."""
+    asked, queued, entered, leaving = (each * 10**6 for each in times)
+    return Request(worker, 0, number, asked, queued, entered, leaving, fence, sold=True)
 
 
-def sale(*visits: Visit, kills: tuple[Kill, ...] = (), wrote: tuple[int, ...] = ()) -> Act:
-    """A sale that came out right, as these visits and kills make it; all in milliseconds."""
-    fences = sorted([*(each.fence for each in visits), *wrote])
-    items = len(fences)
-    return Act(
-        locked=True,
-        items=items,
-        left=0,
-        sales=[Sale(items - place, fence) for place, fence in enumerate(fences)],
-        visits=[
-            replace(
-                each,
-                asked=each.asked * 10**6,
-                queued=each.queued * 10**6,
-                entered=each.entered * 10**6,
-                leaving=each.leaving * 10**6,
-            )
-            for each in visits
-        ],
-        kills=list(kills),
-        seconds=10.0,
-        ended=10_000 * 10**6,
-        commands=2 * items,
-    )
+def made_up(*requests: Request, kills: tuple[Kill, ...] = (), wrote: tuple[int, ...] = ()) -> Run:
+    """A run that came out right, as these requests and kills make it."""
+    fences = sorted([*(each.fence for each in requests), *wrote])
+    history = [(len(fences), 0)]
+    history += [(len(fences) - place, fence) for place, fence in enumerate(fences, 1)]
+    kind = WITH_KILLS if kills else WITH_LOCK
+    return Run(kind, len(fences), 2, list(requests), list(kills), history, 2 * len(fences))
 
 
-FIRST = visit(0, 0, 11, 1, 0, 2, 10)
-SECOND = visit(1, 0, 12, 3, 4, 13, 20)
-THIRD = visit(0, 1, 13, 5, 6, 22, 30)
-HELD = Kill(2, 999, True, 1, 3, False, fence=14, entered=31 * 10**6, at=40 * 10**6)
+FIRST = request(0, 0, 11, 1, 0, 2, 10)
+SECOND = request(1, 0, 12, 3, 4, 13, 20)
+THIRD = request(0, 1, 13, 5, 6, 22, 30)
+HOLDER = replace(request(2, 0, 14, 7, 8, 31, 0), sold=False)
+HELD = Kill(2, 3, HOLDER, at=40 * 10**6)
 
 
 class TestFigures:
     """What is measured, and what is not."""
 
-    def test_handoff_is_from_the_release_of_one_to_the_body_of_the_next(self) -> None:
-        """Across processes too, since both read one clock."""
-        came = figures(sale(FIRST, SECOND, THIRD))
-        assert came.handoff_ms == reckoning.Spread(p50=2.0, p99=2.0)
-        assert came.waiting_ms == reckoning.Spread(p50=10.0, p99=10.0)
-        assert came.commands_per_grant == 2.0
+    def test_handoff_is_from_the_work_of_one_to_that_of_the_next(self) -> None:
+        """Across processes too, since all read one clock."""
+        came = figures(made_up(FIRST, SECOND, THIRD))
+        assert came["handoff_ms"] == (2.0, 2.0)
+        assert came["waiting_ms"] == (10.0, 10.0)
+        assert came["commands"] == 2.0
+        assert came["per_second"] == round(3 / 0.029)
 
     def test_no_handoff_to_one_that_was_not_known_to_wait(self) -> None:
         """Its own way into the queue would be measured with it."""
-        late = replace(SECOND, queued=11)
+        late = replace(SECOND, queued=11 * 10**6)
         at_once = replace(SECOND, queued=0)
-        assert figures(sale(FIRST, late)).handoff_ms is None
-        assert figures(sale(FIRST, at_once)).handoff_ms is None
+        assert figures(made_up(FIRST, late))["handoff_ms"] is None
+        assert figures(made_up(FIRST, at_once))["handoff_ms"] is None
 
-    def test_no_handoff_over_a_killed_holder(self) -> None:
-        """What its lease took is its cost, and standstill, and nobody's hand-off."""
-        after = visit(0, 2, 15, 7, 8, 2040, 2050)
-        came = figures(sale(FIRST, SECOND, THIRD, after, kills=(HELD,)))
-        assert came.handoff_ms == reckoning.Spread(p50=2.0, p99=2.0)
-        assert came.killed[0].cost_seconds == pytest.approx(2.0)
-        assert came.standstill_seconds == pytest.approx(2.009)
-        assert came.per_second == pytest.approx(4 / (10 - 2.009))
+    def test_no_handoff_by_a_killed_holder(self) -> None:
+        """What its lease took is its cost, and nobody's hand-off."""
+        after = request(0, 2, 15, 7, 8, 2040, 2050)
+        run = made_up(FIRST, SECOND, THIRD, after, kills=(HELD,))
+        assert figures(run)["handoff_ms"] == (2.0, 2.0)
+        assert cost(run, HELD) == pytest.approx(2000)
+
+    def test_a_run_with_kills_has_no_figures_that_a_lease_would_hide(self) -> None:
+        """All waited for its end."""
+        came = figures(made_up(FIRST, SECOND, THIRD, kills=(HELD,)))
+        unknown = {key for key, value in came.items() if value is None}
+        assert unknown == {"per_second", "waiting_ms", "items_per_task", "commands"}
 
     def test_one_killed_holder_after_another(self) -> None:
-        """Each costs until the next body, though that is the next one to be killed."""
-        other = replace(HELD, worker=3, fence=15, entered=540 * 10**6, at=545 * 10**6)
-        after = visit(0, 2, 16, 7, 8, 1045, 1050)
-        came = figures(sale(FIRST, SECOND, THIRD, after, kills=(HELD, other)))
-        assert [kill.cost_seconds for kill in came.killed] == pytest.approx([0.5, 0.5])
-        assert came.standstill_seconds == pytest.approx(0.509 + 0.505)
+        """Each costs until the next one holds the lock, though that is killed next."""
+        later = replace(HOLDER, worker=3, fence=15, entered=540 * 10**6)
+        other = Kill(3, 3, later, at=545 * 10**6)
+        after = request(0, 2, 16, 7, 8, 1045, 1050)
+        run = made_up(FIRST, SECOND, THIRD, after, kills=(HELD, other))
+        assert [cost(run, kill) for kill in run.kills] == pytest.approx([500, 500])
 
-    def test_one_killed_in_the_queue_costs_the_longest_handoff_past_its_places(self) -> None:
-        """Of two places one was its own, so the hand-off after the next is not its doing."""
-        queued = Kill(2, 999, False, 1, 2, True, fence=11, entered=2 * 10**6, at=8 * 10**6)
-        came = figures(sale(FIRST, SECOND, replace(THIRD, entered=29), kills=(queued,)))
-        assert came.killed[0].cost_seconds == pytest.approx(0.003)
+    def test_one_killed_in_the_queue_costs_the_longest_handoff_from_then_on(self) -> None:
+        """Not one that came before."""
+        slow = replace(SECOND, entered=19 * 10**6)
+        third = replace(THIRD, entered=23 * 10**6)
+        queued = Kill(2, 1, SECOND, at=18 * 10**6)
+        run = made_up(FIRST, slow, third, kills=(queued,))
+        assert cost(run, queued) == pytest.approx(3)
 
-    @pytest.mark.parametrize("one_clock", [True, False], ids=["one clock", "many clocks"])
-    def test_without_a_common_clock_processes_are_not_compared(
-        self, monkeypatch: pytest.MonkeyPatch, one_clock: bool
-    ) -> None:
-        """Then no hand-off between two, no overtaking, no cost: and the table says so."""
-        monkeypatch.setattr(reckoning, "ONE_CLOCK", one_clock)
-        monkeypatch.setattr("aiolock.cli.demo.table.ONE_CLOCK", one_clock)
-        overtaken = replace(THIRD, worker=2, asked=1, queued=2)
-        after = visit(0, 2, 15, 7, 8, 2040, 2050)
-        came = figures(sale(FIRST, SECOND, overtaken, after, kills=(HELD,)))
-        assert (came.handoff_ms is not None) == one_clock
-        assert came.overtaken == int(one_clock)
-        assert (came.killed[0].cost_seconds is not None) == one_clock
-        assert any("no clock in common" in line for line in table([came, came])) != one_clock
+    def test_a_holder_that_was_killed_last_costs_nobody_knows_what(self) -> None:
+        """No request held the lock afterwards."""
+        run = made_up(FIRST, SECOND, kills=(HELD,))
+        assert cost(run, HELD) is None
+        assert "Killed" not in as_text([run])
 
-    def test_who_did_not_wait_for_a_dead_holder_is_told_apart(self) -> None:
-        """Else the lease is all that can be seen of the waiting."""
-        over_it = visit(0, 2, 15, 7, 8, 2040, 2050)
-        after_it = visit(0, 3, 16, 2045, 2046, 2050, 2060)
-        came = figures(sale(FIRST, SECOND, THIRD, over_it, after_it, kills=(HELD,)))
-        # Of so few, p99 is the last but one.
-        assert came.waiting_ms == reckoning.Spread(p50=10.0, p99=17.0)
-        assert came.waiting_undelayed_ms == reckoning.Spread(p50=5.0, p99=10.0)
-
-    def test_a_holder_that_was_killed_last_holds_until_the_end(self) -> None:
-        """The shop was closed before its lease had ended; nobody knows what it cost."""
-        act = replace(sale(FIRST, SECOND, kills=(HELD,)), seconds=5.0, ended=4031 * 10**6)
-        came = figures(act)
-        assert came.standstill_seconds == pytest.approx(4.0)
-        assert came.per_second == pytest.approx(2 / 1.0)
-        assert came.killed[0].cost_seconds is None
-
-    def test_without_fencing_tokens_turns_are_in_the_order_of_the_clock(
-        self, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """And where processes have none in common, nothing is known of two turns in a row."""
+    def test_without_fencing_tokens_the_order_is_that_of_the_clock(self) -> None:
+        """As with redis-py's lock."""
         second, first, third = (replace(each, fence=0) for each in (SECOND, FIRST, THIRD))
-        killed = replace(HELD, fence=0, queue=None)
-        act = sale(second, first, third, kills=(killed,))
-        assert figures(act).handoff_ms == reckoning.Spread(p50=2.0, p99=2.0)
-        assert figures(act).standstill_seconds == pytest.approx(10 - 0.031)
-        monkeypatch.setattr(reckoning, "ONE_CLOCK", False)
-        assert figures(act).handoff_ms is None
-        assert figures(act).standstill_seconds == 0
+        run = replace(made_up(second, first, third), kind=REDIS_PY)
+        assert figures(run)["handoff_ms"] == (2.0, 2.0)
 
-    def test_where_there_is_no_queue_one_killed_outside_costs_nobody_anything(self) -> None:
-        """At least nobody can say."""
-        polling = Kill(2, 999, False, 1, None, False, fence=0, entered=2 * 10**6, at=8 * 10**6)
-        came = figures(sale(FIRST, SECOND, THIRD, kills=(polling,)))
-        assert came.killed[0].cost_seconds is None
+    def test_items_for_each_task(self) -> None:
+        """A task that got nothing is among them, be it that the run ended before its turn."""
+        ones = [replace(each, worker=0, task=1) for each in (FIRST, SECOND, THIRD)]
+        assert figures(made_up(*ones))["items_per_task"] == (0, 3)
+        other = replace(THIRD, task=2)
+        assert figures(made_up(*ones[:2], other))["items_per_task"] == (1, 2)
 
-    def test_items_for_each_customer_of_a_worker_that_lived(self) -> None:
-        """Who has got nothing is among them, be it that the shop closed before its turn."""
-        in_vain = Visit(0, 7, asked=1, customer=2)
-        ones = [replace(each, worker=0, customer=1) for each in (FIRST, SECOND, THIRD)]
-        dead = replace(FIRST, worker=2, customer=5)
-        came = figures(sale(*ones, in_vain, dead, kills=(HELD,)))
-        assert came.per_customer == (0, 3)
-        assert came.requests == 4
+    def test_nothing_is_measured_of_a_run_that_served_nobody(self) -> None:
+        """As when it was ended at once."""
+        run = Run(REDIS_PY, 5, 2, history=[(5, 0)], commands=0)
+        assert figures(run)["per_second"] is None
+        assert figures(run)["waiting_ms"] is None
+        assert "It was ended after 10 s, with 5 items left." in as_text([run])
 
 
 class TestTable:
     """What a person is told of the figures."""
 
-    def test_three_columns_fit_a_terminal(self) -> None:
+    def test_four_columns_fit_a_terminal(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """With figures as long as they may get."""
-        spread = reckoning.Spread(p50=1234.5, p99=23456.7)
-        act = sale(FIRST, SECOND, THIRD, kills=(HELD,))
-        came = replace(
-            figures(act),
-            requests=1_000_000,
-            waiting_ms=spread,
-            handoff_ms=replace(spread, p50=0.0624, p99=42.06),
-            overtaken=999_999,
-            waited=1_000_000,
-        )
-        lines = list(table([figures(replace(act, locked=False)), came, came]))
+        run = made_up(FIRST, SECOND, THIRD, kills=(HELD,))
+        came = figures(run) | {
+            "requests": 1_000_000,
+            "waiting_ms": (1234.5, 23456.7),
+            "handoff_ms": (0.0624, 42.06),
+            "overtaken": 999_999,
+        }
+        kinds = (WITHOUT_LOCK, WITH_LOCK, WITH_KILLS, REDIS_PY)
+        runs = [replace(run, kind=kind) for kind in kinds]
+        columns = [figures(runs[0]), came, came, came]
+        monkeypatch.setattr(report, "figures", mock.Mock(side_effect=columns))
+        lines = as_text(runs).splitlines()
         assert max(map(len, lines)) <= 80
-        assert re.search(
-            r"^  waiting, p50 / p99 +- +1,234 / 23,457 ms +1,234 / 23,457 ms$",
-            "\n".join(lines),
-            re.MULTILINE,
-        )
+        found = [line.split() for line in lines if line.startswith("  waiting, ms")]
+        assert found[0][2:] == ["-", *["1,234", "/", "23,457"] * 3]
 
     def test_updates_that_were_lost_are_told(self) -> None:
-        """Of any column; where as many are sold as are gone there is nothing to tell."""
-        right = figures(sale(FIRST, SECOND, THIRD))
-        lost = replace(right, sold=5, items=3, left=1)
-        said = " ".join(" ".join(table([lost, right])).split())
-        assert "Without a lock 5 buyers were told yes, and the stock went down by 2: each" in said
-        assert "With aiolock 3 buyers" not in said
+        """Of any run; where as many are sold as are gone there is nothing to tell."""
+        right = made_up(FIRST, SECOND, THIRD)
+        lost = replace(right, kind=WITHOUT_LOCK, history=[(3, 0), (2, 0), (2, 0), (1, 0), (1, 0)])
+        said = " ".join(as_text([lost, right]).split())
+        assert "Without a lock: 4 requests were told yes, and the stock went down by 2, be" in said
+        assert "With aiolock: 3" not in said
 
     def test_a_lock_without_a_queue_is_told_of(self) -> None:
         """Most requests did not wait, for those who did were overtaken all the time."""
-        came = figures(sale(FIRST, SECOND, THIRD))
-        said = " ".join(" ".join(table([came, came, replace(came, requests=9, waited=2)])).split())
-        assert "With redis-py's Lock 7 of 9 requests did not wait: who had just released" in said
-        assert "did not wait" not in " ".join(table([came, came, came]))
+        run = made_up(FIRST, SECOND, THIRD)
+        said = " ".join(as_text([replace(run, kind=REDIS_PY)]).split())
+        assert "With redis-py's own Lock: 1 of 3 requests did not wait, because" in said
+        assert "did not wait" not in as_text([run])
 
 
 class TestOvertaken:
@@ -695,74 +672,86 @@ class TestOvertaken:
 
     def test_nobody_in_order(self) -> None:
         """Those who were served as they came."""
-        came = figures(sale(FIRST, SECOND, THIRD))
-        assert (came.overtaken, came.waited) == (0, 2)
+        came = figures(made_up(FIRST, SECOND, THIRD))
+        assert (came["overtaken"], came["waited"]) == (0, 2)
 
     def test_within_a_process_the_order_of_the_calls_counts(self) -> None:
         """However short the time between them."""
-        earlier = visit(0, 1, 13, 5, 6, 22, 30)
-        later = visit(0, 2, 12, 5, 6, 13, 20)
-        assert figures(sale(FIRST, later, earlier)).overtaken == 1
+        earlier = request(0, 1, 13, 5, 6, 22, 30)
+        later = request(0, 2, 12, 5, 6, 13, 20)
+        assert figures(made_up(FIRST, later, earlier))["overtaken"] == 1
 
     def test_without_a_queue_the_order_of_the_calls_is_not_enough(self) -> None:
         """They were under way together: on two connections, so that either may have come first."""
-        earlier = visit(0, 1, 0, 5, 8, 22, 30)
-        later = visit(0, 2, 0, 6, 9, 13, 20)
-        after_it = visit(0, 2, 0, 9, 10, 13, 20)
+        earlier = request(0, 1, 0, 5, 8, 22, 30)
+        later = request(0, 2, 0, 6, 9, 13, 20)
+        after_it = request(0, 2, 0, 9, 10, 13, 20)
         first = replace(FIRST, fence=0)
-        assert figures(sale(first, later, earlier)).overtaken == 0
-        assert figures(sale(first, after_it, earlier)).overtaken == 1
+        assert figures(made_up(first, later, earlier))["overtaken"] == 0
+        assert figures(made_up(first, after_it, earlier))["overtaken"] == 1
 
     def test_across_processes_one_must_have_been_queued_before_the_other_asked(self) -> None:
         """Asked earlier is not enough: both may have been on their way together."""
-        earlier = visit(0, 1, 13, 5, 8, 22, 30)
-        on_its_way = visit(1, 0, 12, 7, 9, 13, 20)
-        after_it = visit(1, 0, 12, 9, 10, 13, 20)
-        assert figures(sale(FIRST, on_its_way, earlier)).overtaken == 0
-        assert figures(sale(FIRST, after_it, earlier)).overtaken == 1
+        earlier = request(0, 1, 13, 5, 8, 22, 30)
+        on_its_way = request(1, 0, 12, 7, 9, 13, 20)
+        after_it = request(1, 0, 12, 9, 10, 13, 20)
+        assert figures(made_up(FIRST, on_its_way, earlier))["overtaken"] == 0
+        assert figures(made_up(FIRST, after_it, earlier))["overtaken"] == 1
 
 
-class TestAudit:
-    """What makes a sale wrong."""
+class TestMistakes:
+    """What makes a run wrong."""
 
     def test_nothing_is_wrong(self) -> None:
         """A killed holder that had not written sold nothing, one that had sold its item."""
-        wrote = replace(HELD, wrote=True)
-        assert audit(sale(FIRST, SECOND, THIRD, kills=(HELD,))) == []
-        assert audit(sale(FIRST, SECOND, THIRD, kills=(wrote,), wrote=(HELD.fence,))) == []
+        wrote = HELD._replace(holder=replace(HOLDER, sold=True))
+        right = made_up(FIRST, SECOND, THIRD, kills=(HELD,))
+        assert mistakes([right]) == []
+        right = made_up(FIRST, SECOND, THIRD, kills=(wrote,), wrote=(HOLDER.fence,))
+        assert mistakes([right]) == []
 
     def test_a_killed_holder_whose_sale_is_not_as_it_said(self) -> None:
         """Either way round."""
-        wrote = replace(HELD, wrote=True)
-        lost = audit(sale(FIRST, SECOND, THIRD, kills=(wrote,)))
-        made_up = audit(sale(FIRST, SECOND, THIRD, kills=(HELD,), wrote=(HELD.fence,)))
-        assert lost == ["worker 2 was killed, and its last sale is not on record"]
-        assert made_up == [
-            "worker 2 was killed, and its last sale is on record though it had not written it"
+        wrote = HELD._replace(holder=replace(HOLDER, sold=True))
+        lost = made_up(FIRST, SECOND, THIRD, kills=(wrote,))
+        false = made_up(FIRST, SECOND, THIRD, kills=(HELD,), wrote=(HOLDER.fence,))
+        assert mistakes([lost, false]) == [
+            "worker 2 was killed, and its last sale is not on record",
+            "worker 2 was killed, and its last sale is on record though it had not written it",
         ]
 
     def test_stock_is_left(self) -> None:
-        """All is on record, and yet the stock is not 0."""
-        act = replace(sale(FIRST, SECOND), left=1)
-        assert audit(act) == ["the stock is 1 at the end"]
+        """Each item was sold, but the last number that was written is another one."""
+        run = made_up(FIRST, SECOND)
+        run.history.append((1, 13))
+        assert mistakes([run]) == [
+            "the stock is 1 at the end",
+            "3 sales are on record, of 2 items",
+            "1 items were sold more than once",
+        ]
 
     def test_too_many_are_sold(self) -> None:
         """Two had read the same stock."""
-        right = sale(FIRST, SECOND, THIRD)
-        act = replace(right, items=2, sales=[Sale(2, 11), Sale(2, 12), Sale(1, 13)])
-        assert audit(act) == [
+        run = replace(made_up(FIRST, SECOND, THIRD), items=2)
+        run.history[:] = [(2, 0), (1, 11), (1, 12), (0, 13)]
+        assert mistakes([run]) == [
             "3 sales are on record, of 2 items",
             "1 items were sold more than once",
         ]
 
     def test_an_older_holder_wrote_after_a_newer_one(self) -> None:
         """The fencing tokens of the records tell."""
-        right = sale(FIRST, SECOND, THIRD)
-        act = replace(right, sales=[Sale(3, 11), Sale(2, 13), Sale(1, 12)])
-        assert audit(act) == ["1 sales were written after one with a higher fencing token"]
+        run = made_up(FIRST, SECOND, THIRD)
+        run.history[:] = [(3, 0), (2, 11), (1, 13), (0, 12)]
+        assert mistakes([run]) == ["1 sales were written after one with a higher fencing token"]
 
-    def test_a_customer_was_told_of_a_sale_that_is_not_on_record(self) -> None:
+    def test_a_request_was_told_yes_without_a_record(self) -> None:
         """The record has another's in its place."""
-        right = sale(FIRST, SECOND, THIRD)
-        act = replace(right, sales=[Sale(3, 11), Sale(2, 12), Sale(1, 99)])
-        assert audit(act) == ["1 customers bought an item, and it is not on record"]
+        run = made_up(FIRST, SECOND, THIRD)
+        run.history[:] = [(3, 0), (2, 11), (1, 12), (0, 99)]
+        assert mistakes([run]) == ["1 requests were told yes, and their sale is not on record"]
+
+    def test_runs_with_other_locks_are_not_judged(self) -> None:
+        """Without a lock it is wrong, which is the point."""
+        run = replace(made_up(FIRST, SECOND), items=1)
+        assert mistakes([replace(run, kind=WITHOUT_LOCK), replace(run, kind=REDIS_PY)]) == []

@@ -15,6 +15,7 @@ from aiolock.cli import (
     check,
     completion,
     deadlocks,
+    demo,
     init_db,
     init_quorum,
     run,
@@ -22,7 +23,6 @@ from aiolock.cli import (
     top,
     web,
 )
-from aiolock.cli.demo import command as demo
 from aiolock.cli.store import say
 
 COMMANDS: Final = (run, show, top, deadlocks, break_, web, check, init_db, init_quorum, demo)

@@ -1,223 +1,274 @@
-"""One worker process: ``python -m aiolock.cli.demo.worker``.
+"""A worker process of the demo: its tasks take items from a stock, under a lock or without.
 
-It gets orders, and reports what happened, as lines of JSON on its stdin and stdout. When its stdin
-ends, because all is done or the demo itself is gone, it leaves.
+`Worker.take_item` is code that needs a lock, and `Worker.with_aiolock` is all that it takes to have
+one. ``python -m aiolock.cli.demo.worker`` reads its settings from stdin, because a list of
+processes would show the password in a URL, and writes its requests to a file beside the stock.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import itertools
 import json
-import math
 import os
+import random
 import sys
 import threading
-from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import asynccontextmanager
-from dataclasses import asdict, dataclass, field
-from typing import Any, Final, Literal, TypeAlias
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from time import monotonic_ns
+from typing import Any, Final, Literal, TextIO, TypeAlias
+
+from redis.asyncio import ConnectionPool, Redis
+from redis.asyncio.connection import parse_url
+from redis.asyncio.lock import Lock as RedisPyLock
+from redis.exceptions import LockNotOwnedError, RedisError
 
 import aiolock
-from aiolock.cli.demo.customers import CURRENT, Customers, Visit
-from aiolock.cli.demo.failure import first, reason
-from aiolock.cli.demo.observed import Observed
-from aiolock.cli.demo.options import in_a_file
-from aiolock.cli.demo.peer import PeerCustomers, new_locks
-from aiolock.cli.demo.shop import Sale, Shop, shop_beside
-from aiolock.stores import redis, sqlite
-
-_FLUSH: Final = 0.1
-"""Seconds for which visits are gathered: reporting each at once would slow the sale down."""
-
-_ARRIVAL: Final = 0.001
-"""Seconds per request over which the first ones arrive, so that those of all workers mix. Otherwise
-the requests of each worker would stand in the queue, and come back to it, as one block."""
+from aiolock.cli.demo import Options
 
 LOCK: Final = "stock"
-
+WORK: Final = 0.0005  # seconds
 Guard: TypeAlias = Literal["nothing", "aiolock", "redis-py"]
-"""The lock that keeps the customers apart, if any."""
+"""The lock under which items are taken."""
 
 
 @dataclass(frozen=True, slots=True)
-class Setup:
-    """The first line that a worker gets."""
+class Settings:
+    """The settings of a worker."""
+
+    options: Options
+    prefix: str
+    guard: Guard
+    stop: bool
+    """Whether some workers stop with the lock held, to be killed."""
+    stock: str
+    """The path of its file."""
+    worker: int
+    """The number of this one."""
+
+
+def share(whole: int, worker: int, workers: int) -> int:
+    """The part of a worker in all items, or in all requests at once."""
+    return whole * (worker + 1) // workers - whole * worker // workers
+
+
+@dataclass(slots=True)
+class Request:
+    """One request for an item. Its times are of `monotonic_ns`, one clock for all processes."""
 
     worker: int
-    url: str = field(repr=False)
-    prefix: str
-    ttl: float
+    task: int
+    number: int
+    """Its number among the requests of its worker."""
+    asked: int
+    queued: int = 0
+    """When it was known that it has to wait; 0 if it had not."""
+    entered: int = 0
+    """When it had the lock, and its work began."""
+    leaving: int = 0
+    """When its work was done, and the release began."""
+    fence: int = 0
+    sold: bool = False
+    lost: bool = False
+    """Whether its lease ended before its work."""
 
 
-@dataclass(frozen=True, slots=True)
-class Order:
-    """Each later line: an order to serve customers."""
+class Stock:
+    """A number of items in a file. Any process may read and write it: nothing guards it.
 
-    guard: Guard
-    items: int
-    at_once: int
-    requests: int | None = None
-    seconds: float = math.inf
-    """Seconds after which the shop closes; for customers under redis-py's `Lock`."""
-    stop_at: int | None = None
-    """Stop with the lock in hand, once, when no more than this many items are left."""
-    stop_after_write: bool = False
+    Each line is a number that was written, and the fence of its writer. The last one counts, and
+    all of them tell what was sold.
+    """
 
+    _LINE: Final = 40
 
-@dataclass(frozen=True, slots=True)
-class Stop:
-    """The report of a worker that has stopped with the lock in hand."""
+    def __init__(self, path: Path) -> None:
+        self.path = path
 
-    left: int
-    """The stock as the buyer had read it."""
-    wrote: bool
-    fence: int
-    entered: int
-    """When it had entered (``time.monotonic_ns``)."""
+    async def read(self) -> int:
+        """The number of items left."""
+        await asyncio.sleep(0)  # a database does not answer at once either
+        with self.path.open("rb") as file:
+            file.seek(-self._LINE, os.SEEK_END)
+            return int(file.read(self._LINE).split()[0])
 
+    async def write(self, left: int, fence: int = 0) -> None:
+        """Write the number of items left."""
+        await asyncio.sleep(0)
+        with self.path.open("ab") as file:
+            file.write(f"{left} {fence}".ljust(self._LINE - 1).encode() + b"\n")
 
-class StoppableShop:
-    """A shop in which a buyer stops with the lock in hand: to be killed there, or to go on."""
+    def count_sold(self) -> int:
+        """The number of items that were sold so far."""
+        return self.path.stat().st_size // self._LINE - 1
 
-    def __init__(self, shop: Shop, report: Report) -> None:
-        self._shop = shop
-        self.open, self.sales = shop.open, shop.sales
-        self._report = report
-        self.order: Order | None = None
-        self.go_on = asyncio.Event()
-
-    async def stock(self) -> int:
-        """As the other shop; then perhaps stop, before the write."""
-        stock = await self._shop.stock()
-        # If nothing is left, there will be no write to stop after.
-        if self.order is not None and (stock == 0 or not self.order.stop_after_write):
-            await self._stop(self.order, stock, wrote=False)
-        return stock
-
-    async def sell(self, sale: Sale) -> None:
-        """As the other shop; then perhaps stop, before the release."""
-        await self._shop.sell(sale)
-        if self.order is not None and self.order.stop_after_write:
-            await self._stop(self.order, sale.item, wrote=True)
-
-    async def _stop(self, order: Order, stock: int, *, wrote: bool) -> None:
-        if order.stop_at is not None and stock <= order.stop_at:
-            self.order = None
-            visit = CURRENT.get()
-            self._report.tell("stopped", **asdict(Stop(stock, wrote, visit.fence, visit.entered)))
-            await self.go_on.wait()
+    def history(self) -> list[tuple[int, int]]:
+        """All that was written: numbers and fences."""
+        lines = [line.split() for line in self.path.read_text("utf-8").splitlines()]
+        return [(int(left), int(fence)) for left, fence in lines]
 
 
-class Report:
-    """Reports to the demo."""
+class QueueTimes(aiolock.Observer):
+    """Notes when a request was queued. Its label is the name of its task."""
 
     def __init__(self) -> None:
-        self._visits: list[list[int]] = []
+        self.requests: dict[str, Request] = {}
 
-    def served(self, visit: Visit) -> None:
-        """Report a visit: within a tenth of a second, and before any later report."""
-        if not self._visits:
-            asyncio.get_running_loop().call_later(_FLUSH, self._flush)
-        self._visits.append([getattr(visit, field) for field in Visit.__slots__])
-
-    def tell(self, event: str, **fields: object) -> None:
-        """Report another event."""
-        self._flush()
-        _write({"event": event, **fields})
-
-    def _flush(self) -> None:
-        if self._visits:
-            _write({"event": "served", "visits": self._visits})
-            self._visits = []
+    def waiting(self, request: aiolock.LockRequest) -> None:
+        """The lock was not free, and this acquisition is in the queue now."""
+        if request.kind == "lock":
+            self.requests[request.label].queued = monotonic_ns()
 
 
-def _write(message: dict[str, Any]) -> None:
-    with contextlib.suppress(BrokenPipeError):  # the demo is gone: our stdin ends too
-        sys.stdout.write(json.dumps(message) + "\n")
-        sys.stdout.flush()
+@dataclass(frozen=True, slots=True)
+class Worker:
+    """The tasks of this process, and what they share."""
 
+    settings: Settings
+    stock: Stock
+    lock: aiolock.Lock
+    times: QueueTimes
+    record: TextIO
+    """The file of the requests that were answered."""
+    redis: Redis | None
+    """The client for redis-py's `Lock`."""
 
-async def _told() -> AsyncIterator[dict[str, Any]]:
-    """The demo's messages. A thread reads them: not every event loop takes stdin for a pipe."""
-    loop = asyncio.get_running_loop()
-    lines: asyncio.Queue[bytes] = asyncio.Queue()
+    async def take_item(self, request: Request) -> None:
+        """Read, work, write: right only while no other task does the same."""
+        request.entered = monotonic_ns()
+        left = await self.stock.read()
+        await self.perhaps_stop(request, left)
+        if left > 0:
+            await asyncio.sleep(WORK)  # ask the bank, send the mail
+            await self.stock.write(left - 1, request.fence)
+            request.sold = True
+            await self.perhaps_stop(request, left)
+        request.leaving = monotonic_ns()
 
-    def read() -> None:
-        # Unbuffered, because a buffer's lock that is held here at exit would be a fatal error.
-        with contextlib.suppress(RuntimeError), open(0, "rb", buffering=0, closefd=False) as stdin:
-            for line in stdin:
-                loop.call_soon_threadsafe(lines.put_nowait, line)
-            loop.call_soon_threadsafe(lines.put_nowait, b"")
+    async def with_aiolock(self, request: Request) -> None:
+        """Take an item under a lock of aiolock, which all tasks of the process share."""
+        try:
+            async with self.lock as lease:
+                request.fence = lease.fence
+                await self.take_item(request)
+        except aiolock.LeaseLost:
+            request.lost = True
 
-    threading.Thread(target=read, daemon=True).start()
-    while line := await lines.get():
-        yield json.loads(line)
+    async def with_redis_py(self, request: Request, redis: Redis) -> None:
+        """Take an item under redis-py's `Lock`, which has no queue."""
+        key, ttl = f"{self.settings.prefix}:redis-py", self.settings.options.ttl
+        lock = RedisPyLock(redis, key, timeout=ttl)
+        while not await lock.acquire(blocking=False):  # just what its acquire() does
+            request.queued = request.queued or monotonic_ns()
+            await asyncio.sleep(float(lock.sleep))
+        await self.take_item(request)
+        try:
+            await lock.release()
+        except LockNotOwnedError:
+            request.lost = True
 
-
-@asynccontextmanager
-async def _customers(
-    setup: Setup, order: Order, shop: Shop, lock: aiolock.Lock, report: Report
-) -> AsyncGenerator[Customers, None]:
-    """The customers of this process, under the guard of the order."""
-    if order.guard == "redis-py":
-        async with new_locks(setup.url, setup.prefix, setup.ttl, order.at_once) as new_lock:
-            yield PeerCustomers(setup.worker, shop, report.served, new_lock, order.seconds)
-    else:
-        ours = lock if order.guard == "aiolock" else None
-        yield Customers(setup.worker, shop, ours, report.served)
-
-
-async def _work() -> None:
-    told, report = _told(), Report()
-    setup = Setup(**await anext(told))
-    kind = sqlite if in_a_file(setup.url) else redis
-    store = Observed(kind.from_url(setup.url, setup.prefix))
-    async with (
-        shop_beside(setup.url, setup.prefix) as real_shop,
-        aiolock.connect(store, ttl=setup.ttl) as client,
-        asyncio.TaskGroup() as tasks,
-    ):
-        shop = StoppableShop(real_shop, report)
-        lock = client.lock(LOCK)
-
-        async def serve(order: Order) -> None:
-            shop.order = order
-            try:
-                async with _customers(setup, order, shop, lock, report) as customers:
-                    await customers.buy(order.at_once, order.requests, _ARRIVAL * order.at_once)
-            except Exception as failure:
-                _tell_failure(failure)  # at once: leaving may take a while if the server is gone
-                raise
-            report.tell("done")
-
-        report.tell("ready", client=client.id)
-        serving: asyncio.Task[None] | None = None
-        async for message in told:
-            if "report" in message:
-                report.tell("reported")
-            elif "go_on" in message:
-                shop.go_on.set()
+    async def run_task(self, task: int, numbers: Iterator[int]) -> None:
+        """Make one request after the other, until nothing is left."""
+        if self.settings.options.workers > 1:  # let the requests of all workers mix
+            spread = self.settings.options.requests / 10_000
+            await asyncio.sleep(spread * random.random())  # noqa: S311  # no secret
+        for number in numbers:
+            request = Request(self.settings.worker, task, number, asked=monotonic_ns())
+            self.times.requests[str(task)] = request
+            if self.settings.guard == "nothing":
+                await self.take_item(request)
+            elif self.redis is None:
+                await self.with_aiolock(request)
             else:
-                serving = tasks.create_task(serve(Order(**message)))
-        if serving is not None and not serving.done():
-            # The demo is gone. Do not cancel: on Python 3.11 redis-py may swallow a cancellation.
-            os._exit(1)
+                await self.with_redis_py(request, self.redis)
+            print(json.dumps(asdict(request)), file=self.record, flush=True)
+            if not request.sold and not request.lost:
+                return
+
+    async def run(self) -> None:
+        """Run all tasks to their end."""
+        options, worker = self.settings.options, self.settings.worker
+        numbers: Iterator[int] = itertools.count()
+        if self.settings.guard == "nothing":
+            # As many requests as under a lock: one for each item, and the last one of each task.
+            total = options.items + options.requests
+            numbers = iter(range(share(total, worker, options.workers)))
+        async with asyncio.TaskGroup() as group:
+            for task in range(share(options.requests, worker, options.workers)):
+                group.create_task(self.run_task(task, numbers), name=str(task))
+
+    async def perhaps_stop(self, request: Request, left: int) -> None:
+        """Keep the lock until the demo kills this process, if it is worker 1 or 3, and time."""
+        items = self.settings.options.items
+        before_write = left <= items * 3 // 4
+        # If nothing is left, there will be no write.
+        after_write = left <= items // 4 and (request.sold or left == 0)
+        if self.settings.stop and {1: before_write, 3: after_write}.get(request.worker):
+            report(stopped=asdict(request), left=left)
+            await asyncio.Event().wait()
 
 
-def _tell_failure(failure: Exception) -> None:
-    cause = first(failure)
-    if (why := reason(cause)) is None:
-        raise cause from None
-    _write({"event": "failed", "why": why})
+async def work(settings: Settings, record: TextIO) -> None:
+    """Run the tasks, together with the other workers."""
+    url, ttl, times = settings.options.url, settings.options.ttl, QueueTimes()
+    redis = redis_client(url, settings.options.requests) if settings.guard == "redis-py" else None
+    async with aiolock.connect(url, prefix=settings.prefix, ttl=ttl, observer=times) as client:
+        stock, lock = Stock(Path(settings.stock)), client.lock(LOCK)
+        worker = Worker(settings, stock, lock, times, record, redis)
+        await client.barrier(settings.stock, settings.options.workers).wait()  # all are ready
+        await worker.run()
+
+
+def redis_client(url: str, connections: int) -> Redis:
+    """A client of redis-py: its `Lock` takes a connection for each task that waits."""
+    pool = ConnectionPool(**parse_url(url))
+    pool.max_connections = connections  # whatever the URL says
+    return Redis.from_pool(pool)
+
+
+def report(**message: Any) -> None:
+    """Report to the demo, at once: this process may be killed."""
+    try:
+        print(json.dumps(message), flush=True)
+    except BrokenPipeError:
+        os._exit(1)
+
+
+class WorkerError(Exception):
+    """A worker has failed; the text says why."""
+
+
+def reason(failure: BaseException) -> str:
+    """A failure in one line; a bug is raised again."""
+    match failure:
+        case BaseExceptionGroup(exceptions=(first, *_)):
+            return reason(first)
+        case aiolock.LockError() | RedisError() | WorkerError():
+            return " ".join(str(failure).split())
+        case _:
+            raise failure from None
+
+
+def end_with(parent: int) -> None:
+    """End this process when the demo itself was killed."""
+    while os.getppid() == parent:
+        time.sleep(0.2)
+    os._exit(1)
 
 
 def main() -> int:
-    """Work until stdin ends; returns the exit code."""
+    """Run one worker; returns the exit code."""
+    threading.Thread(target=end_with, args=(os.getppid(),), daemon=True).start()
+    given = json.loads(sys.stdin.readline() or os._exit(1))  # the demo was killed before
+    settings = Settings(Options(**given.pop("options")), **given)
     try:
-        asyncio.run(_work())
+        with Path(f"{settings.stock}-{settings.worker}").open("w", encoding="utf-8") as record:
+            asyncio.run(work(settings, record))
     except Exception as failure:  # noqa: BLE001  # a bug is raised again
-        _tell_failure(failure)
+        report(failed=reason(failure))
         return 1
     return 0
 
