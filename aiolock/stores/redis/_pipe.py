@@ -68,7 +68,7 @@ class Pipe(Incoming):
         self._admitted = admitted
         self._redirected = redirected
         self._queued_one = queued
-        self._told = told
+        self._on_push = told
         self._lost = lost
         self._back = back
         self._again = again
