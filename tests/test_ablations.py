@@ -1323,7 +1323,7 @@ SAFEGUARDS = (
     Safeguard(
         "who has something to fetch is rung",
         "stores/sqlite/_database.py",
-        "                self._presence.ring(client)\n",
+        "                self._presence.notify(client)\n",
         "                del client\n",
         "test_sqlite.py::test_handed_over[path]",
     ),
@@ -1468,8 +1468,8 @@ SAFEGUARDS = (
     Safeguard(
         "what was read is not told again",
         "stores/sqlite/_database.py",
-        "            told, self._read = self._connection",
-        "            told, _ = self._connection",
+        "            pushes, self._read = self._connection",
+        "            pushes, _ = self._connection",
         "test_sqlite.py::test_a_push_is_delivered_once",
     ),
     Safeguard(
@@ -2539,7 +2539,7 @@ SAFEGUARDS = (
     Safeguard(
         "… it hears itself before it is open",
         f"{POSTGRES}/_store.py",
-        "            await self._hear_ourselves()\n",
+        "            await self._check_delivery()\n",
         "",
         "test_postgres.py::test_listening_elsewhere",
         seconds=20,
@@ -2815,15 +2815,15 @@ SAFEGUARDS = (
     Safeguard(
         "… it is tried whether it can be rung",
         "stores/mysql/_listener.py",
-        "            self._polls = not self._is_rung()\n",
-        "            self._is_rung()\n",
+        "            self._polls = not self._can_be_notified()\n",
+        "            self._can_be_notified()\n",
         "test_mysql.py::test_whether_it_can_be_rung_is_tried[False-True]",
         seconds=20,
     ),
     Safeguard(
         "… who is in a queue looks soon",
         "stores/mysql/_listener.py",
-        "        if seldom:\n            self._hurry.set()\n",
+        "        if seldom:\n            self._poll_now.set()\n",
         "",
         "test_mysql.py::test_by_looking",
         seconds=10,
@@ -2926,7 +2926,7 @@ SAFEGUARDS = (
     Safeguard(
         "… who may not have been rung is rung later",
         "stores/mysql/_database.py",
-        "        self._owed |= dict.fromkeys(notifiers)\n",
+        "        self._to_notify |= dict.fromkeys(notifiers)\n",
         "",
         "test_mysql.py::test_rings_that_were_lost",
         seconds=40,
@@ -2958,7 +2958,7 @@ SAFEGUARDS = (
     Safeguard(
         "… the ear notices at once that nobody else is there",
         "stores/mysql/_listener.py",
-        "                if woken is Woken.ALONE:\n                    self._lost(None)\n",
+        "                if woken is Woken.DISCONNECTED:\n                    self._lost(None)\n",
         "                if False:\n",
         "test_mysql.py::test_the_ear_misses_the_commands_connection",
         seconds=30,
@@ -5555,7 +5555,7 @@ SAFEGUARDS = (
     Safeguard(
         "Ctrl-C is heard that comes before a line is waited for",
         "cli/signals.py",
-        "        before = signal.set_wakeup_fd(told.fileno())\n",
+        "        before = signal.set_wakeup_fd(woken.fileno())\n",
         "        before = -1\n",
         "test_cli.py::test_ctrl_c_just_before_a_line_is_waited_for",
     ),

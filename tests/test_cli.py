@@ -161,7 +161,7 @@ async def other(redis_server: RedisServer, prefix: str) -> AsyncIterator[aiolock
 
 async def test_deadlocks(cli: Cli, client: aiolock.LockClient, other: aiolock.LockClient) -> None:
     """Who waits for whom, as text and as data; and that nobody does."""
-    assert await cli("deadlocks") == (0, "nobody waits for each other\n", "")
+    assert await cli("deadlocks") == (0, "no deadlocks\n", "")
     async with deadlock(client, other):
         code, output, errors = await cli("deadlocks")
         assert (code, errors) == (1, "")
@@ -170,7 +170,7 @@ async def test_deadlocks(cli: Cli, client: aiolock.LockClient, other: aiolock.Lo
         assert "for the lock 'A': 'ours' (" in output
         code, output, _ = await cli("deadlocks", "--json")
         assert code == 1
-        assert {each["name"] for each in json.loads(output)[0]["circle"]} == {"A", "B"}
+        assert {each["name"] for each in json.loads(output)[0]["cycle"]} == {"A", "B"}
 
 
 async def test_top(cli: Cli, client: aiolock.LockClient, other: aiolock.LockClient) -> None:
@@ -341,7 +341,7 @@ async def test_break(cli: Cli, client: aiolock.LockClient) -> None:
     code, _, errors = await cli("break", "--kind", "semaphore", "api")
     assert (code, errors) == (
         2,
-        "aiolock break: without a terminal, this cannot ask for a yes: say --yes\n",
+        "aiolock break: without a terminal, this cannot ask for confirmation: use --yes\n",
     )
     fence = str(leases[1].fence)
     code, output, _ = await cli("break", "--kind", "semaphore", "--yes", "--fence", fence, "api")
@@ -351,7 +351,7 @@ async def test_break(cli: Cli, client: aiolock.LockClient) -> None:
     assert (await cli("break", "--kind", "semaphore", "--yes", "api"))[0] == 0
     for lease in leases:
         await asyncio.wait_for(lease.lost.wait(), WITHIN)
-    assert await cli("break", "--yes", "api") == (1, "nobody held it\n", "")
+    assert await cli("break", "--yes", "api") == (1, "it had no holder\n", "")
 
 
 async def test_break_finds_each_kind(cli: Cli, client: aiolock.LockClient) -> None:
@@ -365,7 +365,7 @@ async def test_break_finds_each_kind(cli: Cli, client: aiolock.LockClient) -> No
     ]
     code, output, errors = await cli("break", "--yes", "api")
     assert (code, output) == (2, "")
-    assert "'api' is the name of several: lock and semaphore. Say which: --kind" in errors
+    assert "'api' is the name of several: lock and semaphore. Use --kind" in errors
     assert not any(lease.lost.is_set() for lease in leases)
     code, output, _ = await cli("ask", "--kind", "lock", "api")
     assert (code, output) == (0, "the holder of 'api' was asked to release it\n")
@@ -465,7 +465,7 @@ async def test_ask(cli: Cli, client: aiolock.LockClient) -> None:
     async with client.lock("a") as lease:
         assert (await cli("ask", "a"))[0] == 0
         await asyncio.wait_for(lease.requested.wait(), WITHIN)
-    assert await cli("ask", "a") == (1, "nobody holds it\n", "")
+    assert await cli("ask", "a") == (1, "it has no holder\n", "")
 
 
 # --- check
@@ -714,7 +714,7 @@ async def test_no_store() -> None:
 @pytest.mark.parametrize(
     ("args", "says"),
     [
-        (("ls", "--url", ""), "which store? Say --url, or set AIOLOCK_URL"),
+        (("ls", "--url", ""), "no store is named: use --url, or set AIOLOCK_URL"),
         (("ls", "--url", "ftp://here"), "URL of a lock store begins with one of"),
         (("show", ""), "name"),
         (("run", "--ttl", "0", "job", "--", "true"), "ttl"),

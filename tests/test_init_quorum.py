@@ -158,4 +158,4 @@ def test_a_list_that_cannot_be_right_is_refused(
 def test_without_a_terminal_it_wants_yes(capsys: pytest.CaptureFixture[str]) -> None:
     """Nobody can be asked there."""
     assert main.main(["init-quorum", "redis://a", "redis://b", "redis://c"]) == 2
-    assert "say --yes" in capsys.readouterr().err
+    assert "use --yes" in capsys.readouterr().err

@@ -586,7 +586,7 @@ async def test_busy_for_others(own_mariadb: MariaDBServer) -> None:
 
 async def test_by_looking(own_mariadb: MariaDBServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where nobody rings, a client looks: soon while one of its waiters is queued."""
-    monkeypatch.setattr(_listener, "_AT_LEISURE", 60.0)
+    monkeypatch.setattr(_listener, "_IDLE_POLL", 60.0)
     url = own_mariadb.url("app", "?doorbell=poll&poll=0.02")
     async with pair(url) as (ours, theirs):
         for _ in range(3):
@@ -625,19 +625,19 @@ async def test_an_ear_that_is_lost_in_its_trial(
     own_mariadb: MariaDBServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Then the client does not open: it would be deaf."""
-    is_rung, rings, tried = Listener._is_rung, Listener._try, threading.Event()
+    can_be_notified, notifies, tried = Listener._can_be_notified, Listener._try, threading.Event()
 
     def tries(listener: Listener, commands: Link) -> None:
         tried.set()
-        rings(listener, commands)
+        notifies(listener, commands)
 
     def breaks(listener: Listener) -> bool:
         tried.wait(5)
         listener._link.break_()
-        return is_rung(listener)
+        return can_be_notified(listener)
 
     monkeypatch.setattr(Listener, "_try", tries)
-    monkeypatch.setattr(Listener, "_is_rung", breaks)
+    monkeypatch.setattr(Listener, "_can_be_notified", breaks)
     client = aiolock.connect(own_mariadb.url("app"))
     with pytest.raises(aiolock.StoreError, match=r"gone away|Lost connection"):
         await client.open()
@@ -763,13 +763,13 @@ async def test_what_was_read_is_removed(
 ) -> None:
     """It is delivered once, and does not stay in the database."""
     heard = list[object]()
-    deliver = Session._heard
+    deliver = Session._on_pushes
 
     def count(session: Session, told: Sequence[Told]) -> None:
         heard.append(told)
         deliver(session, told)
 
-    monkeypatch.setattr(Session, "_heard", count)
+    monkeypatch.setattr(Session, "_on_pushes", count)
     async with pair(own_mariadb.url("app")) as (ours, theirs):
         lease = await take(ours.lock("x"))
         waiting = asyncio.create_task(take(theirs.lock("x")))
@@ -873,7 +873,7 @@ def test_a_connection_that_is_lost_behind_the_commit(
     database = alone(mariadb_server, "behind")
     database.open()
     grant = ask(database, asking("behind", "behind"))
-    database._owed["somebody"] = None
+    database._to_notify["somebody"] = None
     run_until = Link.run_until
 
     def lose(link: Link, *statements: str) -> Any:
@@ -884,9 +884,9 @@ def test_a_connection_that_is_lost_behind_the_commit(
     monkeypatch.setattr(Link, "run_until", lose)
     assert ask(database, releasing("behind", "behind", grant.fence)) == WAS_HOLDER
     monkeypatch.undo()
-    assert database._owed
+    assert database._to_notify
     assert isinstance(ask(database, asking("behind", "behind")), Granted)
-    assert not database._owed
+    assert not database._to_notify
     database.close()
 
 

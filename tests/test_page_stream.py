@@ -154,7 +154,7 @@ async def test_deadlock() -> None:
         while not view["deadlocks"]:
             view = await viewer.event()
         (deadlock,) = view["deadlocks"]
-        assert sorted(deadlock["circle"]) == [["lock", "a"], ["lock", "b"]]
+        assert sorted(deadlock["cycle"]) == [["lock", "a"], ["lock", "b"]]
         assert "2 tasks wait for each other" in deadlock["text"]
         assert "'task 0'" in deadlock["text"]
         assert [row["blocked"] for row in view["rows"]] == [True, True]

@@ -1081,8 +1081,8 @@ async def test_told_what_it_does_not_know(
     """The answers are heard all the same."""
     async with aiolock.connect(postgres_server.url("app"), prefix=prefix) as client:
         store = store_of(client)
-        told = store._pipe._told
-        store._pipe._told = lambda name, pushes: told(name, ["riddle 1", *pushes])
+        on_pushes = store._pipe._on_pushes
+        store._pipe._on_pushes = lambda name, pushes: on_pushes(name, ["riddle 1", *pushes])
         async with client.lock("x"):
             waiting = asyncio.create_task(take(client.lock("x")))
             await queued(client.lock("x"), 1)

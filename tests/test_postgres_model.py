@@ -144,7 +144,7 @@ class Both:
         told = []
         for push in pushes:
             client, _, what = push.partition(" ")
-            told.append((client, codec.told(what, client)[1]))
+            told.append((client, codec.push(what, client)[1]))
         return text, told
 
     def step(self) -> Step:

@@ -490,7 +490,7 @@ async def test_an_error_after_the_commit(url: str, monkeypatch: pytest.MonkeyPat
     async with aiolock.connect(url) as ours, aiolock.connect(url) as theirs:
         lease = await take(ours.lock("x", ttl=30))
         waiting = await waits(theirs, "x")
-        monkeypatch.setattr(_notifier, "ring", fails)
+        monkeypatch.setattr(_notifier, "notify", fails)
         assert await lease.release()
         holders = (await ours.lock("x").status()).holders
         assert [party.client for party in holders] == [theirs.id]
@@ -1689,16 +1689,16 @@ async def test_who_is_rung_does_not_wait_for_the_transactions_of_others(
         lease = await take(theirs.lock("x", ttl=30))
         waiting = await waits(ours, "x")
         presence = session_of(theirs)._presence
-        ring = presence.ring
+        notify = presence.notify
         with contextlib.closing(
             sqlite3.connect(path, isolation_level=None, check_same_thread=False)
         ) as database:
 
-            def lock_and_ring(client: str) -> None:
+            def lock_and_notify(client: str) -> None:
                 database.execute("BEGIN IMMEDIATE")
-                ring(client)
+                notify(client)
 
-            monkeypatch.setattr(presence, "ring", lock_and_ring)
+            monkeypatch.setattr(presence, "notify", lock_and_notify)
             await lease.release()
             second = await asyncio.wait_for(waiting, 3)
             assert database.in_transaction

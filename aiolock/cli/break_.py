@@ -18,10 +18,10 @@ def add_command(commands: Commands) -> None:
     """Add both to the command line."""
     breaking = commands.add_parser(
         "break",
-        help="take a lock from its holder, and hand it to the next waiter",
+        help="take a lock from its holder, and grant it to the next waiter",
         description="Take a lock from a holder that hangs and goes on renewing; a dead holder needs"
-        " no help. The holder is told, and its body cancelled. Until the body has ended, it runs"
-        " beside the next one. A pattern takes all locks with a name like it.",
+        " no help. The holder is notified, and its body cancelled. Until the body has ended, it"
+        " runs beside the next one. A pattern takes all locks with a name like it.",
         epilog="exit code: 0 if it was taken from a holder, 1 if there was none",
     )
     add_store_options(breaking)
@@ -29,14 +29,14 @@ def add_command(commands: Commands) -> None:
     breaking.add_argument(
         "--fence", type=int, metavar="N", help="only from the holder with this fencing token"
     )
-    breaking.add_argument("--yes", action="store_true", help="do not ask before")
+    breaking.add_argument("--yes", action="store_true", help="do not ask for confirmation")
     breaking.set_defaults(run=run, command="break")
 
     asking = commands.add_parser(
         "ask",
         help="ask the holder of a lock to release it when it can",
         description="Set Lease.requested of the holder, which decides whether to release the lock.",
-        epilog="exit code: 0 if a holder was told, 1 if there is none",
+        epilog="exit code: 0 if a holder was asked, 1 if there is none",
     )
     add_store_options(asking)
     add_name(asking)
@@ -48,7 +48,7 @@ def run(arguments: argparse.Namespace) -> int:
     arguments.grants = None
     if not arguments.yes:
         if sys.stdin is None or not sys.stdin.isatty():
-            say("aiolock break: without a terminal, this cannot ask for a yes: say --yes")
+            say("aiolock break: without a terminal, this cannot ask for confirmation: use --yes")
             return WRONG_USE
         if code := with_store(_look)(arguments):
             return code
@@ -63,7 +63,7 @@ Grant = tuple[str, str, int]
 
 
 def _grants(statuses: Sequence[Status], arguments: argparse.Namespace) -> list[Grant]:
-    """What is to be taken away; `ValueError` if it is not clear which lock is meant."""
+    """The grants to break; `ValueError` if it is not clear which lock is meant."""
     held = [status for status in statuses if status.holders]
     if len(held) > 1 and not is_pattern(arguments.name):
         raise several(held)
@@ -81,7 +81,7 @@ async def _look(client: aiolock.LockClient, arguments: argparse.Namespace) -> in
     print("\n\n".join(map(str, statuses)) or nothing(arguments))
     arguments.grants = _grants(statuses, arguments)
     if not arguments.grants and any(status.holders for status in statuses):
-        print(f"nobody holds it with the fence {arguments.fence}")
+        print(f"no holder has the fence {arguments.fence}")
     return 0 if arguments.grants else NOBODY
 
 
@@ -105,7 +105,7 @@ async def _break(client: aiolock.LockClient, arguments: argparse.Namespace) -> i
     if failure is not None:
         raise failure
     if not taken:
-        print("nobody held it")
+        print("it had no holder")
     return 0 if taken else NOBODY
 
 
@@ -113,12 +113,12 @@ async def _ask(client: aiolock.LockClient, arguments: argparse.Namespace) -> int
     held = [status for status in await found(client, arguments) if status.holders]
     if len(held) > 1 and not is_pattern(arguments.name):
         raise several(held)
-    told = await asyncio.gather(
+    answers = await asyncio.gather(
         *(client.request_release(status.name, kind=status.kind) for status in held)
     )
-    asked = [status for status, was_told in zip(held, told, strict=True) if was_told]
+    asked = [status for status, notified in zip(held, answers, strict=True) if notified]
     for status in asked:
         print(f"the holder of '{plain(status.name)}' was asked to release it")
     if not asked:
-        print("nobody holds it")
+        print("it has no holder")
     return 0 if asked else NOBODY

@@ -20,7 +20,7 @@ from aiolock.cli.store import Commands, add_store_options, check_url, ending, nu
 SLOW: Final = 1
 _LIMITED: Final = ("acquire and release", "hand over")
 _TIMES: Final = 15
-"""How often each is measured; the median counts."""
+"""The number of measurements of each; the median counts."""
 
 
 def add_command(commands: Commands) -> None:
@@ -64,8 +64,8 @@ async def _check(arguments: argparse.Namespace) -> int:
     limit: float | None = arguments.max_ms
     slow = [] if limit is None else [what for what in _LIMITED if found.ms[what] > limit]
     if arguments.json:
-        said = {"protocols": found.protocols, "ms": found.ms, "slow": slow}
-        print(json.dumps({**said, "warnings": warnings.texts}, indent=2))
+        results = {"protocols": found.protocols, "ms": found.ms, "slow": slow}
+        print(json.dumps({**results, "warnings": warnings.texts}, indent=2))
     else:
         if found.protocols:
             print(f"{'protocol':<20} {', beside '.join(map(str, found.protocols)):>9}")
@@ -105,7 +105,7 @@ async def _measured(arguments: argparse.Namespace) -> _Found:
         async def handed_over() -> float:
             async with asyncio.TaskGroup() as tasks, ours.lock(name, timeout=10) as lease:
                 waiting = tasks.create_task(_enter(theirs.lock(name, timeout=10)))
-                await asyncio.sleep(0)  # it has asked; later commands of its client follow that
+                await asyncio.sleep(0)  # its request is sent; later commands follow that
                 await theirs.request_release(name)
                 async with asyncio.timeout(10):
                     await lease.requested.wait()

@@ -24,7 +24,7 @@ _PASSED_ON: Final = (signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 _BY_TERMINAL: Final = (signal.SIGINT, signal.SIGQUIT)
 _FIRST_FREE_FD: Final = 3
 _BEAT: Final = 0.25
-"""The supervisor hears of the lease at least this often, in seconds."""
+"""Seconds between two messages to the supervisor about the lease, at most."""
 _SHORTEST_BEAT: Final = 0.02
 _ALLOWED: Final = 5.0
 """Seconds that SIGKILL may take to end everything."""
@@ -108,7 +108,7 @@ class Child:
         return code if code >= 0 else 128 - code
 
     def _start(self) -> None:
-        """Start the supervisor, which starts the command when it hears of the lease."""
+        """Start the supervisor, which starts the command when it is sent the lease."""
         ours, theirs = socket.socketpair()
         ours.setblocking(False)  # noqa: FBT003  # takes no other
         # Never one of the standard streams, which may be closed.
@@ -163,7 +163,7 @@ class Child:
         assert self._supervisor is not None
         while True:
             left = self._say_lease()
-            self._supervisor.send_signal(signal.SIGCONT)  # in case that somebody has stopped it
+            self._supervisor.send_signal(signal.SIGCONT)  # in case it was stopped
             await asyncio.sleep(min(_BEAT, max(_SHORTEST_BEAT, left / 8)))
 
     async def _end_of_command(self) -> int:
@@ -210,12 +210,12 @@ class Child:
         group = 0 if LINUX or self._job else self._command
         for number, seconds in ((signal.SIGTERM, self._grace), (signal.SIGKILL, _ALLOWED)):
             until = loop.time() + seconds
-            told = False
+            sent = False
             while left := [each.pid for each in members(root, group)] if root else []:
-                if not told or number == signal.SIGKILL:
+                if not sent or number == signal.SIGKILL:
                     send(number, left)
                     send(signal.SIGCONT, left)
-                    told = True
+                    sent = True
                 if loop.time() >= until:
                     break
                 await asyncio.sleep(_SHORTEST_BEAT)
@@ -229,10 +229,10 @@ class Child:
             self._say(supervisor.SIGNAL, number)
 
     def _has_it_already(self, number: int) -> bool:
-        """Whether the terminal has sent it to the program: it does so to all in the foreground.
+        """Whether the terminal has sent it to the program, as to all processes in the foreground.
 
-        Python does not say who has sent a signal: one by kill(1) is taken for the terminal's. Nor
-        whether a program that is just being started has got it: it is sent again, not lost.
+        Python does not tell who sent a signal: one by kill(1) is taken for the terminal's. Nor does
+        it tell whether a program that is just being started has got it: it is sent again, not lost.
         """
         return bool(self._job and self._command and number in _BY_TERMINAL and _foreground())
 

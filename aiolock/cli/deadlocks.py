@@ -30,5 +30,5 @@ async def _print(client: aiolock.LockClient, arguments: argparse.Namespace) -> i
     if arguments.json:
         print(json.dumps([asdict(deadlock) for deadlock in found], indent=2))
     else:
-        print("\n\n".join(map(str, found)) if found else "nobody waits for each other")
+        print("\n\n".join(map(str, found)) if found else "no deadlocks")
     return 1 if found else 0

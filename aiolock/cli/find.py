@@ -40,7 +40,7 @@ async def found(client: aiolock.LockClient, arguments: argparse.Namespace) -> li
 
 
 def nothing(arguments: argparse.Namespace) -> str:
-    """What to say when nothing was found."""
+    """The text when nothing was found."""
     called = "with a name like " if is_pattern(arguments.name) else ""
     kind = arguments.kind or "lock of any kind"
     return f"no {kind} {called}'{plain(arguments.name)}' is held or waited for"
@@ -49,4 +49,4 @@ def nothing(arguments: argparse.Namespace) -> str:
 def several(statuses: Sequence[Status]) -> ValueError:
     """The error where only one kind can be meant, and several have the name."""
     kinds = " and ".join((", ".join(each.kind for each in statuses[:-1]), statuses[-1].kind))
-    return ValueError(f"{statuses[0].name!r} is the name of several: {kinds}. Say which: --kind")
+    return ValueError(f"{statuses[0].name!r} is the name of several: {kinds}. Use --kind")

@@ -1,4 +1,4 @@
-"""``aiolock init-quorum``: tells the servers of a quorum that they are new, so that they vote."""
+"""``aiolock init-quorum``: registers the servers of a new quorum, so that they vote at once."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ def add_command(commands: Commands) -> None:
     """Add ``init-quorum`` to the command line."""
     parser = commands.add_parser(
         "init-quorum",
-        help="tell the servers of a new quorum that they are new, so that they vote at once",
+        help="register the servers of a new quorum, so that they vote at once",
         description="A server that was started a moment ago may have forgotten its votes, and gives"
-        " none for longest_ttl. Say with this command that the servers have never voted: on the"
+        " none for longest_ttl. This command registers servers that have never voted: on the"
         " first day, before any client is started. Refused if a server has keys or clients of this"
         " prefix.",
         epilog="exit code: 0 if all of them vote now, 1 if one of them is in use, 69 if one of them"
@@ -47,14 +47,17 @@ def add_command(commands: Commands) -> None:
         help="longest_ttl in seconds, as in connect() (default: %(default)g)",
     )
     parser.add_argument("--durable", action="store_true", help="durable=True, as in connect()")
-    parser.add_argument("--yes", action="store_true", help="do not ask before")
+    parser.add_argument("--yes", action="store_true", help="do not ask for confirmation")
     parser.set_defaults(run=run, command="init-quorum")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Run the command; returns the exit code."""
     if not arguments.yes and not sys.stdin.isatty():
-        print("aiolock init-quorum: nobody can be asked here: say --yes", file=sys.stderr)
+        print(
+            "aiolock init-quorum: without a terminal, this cannot ask for confirmation: use --yes",
+            file=sys.stderr,
+        )
         return WRONG_USE
     return ending(_begin, arguments)
 
@@ -72,8 +75,10 @@ async def _begin(arguments: argparse.Namespace) -> int:
         print("Have these servers never been used for locks? [y/N] ", end="", flush=True)
         if typed_line().strip().lower() not in ("y", "yes"):
             return NOBODY
-    told = await quorum.begin()
-    print(f"all {len(quorum.servers)} servers vote" + ("" if told else ", as they did before"))
+    registered = await quorum.begin()
+    print(
+        f"all {len(quorum.servers)} servers vote" + ("" if registered else ", as they did before")
+    )
     return 0
 
 
@@ -84,14 +89,14 @@ def _new_quorum(arguments: argparse.Namespace) -> Any:
         urls = os.environ.get("AIOLOCK_URL", "").split()
     longest, durable = arguments.longest_ttl, arguments.durable
     if {url.partition("://")[0] for url in urls} - set(_SCHEMES):
-        # What it begins with is not shown: without a scheme, it may be a password.
+        # The first part is not shown: without a scheme, it may be a password.
         raise ValueError(
             "init-quorum is for Redis servers, each given by a URL that begins with one of"
             f" {', '.join(f'{each}://' for each in _SCHEMES)}"
         )
     # It checks the options, and connects to nothing.
     aiolock.connect(urls, prefix=prefix, ttl=longest, longest_ttl=longest, durable=durable)
-    # By their names: the other commands do not need them.
+    # Imported by name: the other commands do not need them.
     redis = importlib.import_module("aiolock.stores.redis")
     quorum = importlib.import_module("aiolock.stores.quorum")
     members = [redis.member_at(url, prefix) for url in urls]

@@ -13,7 +13,7 @@ from aiolock.store import Participant, Status, plain
 
 COLUMNS: Final = ("KIND", "NAME", "HELD BY", "WHERE", "FOR", "LEASE", "WAITING", "LONGEST")
 TEXTS: Final = 4
-"""How many of the columns are text; the others are numbers, and are aligned to the right."""
+"""The number of columns of text; the others are numbers, and are aligned to the right."""
 SORTS: Final[dict[str, Callable[[Status], tuple[Any, ...]]]] = {
     "name": lambda status: (status.kind, status.name),
     "waiting": lambda status: (-len(status.waiters), status.kind, status.name),
@@ -47,12 +47,12 @@ def cells(status: Status) -> Sequence[str]:
 
 
 def _who(party: Participant) -> str:
-    """The party's label, or else a short id."""
+    """The participant's label, or else a short id."""
     return plain(party.label) or f"{party.client[:6]}#{party.seq}"
 
 
 def where(party: Participant) -> str:
-    """The party's process, with a mark if it is gone."""
+    """The participant's process, with a mark if it is gone."""
     return f"{plain(party.host) or '?'}:{party.pid}" + ("" if party.alive else " !")
 
 
@@ -69,7 +69,7 @@ def duration(seconds: float) -> str:
 
 
 def terminal_width() -> int | None:
-    """How wide the terminal is that we write to; None if it is none."""
+    """The width of the terminal on standard output; None if it is none."""
     if sys.stdout is None or not sys.stdout.isatty():
         return None
     return shutil.get_terminal_size().columns
@@ -103,13 +103,13 @@ def _narrow(widths: list[int], width: int) -> None:
 
 
 def printable(text: str) -> str:
-    """The text, in which each character that standard output has not is escaped."""
+    """The text, with each character escaped that standard output cannot encode."""
     encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
     return text.encode(encoding, "backslashreplace").decode(encoding)
 
 
 def columns(text: str) -> int:
-    """How many columns of a terminal the text takes."""
+    """The number of columns of a terminal that the text takes."""
     if text.isascii():
         return len(text)
     return sum(
@@ -119,7 +119,7 @@ def columns(text: str) -> int:
 
 
 def cut(text: str, width: int) -> str:
-    """The text without its middle: what tells names apart is mostly at one of their ends."""
+    """The text without its middle: names mostly differ at one of their ends."""
     mark = "…" if printable("…") == "…" else "~"
     left, right, room = "", "", width - 1
     for first, last in zip(text, reversed(text), strict=True):

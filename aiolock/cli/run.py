@@ -61,12 +61,14 @@ def add_command(commands: Commands) -> None:
         help="seconds from SIGTERM to SIGKILL when the lock was lost (default: 5)",
     )
     what = parser.add_mutually_exclusive_group()
-    what.add_argument("--limit", type=int, metavar="N", help="how many commands may run at once")
+    what.add_argument(
+        "--limit", type=int, metavar="N", help="the number of commands that may run at once"
+    )
     what.add_argument(
         "--every",
         type=seconds,
         metavar="S",
-        help="for ever: one run in each period of S seconds, among all with this option",
+        help="for ever: one run in each period of S seconds, among all processes with this option",
     )
     what.add_argument(
         "--once",
@@ -75,7 +77,7 @@ def add_command(commands: Commands) -> None:
         help="only if it was not done in the last S seconds (if it was, the exit code is 0)",
     )
     parser.add_argument(
-        "--verbose", action="store_true", help="with --once: say so if it was done already"
+        "--verbose", action="store_true", help="with --once: print a line if it was done already"
     )
     parser.add_argument("name", metavar="NAME")
     parser.add_argument("argv", nargs="*", metavar="COMMAND")
@@ -86,7 +88,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Run the command; returns the exit code."""
     arguments.argv += arguments.behind
     if not arguments.argv:
-        say("aiolock run: which command? aiolock run NAME -- COMMAND")
+        say("aiolock run: no command is given: aiolock run NAME -- COMMAND")
         return WRONG_USE
     if os.name != "posix":
         say("aiolock run: commands are run on POSIX systems only")

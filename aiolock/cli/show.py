@@ -1,4 +1,4 @@
-"""``aiolock ls`` and ``aiolock show``: what is held, by whom, and what waits."""
+"""``aiolock ls`` and ``aiolock show``: the locks, their holders and their waiters."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def add_command(commands: Commands) -> None:
         "pattern", nargs="?", default="*", help="only names like this, as 'order:*' (default: all)"
     )
     listing.add_argument("--kind", choices=aiolock.LockClient.KINDS, help="only these")
-    listing.add_argument("--sort", choices=tuple(SORTS), default="name", help="by what")
+    listing.add_argument("--sort", choices=tuple(SORTS), default="name", help="the order")
     listing.add_argument("--wide", action="store_true", help="do not cut long names")
     listing.add_argument("--json", action="store_true", help="a list, as JSON")
     listing.set_defaults(run=with_store(_list), command="ls")

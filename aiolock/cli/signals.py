@@ -14,7 +14,7 @@ from typing import Any, Final
 ENDING: Final = tuple(
     signal.Signals[name]
     for name in ("SIGINT", "SIGTERM", "SIGHUP")
-    if name in signal.Signals.__members__  # Windows has not all of them
+    if name in signal.Signals.__members__  # Windows lacks some of them
 )
 
 
@@ -73,10 +73,10 @@ def typed_line() -> str:
     """
     if sys.platform == "win32":  # where Ctrl-C ends what waits, and only sockets can be selected
         return sys.stdin.readline()
-    ours, told = socket.socketpair()
-    with ours, told:
-        told.setblocking(False)  # noqa: FBT003  # takes no other
-        before = signal.set_wakeup_fd(told.fileno())
+    ours, woken = socket.socketpair()
+    with ours, woken:
+        woken.setblocking(False)  # noqa: FBT003  # takes no other
+        before = signal.set_wakeup_fd(woken.fileno())
         try:
             select.select([sys.stdin, ours], [], [])
             return sys.stdin.readline()
@@ -85,7 +85,7 @@ def typed_line() -> str:
 
 
 def is_ignored(number: signal.Signals) -> bool:
-    """Whether our parent wants it ignored: nohup, or a shell that runs us in the background."""
+    """Whether the parent has it ignored: nohup, or a shell that runs us in the background."""
     return signal.getsignal(number) is signal.SIG_IGN
 
 

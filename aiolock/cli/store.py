@@ -1,4 +1,4 @@
-"""What all commands on a store share: the options that name the store, and how they end."""
+"""The common part of all commands on a store: the options that name it, and the exit codes."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def with_store(work: Work) -> Callable[[argparse.Namespace], int]:
 def check_url(arguments: argparse.Namespace) -> None:
     """`ValueError` if no store is named."""
     if not arguments.url:
-        raise ValueError("which store? Say --url, or set AIOLOCK_URL")
+        raise ValueError("no store is named: use --url, or set AIOLOCK_URL")
 
 
 def ending(

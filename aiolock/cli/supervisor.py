@@ -22,9 +22,9 @@ from typing import Any, Final, NamedTuple
 
 LINUX: Final = sys.platform == "linux"
 RECORD: Final = struct.Struct("=cd")
-"""All that is sent over the channel: what it is, and a number."""
+"""The format of a message on the channel: its kind, and a number."""
 LEASE, SIGNAL, END = b"L", b"S", b"E"
-"""From the guard: until when the lease lasts; a signal for the command; end the command."""
+"""From the guard: the end of the lease; a signal for the command; end the command."""
 STARTED, FAILED, OVERDUE, ENDED = b"P", b"X", b"O", b"F"
 """To the guard: the command's pid; the errno that says why it cannot run; it is being ended because
 the lease was not renewed; its exit code, less than 0 if a signal ended it."""
@@ -32,7 +32,7 @@ SHIELDED: Final = tuple(
     signal.Signals[f"SIG{name}"]
     for name in ("HUP", "INT", "QUIT", "TERM", "USR1", "USR2", "TSTP", "TTIN", "TTOU")
 )
-"""The supervisor ignores these: the guard gets them as well, and passes on what is to be."""
+"""The supervisor ignores these: the guard gets them as well, and forwards those for the command."""
 ENDING: Final = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)
 _TYPED: Final = (signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU)
 """Signals by which a terminal stops its programs, and they themselves."""
@@ -42,8 +42,7 @@ _TICK: Final = 0.25
 _TICK_OF_END: Final = _TICK if LINUX else 0.05
 """On Linux the last one is our child, whose end wakes us: we need not look at all of them often."""
 _SILENT: Final = 1.5
-"""After so many seconds without a word the guard is taken for stopped, where its state is not
-known."""
+"""Seconds without a message after which the guard counts as stopped, if its state is unknown."""
 _EARLY: Final = 1.0
 """Without a guard, everything is killed so many seconds before the end of the lease, or a third of
 what is left of it: on a busy machine we may be late."""
@@ -76,7 +75,7 @@ def prctl() -> Callable[[int, int], Any]:
 
 
 def adopt_orphans() -> None:
-    """From now on, be the parent of all descendants that lose theirs; for Linux."""
+    """Become the parent of all descendants that lose theirs; for Linux."""
     prctl()(_SUBREAPER, 1)
 
 
@@ -142,13 +141,13 @@ class Supervisor:
         self._command = 0
         self._code: int | None = None
         self._deadline = 0.0
-        """When the lease ends, by `clock`."""
+        """The end of the lease, by `clock`."""
         self._heard = clock()
         self._received = b""
         self._gone = False
         """Whether the guard has ended."""
         self._still_until: float | None = None
-        """When to end the command if the guard is stopped for so long; None: it is not stopped."""
+        """The time to end the command if the guard is still stopped; None: it is not stopped."""
         self._told_to_end = False
         self._kill_at: float | None = None
         self._whole_tree = False
@@ -210,7 +209,7 @@ class Supervisor:
             finally:
                 os._exit(127)
         os.close(its_error)
-        # What we are told from now on is for a program that runs.
+        # Messages from now on are for a program that runs.
         errno = os.read(error, 100)
         os.close(error)
         if errno:
@@ -221,7 +220,7 @@ class Supervisor:
         return True
 
     def _become(self, argv: Sequence[str], ignored: Collection[int], parent: int) -> None:
-        """In the child: become the command."""
+        """Become the command; called in the child."""
         signal.set_wakeup_fd(-1)
         for fd in self._closed:
             os.close(fd)
@@ -252,13 +251,13 @@ class Supervisor:
                 self._stopped(os.WSTOPSIG(status))
                 continue
             self._code = os.waitstatus_to_exitcode(status)
-            # A closed terminal tells the command as well, perhaps before the guard tells us.
-            told = self._told_to_end or -self._code in ENDING
-            if told and self._kill_at is None:
+            # A closed terminal signals the command as well, perhaps before the guard does.
+            ends = self._told_to_end or -self._code in ENDING
+            if ends and self._kill_at is None:
                 self._kill_at = clock() + self._grace
 
     def _stopped(self, number: int) -> None:
-        """The command has stopped: at a terminal, the job stops, so that the shell is told."""
+        """The command has stopped: at a terminal, the job stops, so that the shell sees it."""
         if self._job and number in _TYPED and not self._guard_is_still(clock()):
             send(signal.SIGTSTP, (self._guard,))
 
@@ -329,7 +328,7 @@ class Supervisor:
     def _end(self, kill_at: float) -> None:
         """End everything: now by SIGTERM, then by SIGKILL."""
         if self._whole_tree:
-            return  # a second SIGTERM would tell many programs to end at once
+            return  # a second SIGTERM makes many programs end at once
         self._whole_tree = True
         self._kill_at = kill_at if self._kill_at is None else min(kill_at, self._kill_at)
         self._send(signal.SIGTERM)
@@ -378,7 +377,7 @@ class Supervisor:
         return members(os.getpid(), 0 if LINUX or self._job else self._command)
 
     def _left(self) -> list[Process]:
-        """What is to be ended, and runs."""
+        """The running processes that are to be ended."""
         group = self._job or self._command
         return [
             each
@@ -400,7 +399,7 @@ def _is_closed(fd: int) -> bool:
 
 
 def main(argv: Sequence[str]) -> None:
-    """Run a command; the other arguments are said at the top of this file."""
+    """Run a command; the other arguments are listed at the top of this file."""
     channel, guard, group = map(int, argv[:3])
     with socket.socket(fileno=channel) as connection:
         connection.set_inheritable(False)

@@ -1,4 +1,4 @@
-"""``aiolock top``: what is held and waited for, live."""
+"""``aiolock top``: the locks that are held or waited for, live."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _RATIOS: Final = {"NAME": 4, "HELD BY": 4, "WHERE": 3}
 """The relative widths of these columns."""
 _SHORTEST, _LONGEST = 0.1, 3600
 _SHARE: Final = 10
-"""A pause is at least this many times as long as the snapshot before it, for the store's sake."""
+"""The least pause after a snapshot, as a multiple of its duration, to spare the store."""
 
 
 def add_command(commands: Commands) -> None:
@@ -42,7 +42,7 @@ def add_command(commands: Commands) -> None:
         "pattern", nargs="?", default="*", help="only names like this (default: all)"
     )
     parser.add_argument("--kind", choices=aiolock.LockClient.KINDS, help="only these")
-    parser.add_argument("--sort", choices=tuple(SORTS), default="waiting", help="by what")
+    parser.add_argument("--sort", choices=tuple(SORTS), default="waiting", help="the order")
     parser.add_argument(
         "--every",
         type=_pause,
@@ -66,7 +66,7 @@ def _pause(text: str) -> float:
 
 
 class _Look:
-    """What was seen: the statuses, and the deadlocks."""
+    """The result of a look: the statuses, and the deadlocks."""
 
     def __init__(self) -> None:
         self.statuses: Sequence[Status] = ()
@@ -136,7 +136,7 @@ def _screen(look: _Look, arguments: argparse.Namespace, height: int) -> Renderab
     from rich.table import Table
     from rich.text import Text
 
-    in_circle = {(each.kind, each.name) for deadlock in look.deadlocks for each in deadlock.cycle}
+    in_cycle = {(each.kind, each.name) for deadlock in look.deadlocks for each in deadlock.cycle}
     waiting = sum(len(status.waiters) for status in look.statuses)
     head = Text.assemble(
         ("aiolock top", "bold"),
@@ -159,9 +159,9 @@ def _screen(look: _Look, arguments: argparse.Namespace, height: int) -> Renderab
     room = max(1, height - str(head).count("\n") - 3)
     for status in look.statuses[:room]:
         key = status.kind, status.name
-        mark = "DEADLOCK" if key in in_circle else "!" if key in look.growing else ""
+        mark = "DEADLOCK" if key in in_cycle else "!" if key in look.growing else ""
         dead = any(not holder.alive for holder in status.holders)
-        style = "bold red" if key in in_circle else "yellow" if dead or mark else ""
+        style = "bold red" if key in in_cycle else "yellow" if dead or mark else ""
         # As text, because rich would interpret brackets in a name.
         table.add_row(*[Text(cell) for cell in cells(status)], Text(mark), style=style)
     more = len(look.statuses) - room

@@ -1,4 +1,4 @@
-"""``aiolock web``: a live page of what is held and what waits, for a browser."""
+"""``aiolock web``: a live page of holders and waiters, for a browser."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ async def _web(arguments: argparse.Namespace) -> int:
             raise ValueError(
                 "with --may-break the page is for this machine alone, since it is not encrypted."
                 f" Leave out --host, and reach it with ssh -L {port}:localhost:{port}; or mount the"
-                " page in an application that has TLS and knows who asks"
+                " page in an application that has TLS and authenticates its users"
             )
         with SIGNALS.end_this_task():
             async with aiolock.connect(arguments.url, prefix=arguments.prefix) as client:

@@ -1,4 +1,4 @@
-"""What all metrics share: the values of their labels, which must be few."""
+"""The values of labels of all metrics, which must be few."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ Key = tuple[str, int]
 MOST: Final = 200
 """Families, of all kinds together, that have metrics of their own."""
 OTHER: Final = "(other)"
-"""The family of all later ones: some program puts what differs each time into its families."""
+"""The family of all later ones: a program has families that differ each time."""
 
 BUCKETS: Final = (
     *(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5),
     *(1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 1800.0),
 )
-"""Histogram buckets, in seconds: from a round trip to what an operator is called for."""
+"""Histogram buckets, in seconds: from a round trip to an outage."""
 
 PASSES: Final = frozenset({"latch", "event", "barrier"})
 """Kinds that are waited for, but not held: a waiter that gets one goes on without it."""

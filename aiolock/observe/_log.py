@@ -51,7 +51,7 @@ class Log(Observer):
         *,
         fence: int,
         held: float,
-        reason: Loss,  # noqa: ARG002  # `why` says the same
+        reason: Loss,  # noqa: ARG002  # `why` has it in words
         why: str,
         body: LostBody,
     ) -> None:
@@ -71,10 +71,10 @@ class Log(Observer):
     def link(self, state: Link, error: Exception | None) -> None:
         """Log that the store cannot be reached, or can again."""
         if state == "up":
-            _log.warning("aiolock: the link to the store is there again")
+            _log.warning("aiolock: the link to the store is up again")
         elif error is not None:  # it is down
             _log.warning(
-                "aiolock: the link to the store broke: %s. It is dialled again, and waiters keep"
+                "aiolock: the link to the store broke: %s. The client reconnects, and waiters keep"
                 " their places; what is held is lost unless that works before the leases end",
                 one_line(error),
             )
@@ -82,8 +82,8 @@ class Log(Observer):
     def waits_long(
         self, request: LockRequest, *, waited: float, holders: tuple[Participant, ...], others: int
     ) -> None:
-        """Log the wait, and who has the lock."""
-        held = f"{who(holders[0])} holds it" if holders else "nobody holds it at this moment"
+        """Log the wait, and the holder."""
+        held = f"{who(holders[0])} holds it" if holders else "it has no holder at this moment"
         held += f", and {len(holders) - 1} more" if len(holders) > 1 else ""
         held += "; that process is gone: its lease ends by itself" * any(
             not holder.alive for holder in holders

@@ -37,7 +37,7 @@ _LINK: Final = "aiolock.link"
 _ERROR: Final = "error.type"
 
 _NOTICEABLE: Final = 0.01
-"""Seconds after which an acquisition gets a span though it stood in no queue."""
+"""Seconds after which an acquisition gets a span though it was not queued."""
 _REMEMBERED: Final = 1000
 """Ended holds that can still be linked to. The next holder of a lock comes at once."""
 
@@ -70,7 +70,7 @@ class OpenTelemetry(Observer):
         waited: float,
         handed_on_by: LockRequest | None,
     ) -> None:
-        """Its wait ends, and its hold begins, in the context of the acquiring task."""
+        """The wait ends, and the hold begins, in the context of the acquiring task."""
         now = time.time_ns()
         queued = self._waited(request, waited, "acquired")
         links = self._link(handed_on_by)
@@ -84,7 +84,7 @@ class OpenTelemetry(Observer):
             self._count.held.add(1, self._families.of(request))
 
     def gave_up(self, request: LockRequest, *, waited: float, why: GaveUp) -> None:
-        """Its wait ends without a grant."""
+        """The wait ends without a grant."""
         self._waited(request, waited, why)
         self._span_of_wait(request, waited, why, time.time_ns(), [])
 
@@ -95,7 +95,7 @@ class OpenTelemetry(Observer):
         fence: int,  # noqa: ARG002  # see `Observer`
         held: float,
     ) -> None:
-        """Its hold ends."""
+        """The hold ends."""
         span = self._holds_no_more(request, held, "released")
         if span is not None:
             self._end(request, span)
@@ -110,7 +110,7 @@ class OpenTelemetry(Observer):
         why: str,
         body: LostBody,  # noqa: ARG002
     ) -> None:
-        """Its hold ends with an error."""
+        """The hold ends with an error."""
         span = self._holds_no_more(request, held, "lost")
         if span is None:
             # Only the answer to its release revealed the loss: its span has ended.
@@ -135,7 +135,7 @@ class OpenTelemetry(Observer):
         self._count.deadlocks.add(1)
 
     def _waited(self, request: LockRequest, waited: float, outcome: str) -> bool:
-        """Its wait is over; True if it stood in the queue."""
+        """End the wait in the metrics; True if it was in the queue."""
         family, key = self._families.of(request), key_of(request)
         attributes = {**family, _OUTCOME: outcome}
         if outcome in FAILURES:
@@ -201,7 +201,7 @@ class _Instruments:
         self.wait = meter.create_histogram(
             "aiolock.wait.duration",
             "s",
-            "From the asking to the end of the waiting, by how that ended.",
+            "From the request to the end of the wait, by outcome.",
             explicit_bucket_boundaries_advisory=BUCKETS,
         )
         self.hold = meter.create_histogram(
@@ -211,19 +211,21 @@ class _Instruments:
             explicit_bucket_boundaries_advisory=BUCKETS,
         )
         self.waiting = meter.create_up_down_counter(
-            "aiolock.waiting", "{waiter}", "Who stand in a queue now."
+            "aiolock.waiting", "{waiter}", "Acquisitions that wait in a queue now."
         )
-        self.held = meter.create_up_down_counter("aiolock.held", "{lease}", "What is held now.")
+        self.held = meter.create_up_down_counter(
+            "aiolock.held", "{lease}", "Leases that are held now."
+        )
         self.lost = meter.create_counter(
             "aiolock.lost", "{lease}", "Leases that were lost: two may have worked at once."
         )
         self.deadlocks = meter.create_counter(
             "aiolock.deadlocks",
             "{deadlock}",
-            "Circles of tasks that wait for each other, one of this process among them.",
+            "Cycles of tasks that wait for each other, one of this process among them.",
         )
         self.link_breaks = meter.create_counter(
-            "aiolock.link.breaks", "{break}", "How often a link to the store broke."
+            "aiolock.link.breaks", "{break}", "Times that a link to the store broke."
         )
         self.links_down = meter.create_up_down_counter(
             "aiolock.link.down", "{link}", "Links to the store that are broken now."

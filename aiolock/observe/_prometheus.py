@@ -28,7 +28,7 @@ class _Metrics:
     def __init__(self, registry: CollectorRegistry) -> None:
         self.wait = Histogram(
             "aiolock_wait_seconds",
-            "From the asking to the end of the waiting, by how that ended.",
+            "From the request to the end of the wait, by outcome.",
             (*_OF, "outcome"),
             buckets=BUCKETS,
             registry=registry,
@@ -45,13 +45,13 @@ class _Metrics:
             # If processes share a registry's files, only the living ones count.
             return Gauge(name, text, labels, registry=registry, multiprocess_mode="livesum")
 
-        self.waiting = gauge("aiolock_waiting", "Who stand in a queue now.")
-        self.held = gauge("aiolock_held", "What is held now.")
+        self.waiting = gauge("aiolock_waiting", "Acquisitions that wait in a queue now.")
+        self.held = gauge("aiolock_held", "Leases that are held now.")
         self.oldest_wait = gauge(
-            "aiolock_oldest_wait_seconds", "For how long the one has waited that has most; 0: none."
+            "aiolock_oldest_wait_seconds", "The longest wait that goes on now; 0: none."
         )
         self.oldest_hold = gauge(
-            "aiolock_oldest_hold_seconds", "For how long that is held that is longest; 0: nothing."
+            "aiolock_oldest_hold_seconds", "The longest hold that goes on now; 0: none."
         )
         self.lost = Counter(
             "aiolock_lost",
@@ -61,11 +61,11 @@ class _Metrics:
         )
         self.deadlocks = Counter(
             "aiolock_deadlocks",
-            "Circles of tasks that wait for each other, one of this process among them.",
+            "Cycles of tasks that wait for each other, one of this process among them.",
             registry=registry,
         )
         self.link_breaks = Counter(
-            "aiolock_link_breaks", "How often a link to the store broke.", registry=registry
+            "aiolock_link_breaks", "Times that a link to the store broke.", registry=registry
         )
         self.links_down = gauge("aiolock_links_down", "Links to the store that are broken now.", ())
         self.families = PerFamily(partial(_Family, self))

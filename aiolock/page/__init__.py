@@ -1,4 +1,4 @@
-"""A live page of what is held and what waits: an ASGI application, to be mounted in one of yours.
+"""A live page of holders and waiters: an ASGI application, to be mounted in one of yours.
 
 ::
 

@@ -33,13 +33,13 @@ _FENCE: Final = re.compile(r"[0-9]{1,20}")
 
 
 class _Outcome(NamedTuple):
-    """What came of an order."""
+    """The outcome of an order."""
 
     done: bool
     fences: list[int] | None = None
     """The fences of the grants that were taken away; None for all there were."""
     failure: BaseException | None = None
-    """Why the rest of it was not done, or may have been."""
+    """The reason why the rest of it was not done, or may not have been."""
 
 
 class _Order(NamedTuple):
@@ -58,7 +58,7 @@ def web(
     may_see: Permission | None = None,
     hosts: Collection[str] | None = None,
 ) -> Page:
-    """A live page of what is held by whom, and what waits: an ASGI application, to be mounted.
+    """A live page of holders and waiters: an ASGI application, to be mounted.
 
     It shows all locks under the client's prefix, and asks the store only while a viewer watches,
     once a second at most. The code that uses the client opens it; while it is not open, the page
@@ -176,7 +176,7 @@ class Page:
         return as_json(detail(status, self._poller.history, self._poller.now(), self._limits))
 
     async def _carry_out(self, request: Request) -> Answer:
-        # Check the right first: a stranger is not told what else is wrong.
+        # Check the right first: the answer to a stranger gives nothing else away.
         if not await is_permitted(self._may_break, request.scope):
             raise Refused(403, "you may not do this: the page is read-only for you")
         check_sent_here(request)
@@ -192,7 +192,7 @@ class Page:
         return as_json({"done": outcome.done})
 
     def _tell(self, request: Request, order: _Order, outcome: _Outcome) -> None:
-        asked_by = (request.scope.get("client") or ("somebody",))[0]
+        asked_by = (request.scope.get("client") or ("an unknown address",))[0]
         what = request.path.strip("/")
         _log.warning(
             "aiolock: %s of the %s %r by way of the page, from %s (fences: %s)",
@@ -219,7 +219,7 @@ class Page:
 
 def _check_method(request: Request, *allowed: str) -> None:
     if request.method not in allowed:
-        why = f"this is to be asked by {' or '.join(allowed)}"
+        why = f"the method must be {' or '.join(allowed)}"
         raise Refused(405, why, ("Allow", ", ".join(allowed)))
 
 

@@ -1,6 +1,6 @@
 """A key for the page, if nothing else controls who may see it.
 
-The key is in the part of the address behind ``#``, which a browser sends to nobody. The page keeps
+The key is in the part of the address behind ``#``, which a browser never sends. The page keeps
 it in its own storage, which belongs to this host *and port*, and sends it in a header. A cookie
 would go to every program on the host, whatever port it listens at.
 """
@@ -42,7 +42,7 @@ class Entrance:
             return
         request = Request(scope, receive)
         given = request.headers.get(KEY, "").encode("latin-1")
-        # The files are the same for everybody, and say nothing of any lock.
+        # The files are the same for all viewers, and contain nothing about any lock.
         is_file = request.method in ("GET", "HEAD") and request.path in (*assets(), "")
         if is_file or hmac.compare_digest(given, self._key):
             await self._app(scope, receive, send)

@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 from aiolock.page._http import Refused, Request, Scope
 
 Permission: TypeAlias = Callable[[Scope], bool | Awaitable[bool]]
-"""Gets the ASGI scope of a request, and says whether that may; may be an async function."""
+"""A function of the ASGI scope of a request, which returns whether it may; may be async."""
 
 OURS: Final = "x-aiolock-page"
 """The header of the page's orders; its value does not matter."""

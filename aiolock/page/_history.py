@@ -1,4 +1,4 @@
-"""The history: what was seen in the last minutes."""
+"""The history of the last minutes."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from aiolock.page._pace import Pace, parts
 _DENSITY: Final = 5.0
 """Seconds between two remembered lengths of a queue."""
 _LATELY: Final = 10.0
-"""How many seconds, at least, count as "lately"."""
+"""The seconds, at least, that count as "lately"."""
 _WITHIN: Final = 6
-"""How many times as long is the time that this is compared with."""
+"""The time that this is compared with, as a multiple of it."""
 _FIRST: Final = 3
 """The first third of that time counts as "at first"."""
 _GROWN: Final = 3
@@ -34,7 +34,7 @@ class Point(NamedTuple):
 
 
 class Length(NamedTuple):
-    """How many waited for one lock at one moment."""
+    """The number of waiters of one lock at one moment."""
 
     at: float
     waiting: int
@@ -49,7 +49,7 @@ class History:
         self._queues = dict[Key, deque[Length]]()
 
     async def add(self, at: float, totals: Totals, locks: Mapping[Key, Seen]) -> None:
-        """Add what was seen at that moment."""
+        """Add the totals and locks of one moment."""
         self._points.append(Point(at, totals.held, totals.waiting, totals.longest))
         while self._points[0].at < at - self._limits.history:
             self._points.popleft()
@@ -76,11 +76,11 @@ class History:
         return [point for point in self._points if point.at > at]
 
     def queue(self, key: Key) -> list[Length]:
-        """How many waited for this lock, since its queue was among the longest."""
+        """The lengths of this lock's queue, since it was among the longest."""
         return list(self._queues.get(key, ()))
 
     def growth(self, key: Key, now: float, every: float) -> int:
-        """By how many its queue has grown within a minute; 0 if it only goes up and down.
+        """The growth of its queue within a minute; 0 if it only goes up and down.
 
         That is, from its greatest length at first to its smallest length lately.
         """

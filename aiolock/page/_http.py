@@ -1,4 +1,4 @@
-"""As much of HTTP over ASGI as the page needs."""
+"""The part of HTTP over ASGI that the page needs."""
 
 from __future__ import annotations
 

@@ -12,8 +12,8 @@ class Limits:
     every: float = 1.0
     """Seconds between two looks at the store, at least."""
     share: float = 10.0
-    """And at least this many times as long as a look takes: looks use a tenth of the time. So does
-    the search for what viewers want to see: after each, the next waits for so long."""
+    """The pause after a look, as a multiple of its duration, at least: looks use a tenth of the
+    time. So does the search for what viewers want to see: after each, the next waits so long."""
     slowest: float = 30.0
     """The longest time between two looks at the store, in seconds."""
     deadlocks_every: float = 10.0

@@ -14,7 +14,7 @@ Key: TypeAlias = tuple[str, str]
 
 
 class Seen(NamedTuple):
-    """One lock, as it was seen."""
+    """One lock in a look."""
 
     status: Status
     held: float
@@ -22,18 +22,18 @@ class Seen(NamedTuple):
     longest: float
     """Seconds for which one of its waiters has waited for longest; 0 without a waiter."""
     dead: int
-    """How many of its holders and waiters do not answer."""
+    """The number of its holders and waiters that do not answer."""
     folded: str
-    """Its name for searches in which case does not matter."""
+    """The casefolded name, for searches."""
 
     @property
     def key(self) -> Key:
-        """Its kind and name."""
+        """The kind and name."""
         return self.status.kind, self.status.name
 
     @property
     def waiting(self) -> int:
-        """How many wait."""
+        """The number of waiters."""
         return len(self.status.waiters)
 
 
@@ -55,7 +55,7 @@ class Look:
 
     version: int
     at: float
-    """When the store answered, by the loop's clock."""
+    """The time when the store answered, by the loop's clock."""
     took: float = 0.0
     """Seconds that the answer took."""
     every: float = 0.0
@@ -64,7 +64,7 @@ class Look:
     totals: Totals = field(default_factory=Totals)
     deadlocks: tuple[Deadlock, ...] = ()
     error: str = ""
-    """Why there was no answer this time; then all the rest is old."""
+    """The reason why there was no answer this time; then all the rest is old."""
     closed: bool = False
     """Whether the client is not open; then there is nothing to look at."""
     rendered: dict[object, bytes] = field(default_factory=dict[object, bytes])
@@ -72,11 +72,11 @@ class Look:
 
     @property
     def is_one(self) -> bool:
-        """Whether the store was looked at at all."""
+        """Whether there was a look at all."""
         return bool(self.every or self.error)
 
     async def forget(self) -> None:
-        """Let go of what was seen, part by part: to free so many objects takes time as well."""
+        """Free the locks, part by part: to free so many objects takes time as well."""
         pace = Pace()
         while self.seen:
             self.seen.popitem()

@@ -23,7 +23,7 @@ class Pace:
         self._done = 0
 
     async def step(self, units: int = 1) -> None:
-        """So much was done: if that is enough for now, let other tasks have a turn."""
+        """Count units of work that were done; if that is enough for now, let other tasks run."""
         self._done += units
         if self._done >= PART:
             self._done = 0
@@ -31,7 +31,7 @@ class Pace:
 
 
 def parts(items: Iterable[Item]) -> Iterator[list[Item]]:
-    """The same in lists that can be dealt with between two turns."""
+    """The items in lists that can be processed between two turns."""
     left = iter(items)
     while part := list(islice(left, PART)):
         yield part

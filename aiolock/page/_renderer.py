@@ -12,16 +12,16 @@ from aiolock.page._view import Wanted, rendered
 
 
 class Looks(Protocol):
-    """Where the last look is."""
+    """The source of the last look."""
 
     @property
     def look(self) -> Look:
-        """What is shown."""
+        """The look that is shown."""
         ...
 
     @property
     def history(self) -> History:
-        """What was seen in the last minutes."""
+        """The history of the last minutes."""
         ...
 
 
@@ -32,7 +32,7 @@ class Renderer:
         self._limits = limits
         self._lock = asyncio.Lock()
         self._rests = 0.0
-        """Until when it renders nothing else, by the loop's clock."""
+        """The time until which it renders nothing else, by the loop's clock."""
 
     async def view(self, looks: Looks, wanted: Wanted) -> tuple[Look, bytes]:
         """The last look, and what such a viewer sees of it."""
@@ -54,6 +54,6 @@ class Renderer:
         return look, found
 
     async def forget(self, look: Look) -> None:
-        """This look is not shown any more."""
+        """Forget a look that is not shown any more."""
         async with self._lock:
             await look.forget()

@@ -80,7 +80,7 @@ class _Viewer:
             await self._send({"type": "http.response.body", "body": data, "more_body": True})
 
     async def _show(self) -> int:
-        """Send what is known; the version of that look.
+        """Send the last look; returns its version.
 
         That is the view, which is the same for all who want the same, and this viewer's news.
         """

@@ -1,4 +1,4 @@
-"""What a viewer gets, as JSON: the locks that it wants to see, or one of them."""
+"""The view of a viewer, as JSON: the locks that it wants to see, or one of them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _TEXT: Final = 4_000
 
 
 class Wanted(NamedTuple):
-    """What a viewer wants to see."""
+    """The selection that a viewer wants to see."""
 
     text: str
     """A part of the name; or a pattern for it, as in `LockClient.snapshot`."""
@@ -39,7 +39,7 @@ class Wanted(NamedTuple):
 
     @classmethod
     def of(cls, query: Mapping[str, str], limits: Limits) -> Wanted:
-        """As the query says; `Refused` for an invalid one."""
+        """The selection of a query; `Refused` for an invalid one."""
         text, kind, sort = (query.get(key, "") for key in ("q", "kind", "sort"))
         if len(text) > limits.text:
             raise Refused(400, f"search for {limits.text} characters at most")
@@ -50,7 +50,7 @@ class Wanted(NamedTuple):
         return cls(text, kind, sort or "wait")
 
     def check(self) -> Callable[[Seen], object]:
-        """A function that says whether a lock is wanted."""
+        """A function that returns whether a lock is wanted."""
         if not self.text:
             return lambda _: True
         if _PATTERN.isdisjoint(self.text):
@@ -105,7 +105,7 @@ def _rendered(
         "deadlocks": [
             {
                 "text": str(deadlock)[:_TEXT],
-                "circle": [[each.kind, each.name] for each in deadlock.cycle],
+                "cycle": [[each.kind, each.name] for each in deadlock.cycle],
             }
             for deadlock in look.deadlocks[: limits.deadlocks]
         ],

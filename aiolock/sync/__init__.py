@@ -9,7 +9,7 @@
 
 It has all that `aiolock` has, without ``await``: names, options, errors and guarantees are the
 same, and threads exclude tasks and other processes. The one difference is that nothing can stop a
-thread whose lock was lost, so the thread is told (see `Lease.check`).
+thread whose lock was lost, so the thread must check for it (see `Lease.check`).
 
 A transaction begins and ends in the body of a lock. Within one of Django, which can be seen, all
 that is held, and `Event.set` and `Latch.count_down`, raise `RuntimeError`.

@@ -1,4 +1,4 @@
-"""The bodies of ``with`` in which threads are."""
+"""The bodies of ``with`` that threads are in."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class Body(Uncopyable, Generic[T]):
         return visit
 
     def _collected(self, _: object) -> None:
-        """Nobody can leave it any more. Called by the garbage collector, in any thread."""
+        """No thread can leave it any more. Called by the garbage collector, in any thread."""
         self.close()
         leases = _relied_on(self.value)
         if leases and leases[0]._watchdog.is_here:  # in a fork, the parent is still inside

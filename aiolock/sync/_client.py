@@ -113,7 +113,7 @@ class LockClient(Uncopyable):
         self._client = client
         self._portal: Portal | None = None
         self._user: object = None
-        """The user for which the portal is kept, while this is open."""
+        """The user for which the portal is kept, while this client is open."""
         self._ending = asyncio.Event()
         """Set, in the loop, when the client begins to close."""
         self._closed = False
@@ -184,8 +184,8 @@ class LockClient(Uncopyable):
     def close(self) -> None:
         """Release what is held, leave the queues, wait for both, and disconnect. Idempotent.
 
-        Waiting threads get `ClientClosed`. What threads hold in a ``with`` is lost, and they are
-        told; the call waits until they have left it, or their leases have ended. If the store does
+        Waiting threads get `ClientClosed`. What threads hold in a ``with`` counts as lost there;
+        the call waits until they have left it, or their leases have ended. If the store does
         not answer, the client disconnects after a few seconds. An interruption (Ctrl-C) does not
         stop the closing. `ClientClosed` in a fork.
         """
@@ -317,7 +317,7 @@ class LockClient(Uncopyable):
         return self.call(lambda: self._client.request_release(name, kind=kind))
 
     def servers(self) -> list[ServerStatus]:
-        """What this client knows of each server of a quorum; as `aiolock.LockClient.servers`."""
+        """The status of each server of a quorum; as `aiolock.LockClient.servers`."""
         portal = self._portal
         return self._client.servers() if portal is None else portal.read(self._client.servers)
 

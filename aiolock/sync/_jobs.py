@@ -213,7 +213,7 @@ class Election(CopiedAsItself):
         return self._client.call(self._election.leader)
 
     def observe(self) -> Generator[aiolock.Leader, None, None]:
-        """Each leader, from the present one on, as soon as it leads; without end.
+        """Yield each leader, from the present one on, as soon as it leads; without end.
 
         As `aiolock.Election.observe`. Ends only by an error, or by being closed or interrupted.
         """

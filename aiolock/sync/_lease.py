@@ -112,7 +112,7 @@ class Lease(Uncopyable, Enterable["Lease"]):
 
     @property
     def requested(self) -> Flag:
-        """Set when somebody asks for the lock with `Lock.request_release`."""
+        """Set when a client asks for the lock with `Lock.request_release`."""
         return Flag(self._portal, self._portal.read(lambda: self._lease.requested), waits=True)
 
     def check(self) -> None:

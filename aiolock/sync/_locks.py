@@ -106,13 +106,13 @@ class _Acquirable(_Taking[Given, Taken], Generic[Given, Taken]):
     def _acquisition(
         self, timeout: Seconds | Default | None, *, where: str, label: str | None
     ) -> Awaitable[Given]:
-        """What `acquire` awaits."""
+        """The awaitable behind `acquire`."""
 
     @abstractmethod
     def _attempt(
         self, timeout: Seconds, *, where: str, label: str | None
     ) -> Awaitable[Given | None]:
-        """What `try_acquire` awaits."""
+        """The awaitable behind `try_acquire`."""
 
 
 class Lock(_Acquirable[aiolock.Lease, Lease]):

@@ -67,16 +67,16 @@ class Latch(CopiedAsItself):
 
     @property
     def count(self) -> int:
-        """How many counts open the latch."""
+        """The number of counts that open the latch."""
         return self._latch.count
 
     def count_down(self, token: str | None = None) -> int:
-        """Count once; returns how many are missing still. As `aiolock.Latch.count_down`."""
+        """Count once; returns the number still missing. As `aiolock.Latch.count_down`."""
         refuse_in_transaction(self, "it would be counted down")
         return self._client.call(lambda: self._latch.count_down(token))
 
     def missing(self) -> int:
-        """How many counts are missing still: one round trip; `StoreError` if unknown."""
+        """The number of counts still missing: one round trip; `StoreError` if unknown."""
         return self._client.call(self._latch.missing)
 
     def wait(self, timeout: Seconds | Default | None = DEFAULT) -> None:

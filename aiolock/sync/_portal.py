@@ -215,7 +215,7 @@ class Process:
         if portal is None:
             return
         closing = list[Future[None]]()
-        # Neither a failure nor a silent store may keep the process from ending.
+        # Neither a failure nor a store that does not answer may keep the process from ending.
         for client in list(self.clients):
             with contextlib.suppress(Exception):
                 closing.append(client.begin_close(portal))

@@ -1,4 +1,4 @@
-"""A thread as a task: its agent in the loop owns, waits, and is told of losses for it.
+"""A thread as a task: its agent in the loop owns, waits, and is notified of losses for it.
 
 A lock belongs to the task that asked for it. So each thread has a task of its own in the portal's
 loop, which carries out the thread's commands, one after the other, while the thread waits. So

@@ -43,9 +43,9 @@ function showDeadlocks(deadlocks, more) {
   box.hidden = !deadlocks.length;
   const many = deadlocks.length + more;
   box.replaceChildren(el("h2", "", many > 1 ? `${number(many)} deadlocks` : "Deadlock"));
-  for (const { text, circle } of deadlocks) {
+  for (const { text, cycle } of deadlocks) {
     box.append(el("pre", "", text.split("\n").map(plain).join("\n")));
-    const links = circle.map(([kind, name]) => {
+    const links = cycle.map(([kind, name]) => {
       const link = el("button", "", plain(name));
       link.type = "button";
       link.addEventListener("click", () => details.open(kind, name));

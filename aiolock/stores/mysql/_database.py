@@ -1,7 +1,7 @@
 """A client's operations on the database: all that have gathered are carried out together.
 
 They share one transaction, which also writes down the pushes for other clients. After the commit,
-those are rung: the statement in which they sleep is ended (``KILL QUERY``).
+those clients are notified: the statement in which they sleep is ended (``KILL QUERY``).
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ log = logging.getLogger("aiolock")
 IDLE: Final = 1
 """Seconds after which the server ends the transaction, with its locks, of a stopped client."""
 _LONGEST_IDLE: Final = 4
-"""The same, for a client of which it has ended one: perhaps it is not stopped, but has little time.
-Not more, for others wait for the rows no longer than `_PATIENCE`."""
+"""The same limit for a client of which it has ended one: perhaps it is slow, and not stopped. No
+longer, because others wait for the rows no longer than `_PATIENCE`."""
 _PATIENCE: Final = 5.0
 """Seconds after which an operation that fails is not tried any more."""
 _WAITED: Final = 2.5
-"""Seconds of that, at most, which it may have waited until those before it were carried out."""
+"""Seconds of that, at most, that it may have waited for the operations before it."""
 _FIRST_PAUSE: Final = 0.02
 _LONGEST_PAUSE: Final = 1.0
 _GRACE: Final = 5_000_000
 """Microseconds after a start of the server in which all clients count as alive: they need the time
 to come back."""
 _KEPT: Final = 600_000_000
-"""Microseconds for which an unused name is kept, after all that was known of it has ended."""
+"""Microseconds for which an unused name is kept, after all of its state has ended."""
 _FORGOTTEN: Final = 3_600_000_000
 """Microseconds after which a client that is gone is forgotten."""
 _SWEPT: Final = 256
@@ -80,7 +80,7 @@ class Database:
     ) -> None:
         """``lost`` gets the reason when the connection is lost, while the client is open.
 
-        ``back`` is called when there is another connection: others may have taken us for dead.
+        ``back`` is called when there is another connection: the client may have counted as dead.
 
         ``read`` has the pushes that were delivered and are still to be removed.
         """
@@ -95,23 +95,23 @@ class Database:
         """The newest protocol of those that have used the tables."""
         self._was_up = False
         self._grace = 0
-        """Until when all clients count as alive, by the server's clock, in µs."""
+        """The time until which all clients count as alive, by the server's clock, in µs."""
         self._started: int | None = None
-        """When the server was started, by its own clock."""
+        """The time when the server was started, by its own clock."""
         self._guard = Guard()
-        self._owed = dict[str, None]()
-        """Clients that may have pushes to read and may not have been rung."""
+        self._to_notify = dict[str, None]()
+        """Clients that may have pushes to read, and may not have been notified."""
         self._metadata = dict[str, tuple[str, int]]()
         self._held = Held()
         """The last transaction, since it has had its rows."""
         self._silent = 0.0
-        """For how many seconds, since it asked for them, it said nothing before the commit."""
+        """The seconds from asking for the rows to the commit, in which it sent nothing."""
         self._idle = IDLE
 
     # The connection
 
     def open(self) -> None:
-        """Connect, and be alive to others; `StoreError` if that fails."""
+        """Connect, and show others that the client is alive; `StoreError` if that fails."""
         try:
             self._connect()
         except StoreError as error:
@@ -130,7 +130,7 @@ class Database:
             if not self._was_up:
                 link.run(*_schema.TRIAL)
             take(link, f"aiolock:{self._client}")
-            self._keep_quiet()
+            self._hold_idle_lock()
             self._set_up()
         except BaseException:
             link.close()
@@ -141,11 +141,11 @@ class Database:
 
     def _check_schema(self) -> None:
         ((found,),) = self.link.run("SELECT MAX(protocol) FROM aiolock_meta")
-        protocol = self.protocol = int(found[0] or 0)  # no row: somebody is making them just now
+        protocol = self.protocol = int(found[0] or 0)  # no row: another client is making the tables
         if protocol < _schema.PROTOCOL or not works_beside(_schema.PROTOCOL, protocol):
             raise StoreError(
                 f"MySQL at {self._settings.where}: its tables are of another version of aiolock:"
-                " run `aiolock init-db URL` of the newer one, and upgrade those who use them one"
+                " run `aiolock init-db URL` of the newer one, and upgrade their clients one"
                 f" protocol after the other (protocol {protocol} is spoken there;"
                 f" {spoken(_schema.PROTOCOL)})"
             )
@@ -153,11 +153,11 @@ class Database:
     def _failure(self, error: BaseException, *, refused: bool) -> StoreError:
         return store_error(error, self._settings, self.link.account, refused=refused)
 
-    def _keep_quiet(self) -> None:
-        """Hold the lock that our ear waits for: the ear gets it only when this connection ends."""
-        ((has,),) = self.link.run(f"SELECT GET_LOCK('{quiet(self._client)}', 2)")[0]
+    def _hold_idle_lock(self) -> None:
+        """Hold the lock that our listener waits for: it gets that when this connection ends."""
+        ((has,),) = self.link.run(f"SELECT GET_LOCK('{idle_lock(self._client)}', 2)")[0]
         if not has:
-            raise OSError(errno.EBUSY, "the lock that its ear waits for is not free")
+            raise OSError(errno.EBUSY, "the lock that its listener waits for is not free")
 
     def _set_up(self) -> None:
         link = self.link
@@ -189,15 +189,15 @@ class Database:
     def _in_grace(self, now: int) -> bool:
         """Whether all clients count as alive.
 
-        Not before that time either: otherwise, where the server's clock is set back, nobody would
-        be dead until it has caught up.
+        Not before that time either: otherwise, where the server's clock is set back, no client
+        would count as dead until the clock has caught up.
         """
         return self._grace - _GRACE <= now < self._grace
 
     def beat(self) -> None:
         """Check whether the connection is up, and make another if it is not.
 
-        While it is down, the others take us for dead.
+        While it is down, the client counts as dead.
         """
         for _ in range(2):
             try:
@@ -206,7 +206,7 @@ class Database:
                 self.link.run(
                     f"UPDATE aiolock_clients SET seen = {NOW} WHERE client = '{self._client}'"
                 )
-                self._ring_owed()
+                self._notify_again()
             except Exception:  # noqa: BLE001  # the next operation fails with it
                 self.link.close()
             else:
@@ -234,7 +234,7 @@ class Database:
             try:
                 if not self.link.is_up:
                     self._connect()
-                answers, told = self._together(operations, again=again)
+                answers, pushes = self._together(operations, again=again)
                 held = self._held.seconds()
             except Failed as fault:
                 return self._apart(fault.why, operations, since, again=again)
@@ -253,8 +253,8 @@ class Database:
                 time.sleep(pause)
                 pause = min(max(2 * pause, _FIRST_PAUSE), _LONGEST_PAUSE)
             else:
-                self._ring_owed()
-                return CarriedOut([Outcome(answer) for answer in answers], told, held=held)
+                self._notify_again()
+                return CarriedOut([Outcome(answer) for answer in answers], pushes, held=held)
 
     def _may_be_tried_again(self, error: BaseException, since: float) -> bool:
         if _errors.is_in_the_way(error):
@@ -273,7 +273,7 @@ class Database:
         return time.monotonic() - since < _PATIENCE
 
     def _is_ended(self, error: BaseException) -> bool:
-        """Whether the server has ended a transaction for its silence: the next has more time."""
+        """Whether the server has ended an idle transaction: the next has more time."""
         if self._silent > IDLE / 2 and _errors.is_lost(error):
             self._idle = _LONGEST_IDLE
             return True
@@ -288,7 +288,7 @@ class Database:
     def _apart(
         self, why: BaseException, operations: Sequence[Operation], since: float, *, again: bool
     ) -> CarriedOut:
-        """They cannot be carried out together, because of one perhaps: do so with each half."""
+        """Carry out each half by itself: one operation may make all of them fail."""
         self._roll_back()
         if len(operations) == 1:
             return CarriedOut([Outcome(None, self._failure(why, refused=not again))], ())
@@ -297,7 +297,7 @@ class Database:
     def _together(
         self, operations: Sequence[Operation], *, again: bool
     ) -> tuple[list[Any], list[Told]]:
-        """Their answers, and the pushes for this client."""
+        """The answers to the operations, and the pushes for this client."""
         if len(self._metadata) > _MOST:
             self._metadata.clear()
         transaction = Transaction(
@@ -328,19 +328,19 @@ class Database:
             "COMMIT",
             *self._guard.after,
         ]
-        self._owed |= dict.fromkeys(notifiers)
+        self._to_notify |= dict.fromkeys(notifiers)
         self._silent = time.monotonic() - began
         self._commit(writing, [notifier for notifier in notifiers.values() if notifier is not None])
         if self.link.is_up:
             for client in notifiers:
-                del self._owed[client]
+                del self._to_notify[client]
         self._read.removed(read)
         return answers, mine
 
     def _commit(self, writing: Sequence[str], notifiers: Sequence[int]) -> None:
-        """Write, and ring, in the same message."""
-        rings = [f"KILL QUERY {notifier}" for notifier in notifiers]
-        found, error = self.link.run_until(*writing, *rings)
+        """Write, and notify, in the same message."""
+        kills = [f"KILL QUERY {notifier}" for notifier in notifiers]
+        found, error = self.link.run_until(*writing, *kills)
         if len(found) < len(writing):
             assert error is not None
             if _errors.is_lost(error) or len(found) >= writing.index("COMMIT"):
@@ -348,28 +348,28 @@ class Database:
             raise error
         notified = len(found) - len(writing)
         while error is not None:
-            # A bell that is gone ends the message: ring the others that follow.
-            self._check_rung(error)
-            rings = rings[notified + 1 :]
-            if not rings or not self.link.is_up:
+            # A listener that is gone ends the message: notify the others that follow.
+            self._check_notified(error)
+            kills = kills[notified + 1 :]
+            if not kills or not self.link.is_up:
                 return
-            found, error = self.link.run_until(*rings)
+            found, error = self.link.run_until(*kills)
             notified = len(found)
 
-    def _ring_owed(self) -> None:
-        """Ring the clients that may not have been rung: once too often does no harm."""
-        while self._owed and self.link.is_up:
-            client = next(iter(self._owed))
+    def _notify_again(self) -> None:
+        """Notify the clients that may not have been notified: once too often does no harm."""
+        while self._to_notify and self.link.is_up:
+            client = next(iter(self._to_notify))
             found, error = self.link.run_until(f"SELECT IS_USED_LOCK('aiolock:{client}:bell')")
             notifier = None if error else found[0][0][0]
             if notifier is not None:
                 _, error = self.link.run_until(f"KILL QUERY {notifier}")
-            self._check_rung(error)
+            self._check_notified(error)
             if self.link.is_up:
-                del self._owed[client]
+                del self._to_notify[client]
 
-    def _check_rung(self, error: BaseException | None) -> None:
-        """Handle an error of ringing. It is committed, and a client not rung looks by itself."""
+    def _check_notified(self, error: BaseException | None) -> None:
+        """Handle an error of notifying. It is committed, and a client not notified polls."""
         if error is None or code(error) == _errors.NO_SUCH_THREAD:
             return
         if _errors.is_lost(error):
@@ -377,15 +377,13 @@ class Database:
             return
         advice = ""
         if code(error) in _errors.MAY_NOT_KILL:
-            advice = (
-                ": let all that share locks connect as one user, or put doorbell=poll into the URL"
-            )
-        log.warning("aiolock: another client of MySQL cannot be rung (%s)%s", error, advice)
+            advice = ": connect all clients that share locks as one user, or use doorbell=poll"
+        log.warning("aiolock: another client of MySQL cannot be notified (%s)%s", error, advice)
 
     # Sweeping
 
     def sweep(self) -> bool:
-        """Forget what nobody needs, as far as that takes little time.
+        """Remove expired rows, as far as that takes little time.
 
         Returns whether there may be more: it has found as many of a kind as in one sweep.
         """
@@ -419,7 +417,7 @@ class Database:
         return self._forget(now) or _SWEPT in (len(clients), len(pushes))
 
     def _forget(self, now: int) -> bool:
-        """Remove the names that have been over for longest; returns whether there may be more.
+        """Remove the names that expired first; returns whether there may be more.
 
         Those that a client uses now are passed over. Those that it waits for come again later.
         """
@@ -467,13 +465,13 @@ def _listed(ids: Iterable[bytes]) -> str:
     return ", ".join(f"x'{each.hex()}'" for each in sorted(ids))
 
 
-def quiet(client: str) -> str:
-    """The name of the lock for which a client's ear waits while there are no pushes."""
+def idle_lock(client: str) -> str:
+    """The name of the lock for which a client's listener waits while there are no pushes."""
     return f"aiolock:{client}:quiet"
 
 
 def take(link: Link, lock: str) -> None:
-    """Take a lock of the server's, which shows others that we are alive, and our connection.
+    """Take a lock of the server's, which shows others that the client is alive, and its connection.
 
     The server may not have noticed that our last connection is gone. The lock has this name, so the
     connection that holds it was ours, and is killed.
@@ -490,9 +488,9 @@ def take(link: Link, lock: str) -> None:
 
 
 def _signed(number: int) -> int:
-    """An unsigned number of 64 bits that stands for a negative one.
+    """The signed value of an unsigned number of 64 bits.
 
-    The server says so how long it is up, if its clock was set back to before its start.
+    The server gives its uptime so, if its clock was set back to before its start.
     """
     return number - 2**64 if number >= 2**63 else number
 

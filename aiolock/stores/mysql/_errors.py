@@ -22,20 +22,20 @@ _LOST: Final = (
 )
 """Codes after which another connection may help: to this server, or to its successor."""
 _IN_THE_WAY: Final = (ER.LOCK_WAIT_TIMEOUT, ER.LOCK_DEADLOCK, ER.QUERY_INTERRUPTED)
-"""Codes of a conflict with others that passes; an ended statement is also how an ear is rung."""
+"""Codes of a conflict with others that passes; an ended statement also notifies a listener."""
 MAY_NOT_KILL: Final = (ER.KILL_DENIED_ERROR, ER.SPECIFIC_ACCESS_DENIED_ERROR)
 """Codes for a KILL of another user's connection."""
 NO_SUCH_THREAD: Final = ER.NO_SUCH_THREAD
 DENIED: Final = (ER.TABLEACCESS_DENIED_ERROR, ER.COLUMNACCESS_DENIED_ERROR)
 """Codes for a right that is missing to a table."""
 NO_SUCH_USER: Final = (ER.PASSWORD_NO_MATCH, ER.CANT_CREATE_USER_WITH_GRANT)
-"""Codes for a GRANT to somebody who is not there."""
+"""Codes for a GRANT to a user who does not exist."""
 NO_SUCH_TABLE: Final = ER.NO_SUCH_TABLE
 _MISCONFIGURED: Final = (
     *(ER.ACCESS_DENIED_ERROR, ER.DBACCESS_DENIED_ERROR, ER.BAD_DB_ERROR, ER.NO_SUCH_TABLE),
     *(*DENIED, 1665),
 )
-"""Codes that stay until somebody changes a password, a right, the tables, the binary log."""
+"""Codes that last until a password, a right, the tables or the binary log is changed."""
 _INIT: Final = "run `aiolock init-db URL` as an owner of the database"
 _ADVICE: Final = {
     ER.ACCESS_DENIED_ERROR: "see the user and the password in the URL",
@@ -47,8 +47,8 @@ _ADVICE: Final = {
     " while nobody uses them, and run `aiolock init-db URL`",
     ER.CON_COUNT_ERROR: "it takes no more connections: each client needs two (max_connections)",
     ER.TOO_MANY_USER_CONNECTIONS: "this user may have no more connections: each client needs two",
-    ER.LOCK_WAIT_TIMEOUT: "a row of aiolock's tables was locked for too long: see who does that"
-    " (SHOW ENGINE INNODB STATUS)",
+    ER.LOCK_WAIT_TIMEOUT: "a row of aiolock's tables was locked for too long: find the session"
+    " that does it (SHOW ENGINE INNODB STATUS)",
     ER.NET_PACKET_TOO_LARGE: "what is known of one name, its queue perhaps or a value, is longer"
     " than a packet may be: raise max_allowed_packet",
     1665: "let it write its binary log by rows (binlog_format=ROW)",
@@ -81,7 +81,7 @@ def is_too_long(error: BaseException) -> bool:
 
 
 def is_misconfigured(error: BaseException) -> bool:
-    """Whether it stays so until somebody changes the configuration, here or at the server."""
+    """Whether it lasts until the configuration is changed, here or at the server."""
     return code(error) in _MISCONFIGURED
 
 
@@ -101,27 +101,28 @@ def store_error(
         advice = "see host and port in the URL, and whether the server runs"
     if number in DENIED:
         advice = "this user lacks a right. As the owner: " + " ".join(rights(account).split())
-    told = _told(error, settings, advice)
-    told.refused = refused
-    return told
+    result = _error(error, settings, advice)
+    result.refused = refused
+    return result
 
 
 def may_not_make(
     error: BaseException, settings: Settings, account: str, *, grants: bool
 ) -> StoreError:
-    """What is told to somebody who may not make the tables, or not let others use them."""
+    """The error for a user who may not make the tables, or not grant rights to others."""
     needed = rights_of_an_owner(settings.database, account, grants=grants)
-    told = _told(error, settings, f"who makes the tables needs more: as an administrator, {needed}")
-    told.refused = True
-    return told
+    advice = f"who makes the tables needs more: as an administrator, {needed}"
+    result = _error(error, settings, advice)
+    result.refused = True
+    return result
 
 
-def _told(error: BaseException, settings: Settings, advice: str) -> StoreError:
+def _error(error: BaseException, settings: Settings, advice: str) -> StoreError:
     text = f"MySQL at {settings.where}: {_said(error)}"
-    told = StoreError(f"{text}: {advice}" if advice else text)
-    told.__cause__ = error
-    told.misconfigured = is_misconfigured(error)
-    return told
+    result = StoreError(f"{text}: {advice}" if advice else text)
+    result.__cause__ = error
+    result.misconfigured = is_misconfigured(error)
+    return result
 
 
 def _said(error: BaseException) -> str:

@@ -30,8 +30,8 @@ _DEAD_AFTER: Final = 10
 """Seconds after which the kernel takes the other end for dead."""
 _SESSION: Final = (
     "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED",
-    # Without the second mode, which MySQL 8 neither has nor needs, a GRANT to somebody who is not
-    # there makes that user, without a password.
+    # Without the second mode, which MySQL 8 neither has nor needs, a GRANT to a user who does not
+    # exist makes that user, without a password.
     (
         "SET SESSION sql_mode = IF(VERSION() LIKE '%MariaDB%',"
         " 'STRICT_ALL_TABLES,NO_AUTO_CREATE_USER', 'STRICT_ALL_TABLES')"
@@ -89,7 +89,7 @@ class Link:
         """Bytes of the longest message that the server takes: for one that is longer, it ends the
         connection."""
         self.account = settings.user
-        """As whom the server has let us in: with the host of the account, once it has."""
+        """The account of the connection: with its host, once connected."""
         _all.add(self)
 
     def connect(self) -> None:
@@ -149,7 +149,7 @@ class Link:
         try:
             with self._mutex:
                 self._let_go()
-                # Kept from the start, so that it can be shut down, and a fork lets go of it.
+                # Kept from the start, so that it can be shut down, and closed in a fork.
                 self._handle = dialled.dup()
                 self._files = dialled.fileno(), self._handle.fileno()
             dialled.settimeout(max(0.05, deadline - time.monotonic()))
@@ -208,7 +208,7 @@ class Link:
         return found, None
 
     def _messages(self, statements: Sequence[str]) -> list[str]:
-        """As few messages as the server takes. Each letter is a byte: values are written in hex."""
+        """The fewest messages that the server takes. Each letter is a byte: values are hex."""
         messages: list[list[str]] = [[]]
         room = self._room
         for statement in statements:
@@ -234,7 +234,7 @@ class Link:
                     self._handle.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """Let go of it, without waiting for the server. Idempotent."""
+        """Close it, without waiting for the server. Idempotent."""
         with self._mutex:
             self._let_go()
         connection, self._connection = self._connection, None
@@ -243,7 +243,7 @@ class Link:
                 connection.close()
 
     def forget(self, nothing: int) -> None:
-        """In the child of a fork: leave the connection to the parent."""
+        """Leave the connection to the parent; called in the child of a fork."""
         for file in self._files:
             with contextlib.suppress(OSError):
                 os.dup2(nothing, file, inheritable=False)
@@ -264,7 +264,7 @@ _all: Final[weakref.WeakSet[Link]] = weakref.WeakSet()
 
 
 def _forked() -> None:
-    """In the child of a fork: let go of the parent's connections, without a word to the server.
+    """Close the child's copies of the parent's connections, without a message to the server.
 
     Otherwise they would outlive the parent, whose waiters would count as alive. Their file numbers
     stay taken, so that no other file gets one that is still in use.

@@ -1,4 +1,4 @@
-"""Pushes: a connection that sleeps at the server, until another client ends its sleep."""
+"""The listening connection: it sleeps at the server, until another client ends its sleep."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from aiolock.stores._codec import decode_push
 from aiolock.stores._operations import Told
-from aiolock.stores.mysql._database import quiet, take
+from aiolock.stores.mysql._database import idle_lock, take
 from aiolock.stores.mysql._errors import is_in_the_way
 from aiolock.stores.mysql._link import Link
 from aiolock.stores.mysql._read import Read
@@ -22,36 +22,36 @@ log = logging.getLogger("aiolock")
 SLEEP: Final = 1.0
 """Seconds after which it sleeps again, which also shows that it is connected.
 
-Nobody can change the table of pushes while the statement lasts that looks into it and sleeps.
-Whoever wants to waits for one sleep, for two in `OPTIMIZE TABLE`, and a push cannot be written
+The table of pushes cannot be altered while the statement lasts that looks into it and sleeps.
+An `ALTER TABLE` waits for one sleep, an `OPTIMIZE TABLE` for two, and a push cannot be written
 meanwhile: that is tried again for five seconds. (A look in a statement before the sleep would miss
 a push that comes between the two. In a block of statements, where each lets go of its tables,
 MariaDB 10.11 missed three in a thousand.)
 """
 _HELD_UP: Final = 10.0
-"""Seconds for which a sleep may not begin, while somebody else has the table, or the server stands
-still: only then is the connection taken for dead."""
+"""Seconds for which a sleep may not begin, while another session has the table, or the server
+hangs: only after that the connection is taken for dead."""
 _TRIAL: Final = 1.0
-"""Seconds within which a bell that works has rung."""
-_AT_LEISURE: Final = 1.0
-"""Seconds between looks of an ear that is not rung, while no waiter of its is in a queue."""
+"""Seconds within which a notification arrives, if notifying works."""
+_IDLE_POLL: Final = 1.0
+"""Seconds between two polls, while no waiter of the client is in a queue."""
 _QUEUED: Final = 15.0
-"""Seconds for which a waiter may be in a queue after the store said so: it asks again sooner."""
+"""Seconds for which a waiter counts as queued after the last answer: it asks again sooner."""
 _ENDS_WITHIN: Final = 2.0
-_WHILE_ALONE: Final = 0.1
+_RECONNECTS_WITHIN: Final = 0.1
 """Seconds for the other connection to be made again."""
 _FIRST_PAUSE: Final = 0.02
 _LONGEST_PAUSE: Final = 1.0
 
 
 class Woken(Enum):
-    """Why a sleep has ended."""
+    """The reason why a sleep has ended."""
 
-    RUNG = auto()
-    """Another client has rung, or had left something before the sleep began."""
-    BY_ITSELF = auto()
-    """Its time was over: there is nothing to read."""
-    ALONE = auto()
+    NOTIFIED = auto()
+    """Another client has notified this one, or had left a push before the sleep began."""
+    EXPIRED = auto()
+    """The time was over: there is nothing to read."""
+    DISCONNECTED = auto()
     """The connection for commands is gone."""
 
 
@@ -65,20 +65,20 @@ class Listener:
         client: str,
         read: Read,
         *,
-        heard: Callable[[list[Told]], None],
+        on_pushes: Callable[[list[Told]], None],
         lost: Callable[[Exception | None], None],
         failing: Callable[[Exception], None],
         back: Callable[[], None],
     ) -> None:
-        """``heard`` gets the pushes that others have left. ``lost`` gets the reason why there is no
-        connection, or None if there may be none. ``back`` is called when it has another one. All
-        are called in its thread.
+        """``on_pushes`` gets the pushes that others have left. ``lost`` gets the reason why there
+        is no connection, or None if there may be none. ``back`` is called when it has another one.
+        All are called in its thread.
         """
         self._settings = settings
         self._prefix = prefix.encode()
         self._client = client
         self._read = read
-        self._heard = heard
+        self._on_pushes = on_pushes
         self._lost = lost
         self._failing = failing
         self._back = back
@@ -89,14 +89,16 @@ class Listener:
         self._failure: BaseException | None = None
         self._polls = settings.doorbell == "poll"
         self._queued_at = -_QUEUED
-        """When the store last said that a waiter of this client is in a queue."""
-        self._hurry = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="aiolock mysql ear", daemon=True)
+        """The time when an answer last showed that a waiter of this client is in a queue."""
+        self._poll_now = threading.Event()
+        self._thread = threading.Thread(
+            target=self._run, name="aiolock mysql listener", daemon=True
+        )
 
     # In the thread for commands
 
     def open(self, commands: Link) -> None:
-        """Listen, and find out whether ringing works. Raises what PyMySQL raises."""
+        """Listen, and find out whether notifying works. Raises what PyMySQL raises."""
         self._thread.start()
         self._listens.wait()
         if self._failure is None and self._settings.doorbell == "auto":
@@ -105,7 +107,7 @@ class Listener:
             raise self._failure
 
     def _try(self, commands: Link) -> None:
-        """Ring it until its trial sleep ends."""
+        """Notify it until its trial sleep ends."""
         number = self._number
         while not self._slept.wait(0.01):
             commands.run_until(f"KILL QUERY {number}")
@@ -141,7 +143,7 @@ class Listener:
         self._connect()
         self._listens.set()
         if self._settings.doorbell == "auto":
-            self._polls = not self._is_rung()
+            self._polls = not self._can_be_notified()
 
     def _come_back(self) -> None:
         self._connect()
@@ -153,13 +155,12 @@ class Listener:
         self._number = self._link.number()
         take(self._link, f"aiolock:{self._client}:bell")
 
-    def _is_rung(self) -> bool:
+    def _can_be_notified(self) -> bool:
         """Whether another connection can end a sleep."""
-        notified = self._sleep("0", _TRIAL) is Woken.RUNG
+        notified = self._sleep("0", _TRIAL) is Woken.NOTIFIED
         if not notified:
             log.info(
-                "aiolock: what MySQL has to tell comes by looking, every %g s: KILL QUERY does not"
-                " arrive",
+                "aiolock: MySQL is polled for pushes, every %g s: KILL QUERY does not arrive",
                 self._settings.poll,
             )
         return notified
@@ -167,18 +168,18 @@ class Listener:
     def _listen(self) -> None:
         while not self._stopped.is_set():
             if self._polls:
-                self._hurry.clear()
+                self._poll_now.clear()
                 self._look()
-                self._hurry.wait(self._until_next_look())
+                self._poll_now.wait(self._until_next_look())
             else:
-                # A ringing client has committed its pushes: either this sees them, or it is rung.
+                # Others commit their pushes, then notify: either this sees them, or the sleep ends.
                 there = f"EXISTS (SELECT 1 FROM aiolock_inbox WHERE {self._unread()})"
                 woken = self._sleep(there, SLEEP)
-                if woken is not Woken.BY_ITSELF:
+                if woken is not Woken.EXPIRED:
                     self._look()
-                if woken is Woken.ALONE:
+                if woken is Woken.DISCONNECTED:
                     self._lost(None)
-                    self._stopped.wait(_WHILE_ALONE)
+                    self._stopped.wait(_RECONNECTS_WITHIN)
             self._pause = 0.0
 
     def _sleep(self, unless: str, seconds: float) -> Woken:
@@ -190,21 +191,21 @@ class Listener:
         they were sent together. And in `DO`, the condition would lock what it reads, while this
         sleeps.)
         """
-        lock = quiet(self._client)
+        lock = idle_lock(self._client)
         found, error = self._link.run_until(
             f"SELECT IF({unless}, -1, GET_LOCK('{lock}', {seconds}))"
         )
         if error is not None:
             if not is_in_the_way(error):
                 raise error
-            return Woken.RUNG
+            return Woken.NOTIFIED
         ((answer,),) = found[0]
         if answer is None or answer < 0:
-            return Woken.RUNG  # None is another way of the server to say that it was rung
+            return Woken.NOTIFIED  # None: the server has ended the sleep
         if answer:
             self._link.run(f"DO RELEASE_LOCK('{lock}')")
-            return Woken.ALONE
-        return Woken.BY_ITSELF
+            return Woken.DISCONNECTED
+        return Woken.EXPIRED
 
     def _look(self) -> None:
         found, error = self._link.run_until(self._reading())
@@ -215,7 +216,7 @@ class Listener:
 
     def _until_next_look(self) -> float:
         waits = time.monotonic() - self._queued_at < _QUEUED
-        return self._settings.poll if waits else _AT_LEISURE
+        return self._settings.poll if waits else _IDLE_POLL
 
     def _unread(self) -> str:
         read = self._read.to_remove()
@@ -226,7 +227,7 @@ class Listener:
         return f"SELECT id, name, push FROM aiolock_inbox WHERE {self._unread()} ORDER BY id"
 
     def _deliver(self, rows: Any) -> None:
-        told: list[Told] = []
+        pushes: list[Told] = []
         for number, name, text in rows:
             self._read.add(number)
             prefix, _, rest = name.partition(b"\0")
@@ -237,23 +238,23 @@ class Listener:
                 log.warning("aiolock: not a push of this version's: %.200r", text)
                 continue
             if prefix == self._prefix:
-                told.append(Told(rest.decode(), push))
+                pushes.append(Told(rest.decode(), push))
         if rows:
-            self._heard(told)
+            self._on_pushes(pushes)
 
     # In any thread
 
-    def hurry(self) -> None:
-        """A waiter of this client is in a queue: if this ear is not rung, it must look soon."""
+    def poll_soon(self) -> None:
+        """A waiter of this client is in a queue: a listener that polls must poll soon."""
         seldom = self._until_next_look() > self._settings.poll
         self._queued_at = time.monotonic()
         if seldom:
-            self._hurry.set()
+            self._poll_now.set()
 
     def stop(self) -> None:
         """Listen no more. Idempotent."""
         self._stopped.set()
-        self._hurry.set()
+        self._poll_now.set()
         self._link.break_()
         if self._thread.ident is not None:
             self._thread.join(_ENDS_WITHIN)

@@ -1,4 +1,4 @@
-"""What an owner of the tables does: make them, and let users use the locks."""
+"""The work of an owner of the tables: make them, and let users use the locks."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def is_made(link: Link) -> bool:
 
 
 def make(link: Link, settings: Settings, *, grants: bool = False) -> None:
-    """Make the tables; ``grants``: others are to be let in afterwards."""
+    """Make the tables; ``grants``: rights are to be granted to others afterwards."""
     _, error = link.run_until(*_schema.split(_schema.statements()))
     if error is not None:
         if code(error) in _DENIED:
@@ -63,7 +63,7 @@ def make(link: Link, settings: Settings, *, grants: bool = False) -> None:
 
 
 def _admit(link: Link, settings: Settings, role: str) -> None:
-    """Let this user use the locks, if it is there: nobody is made here."""
+    """Let this user use the locks, if it exists: no user is made here."""
     _, error = link.run_until(*_schema.split(_schema.rights(role)))
     if error is None:
         return
@@ -76,9 +76,9 @@ def _admit(link: Link, settings: Settings, role: str) -> None:
 
 
 def _instead(link: Link, role: str) -> str:
-    """What is to be done about a user who is not there."""
+    """The advice about a user who does not exist."""
     name = role.rpartition("@")[0] or role
-    # Not everybody may look.
+    # Not every user may look.
     found, _ = link.run_until(f"SELECT host FROM mysql.user WHERE user = {_schema.quoted(name)}")
     if hosts := [host for (host,) in found[0]] if found else []:
         there = [f"--role {name}@{host}" for host in sorted(hosts)]

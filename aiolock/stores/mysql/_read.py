@@ -14,7 +14,7 @@ class Read:
         self._ids = dict[int, None]()
 
     def add(self, number: int) -> None:
-        """This push was delivered."""
+        """Note that this push was delivered."""
         with self._mutex:
             self._ids[number] = None
 
@@ -24,7 +24,7 @@ class Read:
             return list(self._ids)
 
     def removed(self, numbers: Sequence[int]) -> None:
-        """These are no longer in the table."""
+        """Note that these are no longer in the table."""
         with self._mutex:
             for number in numbers:
                 del self._ids[number]

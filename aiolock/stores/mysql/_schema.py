@@ -10,8 +10,8 @@ PROTOCOL: Final = 1
 
 # `id` is the name, or stands for a long one; it is compared byte by byte. A state is JSON (see
 # `_codec`), empty if there are no holders and waiters: the row stays for a while, for its fence.
-# By `over_minute`, the names that have been over for longest are found; it is in minutes because an
-# index entry that is not changed costs nothing.
+# By `over_minute`, the names that expired first are found; it is in minutes because an index entry
+# that is not changed costs nothing.
 # `head` is the client of the first waiter; loading a row also asks whether that client is alive.
 _TABLES: Final = {
     "aiolock_names": """
@@ -63,9 +63,9 @@ TRIAL: Final = (
     "SELECT client, host, pid, seen FROM aiolock_clients WHERE FALSE",
     *(f"{order} {what} WHERE FALSE" for order, what in _WRITING.items()),
 )
-"""Each kind of statement that a client has for a table, on no row: what a right is needed for.
+"""Each kind of statement that a client has for a table, on no row: it checks the rights.
 
-Some of them are rare, as those of a sweep, whose failure nobody would see.
+Some of them are rare, as those of a sweep, whose failure would go unnoticed.
 """
 
 
@@ -93,8 +93,8 @@ def rights(user: str) -> str:
 
 
 def rights_of_an_owner(database: str, user: str, *, grants: bool) -> str:
-    """What lets ``user`` make the tables and use them; with ``grants``, let others use them too."""
-    # In a GRANT, and only there, these two stand for others.
+    """The SQL that lets ``user`` make and use the tables; with ``grants``, let others use them."""
+    # In a GRANT, and only there, these two characters are wildcards.
     pattern = re.sub("([_%])", r"\\\1", database).replace("`", "``")
     option = " WITH GRANT OPTION" if grants else ""
     return f"GRANT CREATE, {_ALL} ON `{pattern}`.* TO {account(user)}{option};"
@@ -103,8 +103,8 @@ def rights_of_an_owner(database: str, user: str, *, grants: bool) -> str:
 def account(user: str) -> str:
     """``name``, or ``name@host``, as it is written in a statement.
 
-    ``name@`` is a role of MariaDB's, which has no host. That is to be said: a name alone might be
-    that of a role as well, or PUBLIC, which is everybody.
+    ``name@`` is a role of MariaDB's, which has no host. It must be explicit: a name alone might be
+    that of a role as well, or PUBLIC, which is all users.
     """
     name, at, host = user.rpartition("@") if "@" in user else (user, "@", "%")
     return f"{quoted(name)}{at}{quoted(host)}" if host else quoted(name)

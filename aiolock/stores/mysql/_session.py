@@ -27,15 +27,15 @@ from aiolock.stores.mysql._read import Read
 from aiolock.stores.mysql._settings import Settings
 
 HEARTBEAT: Final = 10.0
-"""Seconds after which a client checks whether the others still see it."""
+"""Seconds after which a client checks whether the others still see it as alive."""
 SWEEP: Final = 60.0
-"""Seconds after which it looks for things of others that nobody needs any more."""
+"""Seconds between two sweeps, which remove expired rows of all clients."""
 _SOON: Final = 0.02
-"""Seconds after which it does so again, at least, while there is more to forget."""
+"""Seconds until the next sweep, at least, while there is more to remove."""
 _REST: Final = 3
-"""This many times as long as the sweep took: the client's operations come first."""
+"""The pause after a sweep, as a multiple of its duration: the client's operations come first."""
 _WITHOUT: Final = 1.0
-"""Seconds after which it tries to connect again: the others take it for dead meanwhile."""
+"""Seconds after which it tries to connect again: it counts as dead meanwhile."""
 _WATCH: Final = 0.25
 _LONGEST: Final = 8.0
 """Seconds after which a connection is ended whose answer is still missing."""
@@ -62,15 +62,15 @@ class Session:
         )
         self._listener = Listener(
             *(settings, prefix, client, self._read),
-            heard=self._heard,
-            lost=partial(self._worker.say, self._see_to_commands),
+            on_pushes=self._on_pushes,
+            lost=partial(self._worker.say, self._check_commands),
             failing=partial(self._worker.say, self._links.failing, "listening"),
             back=partial(self._worker.say, self._come_back, "listening"),
         )
         self._look_at = self._sweep_at = 0.0
         self._swept = time.monotonic()
         self._sweeps_soon = False
-        """Whether there may be more to forget than the last sweep has."""
+        """Whether the last sweep may have left more to remove."""
         self._under_way = dict[asyncio.Future[Any], float]()
         """The operations that are not answered, and since when."""
         self._watch: asyncio.TimerHandle | None = None
@@ -135,12 +135,12 @@ class Session:
         del self._under_way[future]
         answered = not future.cancelled() and future.exception() is None
         if answered and isinstance(future.result(), Queued):
-            self._listener.hurry()
+            self._listener.poll_soon()
 
     def _keep_watch(self) -> None:
         """Make sure that no caller waits for a server that does not answer.
 
-        It waits for those that were asked for earlier, as long as these are carried out.
+        An operation waits for earlier ones, as long as these are carried out.
         """
         now, progressed = time.monotonic(), self._worker.progressed
         oldest = max(next(iter(self._under_way.values()), now), progressed)
@@ -165,16 +165,16 @@ class Session:
         return error
 
     def _come_back(self, which: str) -> None:
-        """There is another connection. The others may have taken us for dead."""
+        """There is another connection: the client may have counted as dead."""
         self._links.up(which)
         if self._is_open:
             self._inbox.reconnected()
 
-    def _see_to_commands(self, reason: Exception | None) -> None:
-        """The ear has lost its connection: if the server was restarted, the other is lost, too.
+    def _check_commands(self, reason: Exception | None) -> None:
+        """The listener has lost its connection: after a restart, the other is lost, too.
 
-        Then the others will soon take us for dead. Without a ``reason`` the command connection
-        itself may be gone.
+        Then the client soon counts as dead. Without a ``reason`` the command connection itself may
+        be gone.
         """
         if reason is not None:
             self._links.down("listening", reason)
@@ -195,8 +195,8 @@ class Session:
 
     # In the threads
 
-    def _heard(self, told: Sequence[Told]) -> None:
-        self._worker.tell(told)
+    def _on_pushes(self, pushes: Sequence[Told]) -> None:
+        self._worker.tell(pushes)
         self._worker.say(self._remove_soon)
 
     @property
@@ -222,7 +222,7 @@ class Session:
         return self._database.carry_out(operations, since)
 
     def look_after(self) -> None:
-        """Now and then, check whether others see us, and remove what nobody needs."""
+        """Check, at intervals, whether others see this client as alive; sweep."""
         if not self._is_open:
             return  # closing must not wait for a server that does not answer
         now = time.monotonic()
@@ -252,7 +252,7 @@ class Session:
 
 
 def _nothing(_: Steps) -> None:
-    """Does nothing: every transaction removes the pushes that were delivered."""
+    """Do nothing: every transaction removes the pushes that were delivered."""
 
 
 _NOTHING: Final = Operation((), _nothing)

@@ -1,4 +1,4 @@
-"""The settings in a URL: where the server is, and how a client learns of its pushes."""
+"""The settings in a URL: the server, and the way in which a client is notified of pushes."""
 
 from __future__ import annotations
 
@@ -32,18 +32,18 @@ class Settings:
     create: bool = False
     """Whether to make the tables when connecting."""
     doorbell: Literal["auto", "kill", "poll"] = "auto"
-    """How a client learns of its pushes: by being rung, by polling, or whichever works."""
+    """The way to learn of pushes: by `KILL QUERY`, by polling, or whichever works."""
     poll: float = _POLL
-    """Seconds between looks of a client that is not rung."""
+    """Seconds between two polls of a client that polls."""
 
     @property
     def shown(self) -> Shown:
-        """What may be shown of the texts of the driver and the server."""
+        """The filter for texts of the driver and the server."""
         return Shown([self.password], [self.user, self.host, self.database, self.unix_socket])
 
     @property
     def where(self) -> str:
-        """Where the server is, for texts: nothing secret."""
+        """The location of the server, for texts: nothing secret."""
         return f"{self.unix_socket or f'{self.host}:{self.port}'}/{self.database}"
 
 
@@ -82,7 +82,7 @@ def _poll(url: Url) -> float:
 
 
 def _tls(url: Url) -> ssl.SSLContext | None:
-    """How to encrypt, and check the server's identity: with ``ssl=1``, or a CA's file."""
+    """The TLS context, which checks the server's identity: with ``ssl=1``, or a CA's file."""
     given = url.options
     if not (url.flag("ssl", default=False) or "ssl_ca" in given):
         if "ssl_cert" in given or "ssl_key" in given:

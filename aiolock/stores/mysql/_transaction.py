@@ -32,7 +32,7 @@ _PAGE: Final = 200
 _ASKED_AT_ONCE: Final = 100
 """Clients that are checked in one statement for being alive."""
 _TRIES: Final = 10
-"""How often rows are made that are not there: somebody may remove them at that very moment."""
+"""The most tries to make missing rows: another client may remove them at the same moment."""
 _LEFT_AT_ONCE: Final = 100
 """Pushes in one statement, which must not be longer than the server takes: there may be as many as
 there are waiters."""
@@ -54,12 +54,12 @@ class Guard(NamedTuple):
 
 
 class Presence(NamedTuple):
-    """Whether a client is alive, and its bell."""
+    """Whether a client is alive, and its listener."""
 
     alive: bool
     """Whether its connection for commands is up."""
     notifier: int | None
-    """The connection by which it is rung, if that is up."""
+    """The connection by which it is notified, if that is up."""
 
 
 class Loaded:
@@ -262,12 +262,12 @@ class Transaction:
             )
         return statements
 
-    def left(self, told: Sequence[Told]) -> list[str]:
+    def left(self, pushes: Sequence[Told]) -> list[str]:
         """The statements that leave pushes for other clients, if there are any."""
         rows = [
             f"('{push.waiter.client}', {blob(full(self._prefix, name))},"
             f" {blob(encode_push(push).encode())})"
-            for name, push in told
+            for name, push in pushes
         ]
         parts = [rows[at : at + _LEFT_AT_ONCE] for at in range(0, len(rows), _LEFT_AT_ONCE)]
         return [

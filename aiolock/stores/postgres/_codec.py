@@ -42,7 +42,7 @@ Value = bytes | None
 
 
 def key(prefix: str, name: str) -> bytes:
-    """The name in the database, where those of all prefixes are."""
+    """The key of a name in the database: the prefix, then the name."""
     return f"{prefix}\0{name}".encode()
 
 
@@ -107,7 +107,7 @@ def _form(text: str) -> Form:
     )
 
 
-def told(text: str, client: str) -> tuple[str | None, Push]:
+def push(text: str, client: str) -> tuple[str | None, Push]:
     """A push for ``client``, and the key of its name; None for one that came with an answer.
 
     `ValueError` for a push of an unknown kind.
@@ -133,7 +133,7 @@ def told(text: str, client: str) -> tuple[str | None, Push]:
 
 def deliver(text: str, client: str, name: str, inbox: Inbox) -> None:
     """Deliver a push that came with the answer to a question about ``name``."""
-    told(text, client)[1].deliver(name, inbox)
+    push(text, client)[1].deliver(name, inbox)
 
 
 CHECKED: Final = "checked"
@@ -205,13 +205,13 @@ def posted(text: str) -> Posted:
 
 
 class Part(NamedTuple):
-    """Some of the holders and waiters of a name, in order."""
+    """A part of the holders and waiters of a name, in order."""
 
     status: Status
     last: tuple[int, str, int]
-    """Where the last of the waiters stands."""
+    """The place of the last of these waiters."""
     holding: int
-    """How many holders there are, if no waiters were asked for."""
+    """The number of holders, if no waiters were asked for."""
 
 
 FIRST: Final = (-(2**63), "", 0)
@@ -219,7 +219,7 @@ FIRST: Final = (-(2**63), "", 0)
 
 
 def part(name: str, text: str, before: int = 0) -> Part:
-    """The answer of `status`; ``before`` is how many waiters stand before these."""
+    """The answer of `status`; ``before``: the number of waiters ahead of these."""
     data: dict[str, Any] = json.loads(text)
     (row,) = data["names"]
     return _part(name, row, _Known(data), before)
@@ -246,7 +246,7 @@ def joined(
 ) -> Generator[int, None, Status]:
     """The status of these parts, of which that was the last; see `aiolock._turns.in_parts`.
 
-    Whoever was seen to wait first, and later to hold, holds.
+    A participant that was seen first as a waiter and later as a holder is a holder.
     """
     held, waiting = dict[WaiterId, Participant](), dict[WaiterId, Participant]()
     for party in holders:
@@ -262,11 +262,11 @@ def joined(
 
 
 _FOR_A_UNIT: Final = 8
-"""So many parties are put in order for a unit of work."""
+"""Participants that are sorted in one unit of work."""
 
 
 class _Known:
-    """The time of a status, and what is known of the clients in it."""
+    """The time of a status, and the metadata of the clients in it."""
 
     def __init__(self, data: dict[str, Any]) -> None:
         self.now: int = data["now"]

@@ -18,12 +18,12 @@ successor."""
 BUSY: Final = ("55P03", "40P01", "40001")
 """States of a conflict with others that passes: try again."""
 _MISCONFIGURED: Final = ("AL", "28", "3D000", "3F000", "42501", "42883", "42P01")
-"""States, or classes of them, that stay until somebody changes a password, a right, the schema."""
+"""States, or classes of them, that last until a password, a right or the schema is changed."""
 _REFUSES: Final = re.compile(
     r"password authentication failed|no password supplied|no pg_hba\.conf entry"
     r"|(role|database) \".*\" (does not exist|is not permitted)|permission denied for database"
 )
-"""What a server says that refuses a connection: psycopg knows no state of that."""
+"""Error texts of a refused connection: psycopg gives no state for that."""
 
 _ADVICE: Final = {
     "AL001": "let this role and this database have the isolation level read committed"
@@ -48,12 +48,12 @@ _ADVICE: Final = {
 
 
 class Place:
-    """Where the server is, for texts: nothing secret."""
+    """The location of the server, for texts: nothing secret."""
 
     def __init__(self, where: str) -> None:
         self.where = where
         self.role = self.database = ""
-        """As whom we have connected, and to which database: libpq may take them from elsewhere."""
+        """The user and database of the connection: libpq may take them from elsewhere."""
 
     def connected(self, info: psycopg.ConnectionInfo) -> None:
         """There is a connection: take from it what a URL need not say."""
@@ -66,7 +66,7 @@ class Failed(Exception):
     making = False
     """Whether it was one that makes the schema."""
     advice = ""
-    """What to do, where its state alone does not say that."""
+    """The advice, where the state alone does not determine it."""
 
     def __init__(self, text: str, state: str | None = None) -> None:
         super().__init__(text)
@@ -74,7 +74,7 @@ class Failed(Exception):
 
 
 def shown_of(conninfo: str) -> Shown:
-    """What may be shown of the texts of libpq and the server, to one who connects like this."""
+    """The filter for texts of libpq and the server, for a connection with this conninfo."""
     given: dict[str, Any] = conninfo_to_dict(conninfo)
     secrets = (given.get(name) for name in SECRETS)
     return Shown(secrets, (given.get(name, "") for name in ("user", "host", "dbname", "service")))
@@ -96,7 +96,7 @@ def _line(text: str) -> str:
 
 
 def not_made(error: BaseException) -> Failed:
-    """The same, where the schema was to be made."""
+    """An exception as a `Failed`, where the schema was to be made."""
     why = failed(error)
     why.making = True
     return why
@@ -108,7 +108,7 @@ def is_one_of(error: Failed, states: tuple[str, ...]) -> bool:
 
 
 def is_misconfigured(error: BaseException) -> bool:
-    """Whether it stays so until somebody changes the configuration, here or at the server."""
+    """Whether it lasts until the configuration is changed, here or at the server."""
     why = failed(error)
     return is_one_of(why, _MISCONFIGURED) or bool(_REFUSES.search(str(why)))
 
@@ -125,8 +125,8 @@ def store_error(error: BaseException, place: Place, *, refused: bool = False) ->
     elif why.state == "42501":
         advice = "this role lacks a right. As the owner: " + _line(rights(place.role))
     text = f"PostgreSQL at {place.where}: {why}"
-    told = StoreError(f"{text}: {advice}" if advice else text)
-    told.__cause__ = error
-    told.refused = refused
-    told.misconfigured = is_misconfigured(why)
-    return told
+    result = StoreError(f"{text}: {advice}" if advice else text)
+    result.__cause__ = error
+    result.refused = refused
+    result.misconfigured = is_misconfigured(why)
+    return result

@@ -56,9 +56,9 @@ class Link:
         self._redialling: asyncio.Task[None] | None = None
         self.connection: Connection | None = None
         self.error: Exception = Failed("not connected")
-        """Why there was no connection, the last time."""
+        """The reason why the last connection failed."""
         self.made: Connection | None = None
-        """The last connection that was made, from before it is greeted: a child lets go of it."""
+        """The last connection that was made, from before it is greeted: a child closes its copy."""
         self.shared = False
         """Whether a child has what was being made when it was forked."""
         with _fork:
@@ -105,7 +105,7 @@ class Link:
     async def _make(self) -> Connection:
         """A connection of which no child has a copy.
 
-        A fork while psycopg connects cannot let go of a socket that only psycopg knows. Such a
+        A child forked while psycopg connects cannot close a socket that only psycopg has. Such a
         connection is closed, which ends it for the child as well, and another one is made.
         """
         while True:
@@ -178,7 +178,7 @@ def _after_fork() -> None:
 
 
 def _in_child() -> None:
-    """Let go of the parent's connections, without a word to the server.
+    """Close the child's copies of the parent's connections, without a message to the server.
 
     Otherwise they would outlive the parent, whose waiters would count as alive. Their file numbers
     stay taken, so that no other file gets one that is still in use.

@@ -1,4 +1,4 @@
-"""Pushes: a connection that listens for them, and shows others that its client is alive."""
+"""The listening connection: it receives pushes, and shows others that its client is alive."""
 
 from __future__ import annotations
 
@@ -33,19 +33,19 @@ class Listener:
         client: str,
         *,
         command: Callable[[], Awaitable[object]],
-        heard: Callable[[str], None],
+        on_push: Callable[[str], None],
         lost: Callable[[Exception], None],
         failing: Callable[[Exception], None],
         back: Callable[[], None],
     ) -> None:
-        """``command`` runs any command on the other connection of the client. ``heard`` gets the
+        """``command`` runs any command on the other connection of the client. ``on_push`` gets the
         pushes; ``lost`` the reason why there is no connection, ``failing`` why there is still none;
         ``back`` is called when there is another one, and pushes may be lost.
         """
         self._settings = settings
         self._client = client
         self._command = command
-        self._heard = heard
+        self._on_push = on_push
         self._lost = lost
         self._back = back
         self._loop = asyncio.get_running_loop()
@@ -59,9 +59,9 @@ class Listener:
         """Whether the session is certainly ours, and ends with the connection."""
         self._connections = 0
         self.word = asyncio.Event()
-        """Set when a word of this client to itself has come."""
+        """Set when a heartbeat of this client to itself has arrived."""
         self.word_at = self._loop.time()
-        """When it last came, or when this began to listen."""
+        """The time when it last arrived, or when listening began."""
 
     async def open(self) -> None:
         """Listen; raises what psycopg raises."""
@@ -86,7 +86,7 @@ class Listener:
             raise
 
     async def _check_kept(self, connection: Connection) -> None:
-        """Raise `Failed` if a pooler lets others use our session: what listens would stay there."""
+        """Raise `Failed` if a pooler shares our session with others: LISTEN would stay in it."""
         if self._settings.listens == self._settings.commands:
             # There may be no room in the pool for a third connection of this client.
             await _server.check_kept(connection, self._command)
@@ -144,7 +144,7 @@ class Listener:
                 self.word.set()
                 continue
             try:
-                self._heard(text.decode("ascii"))
+                self._on_push(text.decode("ascii"))
             except ValueError:
                 log.warning("aiolock: not a push of this version's: %.200r", text)
 

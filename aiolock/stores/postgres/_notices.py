@@ -1,9 +1,9 @@
-"""What commands have left to tell other clients, until the server has told it.
+"""Pushes that commands have left for other clients, until the server has sent them.
 
-A command that hands a lock on leaves that in its session, for the ``flush`` behind it to notify.
-Where the flush fails it is sent again; where the session has ended, the server is asked to read
-from its tables who is to be notified. Where that fails for good it is given up: then a backstop
-asks, as it does for any push that is lost.
+A command that hands a lock off leaves the push in its session, for the ``flush`` behind it to send.
+If the flush fails, it is sent again. If the session has ended, the server is asked to find the
+clients to notify in its tables. If that keeps failing, it is given up: then the waiters ask by
+themselves, as after any lost push.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from aiolock.stores.postgres._wire import Answer, Wire
 log = logging.getLogger("aiolock")
 
 TELLS: Final = frozenset({"release", "downgrade", "resize", "post"})
-"""Behind these comes a flush: what they tell other clients is sent in a transaction of its own.
-What others tell cannot be read from the tables afterwards: it is sent with their own."""
+"""Functions with a flush behind them: their pushes are sent in a transaction of its own. Pushes of
+other functions cannot be restored from the tables, so they are sent in the same transaction."""
 _PAUSES: Final = (0.0, 0.05, 0.1, 0.2, 0.4, 0.8, 1.0, 1.0, 1.0, 1.0)
-"""Seconds before each further try. By the last, the claims that are to be told of have ended."""
+"""Seconds before each further try. By the last, the claims in question have ended."""
 
 
 class Notices:
-    """Those of one client."""
+    """The pending pushes of one client."""
 
     def __init__(
         self,
@@ -47,17 +47,17 @@ class Notices:
         self._loop = asyncio.get_running_loop()
         self._wire: Wire | None = None
         self._unflushed: dict[str, tuple[int, Value]] = {}
-        """Names of which this session may have something to tell: with the number of the flush
-        behind the last command, which has no answer yet, and their keys."""
+        """Names for which this session may have pushes: with the number of the flush behind the
+        last command, which has no answer yet, and their keys."""
         self._lost: dict[str, tuple[int, Value]] = {}
         """Names that were unflushed when their session ended: with the number of tries to notify
         again that have failed, and their keys."""
         self._trying = 0
-        """How many calls to notify again have no answer yet."""
+        """The number of calls to notify again that have no answer yet."""
         self._numbers = itertools.count(1)
         self._sent = 0.0
         self._failures = 0
-        """How often a flush has failed since one was answered, or was given up."""
+        """The number of failed flushes since one was answered, or was given up."""
         self._gave_up = False
         """Whether the last thing tried was given up: that is logged once."""
         self._next_flush: asyncio.TimerHandle | None = None
@@ -66,20 +66,20 @@ class Notices:
 
     @property
     def failed(self) -> bool:
-        """Whether the session may still have what a flush has failed to tell."""
+        """Whether the session may still have pushes that a flush failed to send."""
         return bool(self._failures or self._gave_up)
 
     @property
     def pending(self) -> bool:
-        """Whether anything is left to tell."""
+        """Whether any push is left to send."""
         return bool(self._unflushed or self._lost or self._trying)
 
     def unanswered(self, now: float) -> float:
-        """For how many seconds a flush has had no answer."""
+        """The seconds for which a flush has had no answer."""
         return now - self._sent if self._unflushed and self._next_flush is None else 0.0
 
     def flush(self, wire: Wire, keys: Mapping[str, Value]) -> None:
-        """Send what the commands about these names leave to tell, and all that was left before."""
+        """Send the pushes of the commands about these names, and all that were left before."""
         self._wire = wire
         number, self._sent = next(self._numbers), self._loop.time()
         for name, key in keys.items():
@@ -94,14 +94,14 @@ class Notices:
         self._forget(number)
 
     def _forget(self, number: int) -> None:
-        """Nothing is left to do about what that flush was to tell."""
+        """Nothing is left to do about the pushes of that flush."""
         for name, (last, _) in [*self._unflushed.items()]:
             if last <= number:
                 del self._unflushed[name]
         self._done()
 
     def _failed(self, number: int, failure: Failed) -> None:
-        """Send it again, some times: what there is to tell is still in the session."""
+        """Send it again, a limited number of times: the pushes are still in the session."""
         if is_one_of(failure, ELSEWHERE):
             self._drop(failure)
         elif self._next_flush is not None or not self._unflushed:
@@ -121,7 +121,7 @@ class Notices:
             self._failures += 1
 
     def _give_up(self, why: BaseException) -> None:
-        """The waiters that are to be told hear of their grants when they ask by themselves."""
+        """The waiters find their grants when they ask by themselves."""
         if not self._gave_up:
             self._gave_up = True
             log.warning(
@@ -138,7 +138,7 @@ class Notices:
             self.flush(self._wire, {})
 
     def down(self) -> None:
-        """The session has ended, and what it had to tell with it."""
+        """The session has ended, and its unsent pushes with it."""
         self._wire = None
         self._lost |= {name: (0, key) for name, (_, key) in self._unflushed.items()}
         self._unflushed.clear()
@@ -181,7 +181,7 @@ class Notices:
         self._done()
 
     def close(self) -> None:
-        """Tell nothing more. Idempotent."""
+        """Send nothing more. Idempotent."""
         self.down()
         self._lost.clear()
         self._closed = True

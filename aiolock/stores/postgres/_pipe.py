@@ -52,7 +52,7 @@ _SOON: Final = 0.05
 _LONGEST_DEFERRED: Final = 1.0
 """Seconds after which, at the latest, a command is called again that is deferred."""
 _AGAIN: Final = 5
-"""How often a command is sent again that came too late, though that should not happen twice."""
+"""The most times that a late command is sent again, though once should be enough."""
 
 
 _numbers: Final = itertools.count()
@@ -62,9 +62,9 @@ class _Command:
     """One call of a function, until it is answered."""
 
     again = 0
-    """How often it was sent again because it came too late."""
+    """The number of times it was sent again because it came too late."""
     times = 0
-    """How many copies may have been carried out."""
+    """The number of copies that may have been carried out."""
     alone = False
     """Whether it has a transaction of its own."""
     pause = 0.05
@@ -90,7 +90,7 @@ class _Command:
         self.future = future
         self.born = self.sent = now
         self.number = next(_numbers)
-        """Its place in the order in which commands were asked for."""
+        """The place in the order in which commands were asked for."""
         self.must_run = must_run
         self.stamp = stamp
 
@@ -101,7 +101,7 @@ class _Command:
 
 
 _ALONE: Final = frozenset({"renew", "status", "snapshot", "sweep", "beat"})
-"""These are about several names, or may take long."""
+"""Functions about several names, or that may take long."""
 
 
 class Pipe:
@@ -111,19 +111,19 @@ class Pipe:
         self,
         settings: Settings,
         *,
-        told: Callable[[str, Sequence[str]], None],
+        on_pushes: Callable[[str, Sequence[str]], None],
         lost: Callable[[Exception], None],
         failing: Callable[[Exception], None],
         back: Callable[[], None],
     ) -> None:
-        """``told`` gets the name of each command whose answer comes with pushes, and those pushes;
+        """``on_pushes`` gets the name of each command whose answer has pushes, and those pushes;
         ``lost`` gets the reason why there is no connection, ``failing`` why there is still none.
 
         ``back`` is called when there is a connection again: answers, and the pushes with them, may
         have been lost.
         """
         self._settings = settings
-        self._told = told
+        self._on_pushes = on_pushes
         self._lost = lost
         self._back = back
         self._loop = loop = asyncio.get_running_loop()
@@ -135,7 +135,7 @@ class Pipe:
         """The protocol of the schema."""
         self._wire: Wire | None = None
         self._serving = False
-        """Whether the connection is known to serve us."""
+        """Whether the connection has been checked."""
         self._first: asyncio.Future[None] | None = None
         """The future of the opening."""
         self._waiting = deque[_Command]()
@@ -180,7 +180,7 @@ class Pipe:
     ) -> asyncio.Future[Any]:
         """Call a function about ``name``; the future is of the decoded answer.
 
-        ``decode`` is also told whether an earlier copy may have been carried out. A ``must_run``
+        ``decode`` also gets whether an earlier copy may have been carried out. A ``must_run``
         command is carried out even if its future is done. With ``expires``, or
         ``leaves_tombstone``, each copy has one more argument: `RetryWindow.not_after`, or
         `RetryWindow.tombstone`.
@@ -215,7 +215,7 @@ class Pipe:
     # Sending
 
     def _go_on_soon(self) -> None:
-        """In the next iteration, with all commands of this one."""
+        """Go on in the next iteration, with all commands of this one."""
         if self._serving and not (self._batch or self._scheduled or self._answering):
             self._scheduled = True
             self._loop.call_soon(self._go_on)
@@ -239,11 +239,11 @@ class Pipe:
 
     @property
     def _flushes(self) -> bool:
-        """Whether others are told in a transaction of its own, behind the one that grants.
+        """Whether others are notified in a transaction of its own, behind the one that grants.
 
-        While one that notifies is being written to the disk, no other can. If that is not waited
-        for, they are told in the same transaction. So they are where the session is not ours, which
-        would have to remember what to tell.
+        While a transaction that notifies is being written to the disk, no other one can notify. If
+        commits do not wait for the disk, others are notified in the same transaction. So they are
+        where the session is not ours, because it would have to keep the pushes.
         """
         return self._ours and self._settings.durable
 
@@ -314,9 +314,9 @@ class Pipe:
         return expires is not None
 
     def _resolve(self, command: _Command, answer: str) -> None:
-        text, *told = answer.split("\n")
-        if told:
-            self._told(command.name, told)
+        text, *pushes = answer.split("\n")
+        if pushes:
+            self._on_pushes(command.name, pushes)
         if text == codec.CHECKED:
             self._follow(command)
             text = codec.DONE
@@ -371,13 +371,13 @@ class Pipe:
     # The connection
 
     async def _greet(self, connection: Connection) -> None:
-        """Check that this server serves us."""
+        """Check that this server can be used."""
         self._settings.place.connected(connection.info)
         connection.prepare_threshold = None
         certain = await _server.is_ours(connection)
         self._ours = certain and not self._settings.pooled
         if not certain and not self._settings.pooled and self._first is not None:
-            # Commands leave nothing in any session. But what is to listen would be refused.
+            # Commands leave nothing in any session. But the listener would be refused.
             await _server.check_kept_beside(connection, self._settings.commands)
         if self._ours:
             await connection.execute(self._settings.session().encode())
@@ -395,7 +395,7 @@ class Pipe:
         if protocol < PROTOCOL or not works_beside(PROTOCOL, protocol):
             raise Failed(
                 "its schema is of another version of aiolock: run `aiolock init-db URL` of the"
-                " newer one, and upgrade those who use it one protocol after the other"
+                " newer one, and upgrade its clients one protocol after the other"
                 f" (protocol {protocol} is spoken there; {spoken(PROTOCOL)})"
             )
         self.protocol = protocol
@@ -498,7 +498,7 @@ def _text(text: str, _: bool) -> str:  # noqa: FBT001  # a callback
 
 
 async def _make(connection: Connection) -> None:
-    """Make the schema, if it is ours to make."""
+    """Make the schema, if this role is to make it."""
     async with connection.transaction():
         await connection.execute(f"SET LOCAL {SEARCH_PATH}".encode())
         await connection.execute("SET LOCAL client_min_messages = warning")
@@ -510,7 +510,7 @@ async def _make(connection: Connection) -> None:
 
 
 async def _is_made(connection: Connection) -> bool:
-    """Whether the schema is not ours to make: another role or a later version has made it."""
+    """Whether there is nothing to make: another role or a later version has made the schema."""
     cursor = await connection.execute(
         "SELECT pg_get_userbyid(s.nspowner) <> current_user FROM pg_namespace s"
         " JOIN pg_proc p ON p.pronamespace = s.oid"
@@ -526,7 +526,7 @@ async def _is_made(connection: Connection) -> bool:
 
 
 async def _see_that_all_may_be_called(connection: Connection) -> None:
-    """Else a client would find out late: one that may acquire, and not release, say."""
+    """Check all rights at once: a role may be allowed to acquire, and not to release."""
     cursor = await connection.execute(
         "SELECT name, pg_catalog.has_function_privilege(p.oid, 'EXECUTE')"
         " FROM pg_catalog.unnest(%s::pg_catalog.text[]) name LEFT JOIN pg_catalog.pg_proc p"

@@ -12,7 +12,7 @@ _OWNS: Final = "SELECT pg_advisory_xact_lock(7597127063519228267);\n"
 """One client makes the schema at a time: `CREATE ... IF NOT EXISTS` does not wait for others."""
 
 SEARCH_PATH: Final = "search_path = pg_catalog, pg_temp"
-"""To be set where the schema is made: what it calls is PostgreSQL's own."""
+"""The setting to make the schema under: what it calls is PostgreSQL's own."""
 
 
 def statements() -> str:

@@ -1,4 +1,4 @@
-"""What is at the other end of a connection: the server, and whose session it is.
+"""The other end of a connection: the server, and whose session it is.
 
 A connection may lead to a pooler, whose sessions others use as well. So nothing is set in a session
 before it is certain that it is ours.
@@ -17,7 +17,7 @@ from aiolock.stores.postgres._link import Connection
 from aiolock.stores.postgres._schema import quoted
 
 OLDEST: Final = 13
-"""The first version of PostgreSQL that serves us."""
+"""The first supported version of PostgreSQL."""
 WHICH: Final = "SELECT pg_catalog.version(), pg_catalog.pg_backend_pid()"
 """The SQL for `check_version`, with the process that serves the session; any server answers it."""
 WRITES: Final = (
@@ -40,7 +40,7 @@ _OTHERS: Final = re.compile(
 )
 """Servers that speak PostgreSQL's protocol, and lack its advisory locks, LISTEN or row locks."""
 _ELSEWHERE: Final = (1, 2, 1, 2, 3)
-"""How many transactions run elsewhere between two of a session that might be shared.
+"""The numbers of transactions elsewhere between two of a session that might be shared.
 
 A pooler gives the next transaction the session that was idle for the shortest time, or for the
 longest. With one and with two in between, neither order always leads back to the same session.
@@ -51,7 +51,7 @@ the server's own."""
 
 
 def check_version(version: str) -> None:
-    """Raise `Failed` unless it is a PostgreSQL that serves us, by what it says of itself."""
+    """Raise `Failed` unless its version string is that of a supported PostgreSQL."""
     short = " ".join(version.split()).partition(" on ")[0][:80]
     number = re.match(r"PostgreSQL (\d+)", version)
     if number is None or _OTHERS.search(version):
@@ -86,9 +86,9 @@ def check_row(row: Any) -> None:
 
 
 async def is_ours(connection: Connection) -> bool:
-    """Whether the session is certainly ours; raises `Failed` if the server does not serve us.
+    """Whether the session is certainly ours; raises `Failed` if the server is not supported.
 
-    A connection is told at its start which process serves it, for requests to cancel. A pooler
+    A server tells each connection which process serves it, for requests to cancel. A pooler
     names none, or one of its own making: it answers such requests itself.
     """
     version, pid = await _row(connection, WHICH)
@@ -102,7 +102,7 @@ async def check_writes(connection: Connection) -> None:
 
 
 async def check_kept_beside(connection: Connection, conninfo: str) -> None:
-    """As `check_kept`, with a connection that is made for it."""
+    """`check_kept`, with a connection that is made for it."""
     async with await psycopg.AsyncConnection[Any].connect(conninfo, autocommit=True) as other:
         await check_kept(connection, lambda: other.execute("SELECT 1"))
 

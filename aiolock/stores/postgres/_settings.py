@@ -61,14 +61,14 @@ class Settings:
     """The settings of one store."""
 
     commands: str = field(repr=False)
-    """How to connect for commands, as libpq takes it; it may hold a password."""
+    """The conninfo for commands, as libpq takes it; it may hold a password."""
     listens: str = field(repr=False)
-    """How to connect for listening."""
+    """The conninfo for listening."""
     place: Place
-    """Where the commands go."""
+    """The location of the server for commands."""
     listens_at: Place
     durable: bool = True
-    """Whether a grant is on the disk before its waiter hears of it."""
+    """Whether a grant is on the disk before its waiter is notified."""
     pooled: bool = False
     """Whether the commands go through a pooler, so that no session is ours."""
     create: bool = False

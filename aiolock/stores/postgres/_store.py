@@ -47,11 +47,11 @@ log = logging.getLogger("aiolock")
 HEARTBEAT: Final = 10.0
 """Seconds after which both connections are checked."""
 HEARTBEAT_TIMEOUT: Final = 4.0
-"""Seconds for the word that checks them to arrive."""
+"""Seconds for the heartbeat that checks them to arrive."""
 _SWEEP: Final = 60.0
-"""Seconds after which a client sweeps some of what nobody needs any more."""
+"""Seconds between two sweeps of one client: a sweep removes expired rows."""
 _SOON: Final = 0.01
-"""Seconds after which it does so again if there may be more, at the earliest."""
+"""Seconds until the next sweep, at least, if there may be more to remove."""
 _PAGE: Final = 200
 """Names on one page of a snapshot."""
 _PARTIES: Final = 128
@@ -89,7 +89,7 @@ class PostgresStore(Uncopyable):
         self._links = links = LinkState(inbox, is_misconfigured)
         self._pipe = Pipe(
             self._settings,
-            told=self._told,
+            on_pushes=self._on_pushes,
             lost=partial(links.down, "commands"),
             failing=partial(links.failing, "commands"),
             back=self._back,
@@ -97,7 +97,7 @@ class PostgresStore(Uncopyable):
         self._listener = Listener(
             *(self._settings, client),
             command=lambda: self._call("clock", "", [], _text),
-            heard=self._heard,
+            on_push=self._on_push,
             lost=partial(links.down, "listening"),
             failing=partial(links.failing, "listening"),
             back=self._listens_again,
@@ -112,7 +112,7 @@ class PostgresStore(Uncopyable):
             place = self._settings.listens_at
             await self._listener.open()
             place = self._settings.place
-            await self._hear_ourselves()
+            await self._check_delivery()
         except BaseException as error:
             self._closing = True
             await self._disconnect()
@@ -127,7 +127,7 @@ class PostgresStore(Uncopyable):
         self._timer = self._loop.call_later(HEARTBEAT, self._beat)
         self._sweep_in(_SWEEP)
 
-    async def _hear_ourselves(self) -> None:
+    async def _check_delivery(self) -> None:
         """Check that pushes of our commands arrive where we listen."""
         answer = await self._call("beat", "", [self._me], _text)
         try:
@@ -163,18 +163,18 @@ class PostgresStore(Uncopyable):
 
     # Pushes
 
-    def _told(self, name: str, pushes: Sequence[str]) -> None:
+    def _on_pushes(self, name: str, pushes: Sequence[str]) -> None:
         for push in pushes:
             try:
                 codec.deliver(push, self._client, name, self._inbox)
             except Exception:
-                # For instance, a push of a later version: its answer must be heard all the same.
+                # It may be a push of a later version: its answer must be delivered all the same.
                 log.exception(
                     "aiolock: a push of PostgreSQL's could not be delivered: %.200r", push
                 )
 
-    def _heard(self, text: str) -> None:
-        key, push = codec.told(text, self._client)
+    def _on_push(self, text: str) -> None:
+        key, push = codec.push(text, self._client)
         if key is None:
             raise ValueError("it speaks of no name")
         prefix, _, name = bytes.fromhex(key).decode().partition("\0")
@@ -192,15 +192,15 @@ class PostgresStore(Uncopyable):
         self._inbox.reconnected()
 
     def _beat(self) -> None:
-        """Check both connections: the answer proves one, the word that comes proves both."""
+        """Check both connections: the answer proves one, the heartbeat that arrives proves both."""
         now = self._loop.time()
         self._timer = self._loop.call_later(HEARTBEAT, self._beat)
         self._call("beat", "", [self._me], _text).add_done_callback(_ignore)
-        self._loop.call_later(HEARTBEAT_TIMEOUT, self._check_heard, now)
+        self._loop.call_later(HEARTBEAT_TIMEOUT, self._check_answered, now)
 
-    def _check_heard(self, sent: float) -> None:
+    def _check_answered(self, sent: float) -> None:
         if not self._closing and self._listener.word_at < sent:
-            self._listener.drop(Failed("nothing heard for a heartbeat"))
+            self._listener.drop(Failed("no heartbeat has arrived"))
 
     def _sweep_in(self, seconds: float) -> None:
         if self._sweeper is not None:
@@ -208,7 +208,7 @@ class PostgresStore(Uncopyable):
         self._sweeper = self._loop.call_later(seconds, self._sweep)
 
     def _sweep(self) -> None:
-        """Have some of what nobody needs any more forgotten."""
+        """Have the server remove some of the expired rows."""
         self._swept_at = self._loop.time()
         self._call("sweep", "", [number(_SWEPT)], _count).add_done_callback(self._has_swept)
 
@@ -218,7 +218,7 @@ class PostgresStore(Uncopyable):
         more = not done.cancelled() and failure is None and done.result() >= _SWEPT
         if not self._closing:
             if failure is not None:
-                log.warning("aiolock: what nobody needs is not forgotten now: %s", failure)
+                log.warning("aiolock: PostgreSQL did not remove expired rows: %s", failure)
             took = self._loop.time() - self._swept_at
             self._sweep_in(max(_SOON, took) if more else _SWEEP)
 
@@ -285,9 +285,9 @@ class PostgresStore(Uncopyable):
         return self._call("release", name, arguments, _was, leaves_tombstone=True)
 
     def report_handoff(self, passed: HandoffReport) -> asyncio.Future[int]:
-        """Never called: no waiter is told which one is before it, so no client hands a lock on."""
+        """Never called: no waiter knows which one is before it, so no client hands a lock off."""
         never: asyncio.Future[int] = self._loop.create_future()
-        refused = StoreError("PostgreSQL's store hands a lock on by itself, and nobody else does")
+        refused = StoreError("the PostgreSQL store supports no local hand-off")
         refused.refused = True
         never.set_exception(refused)
         return never
@@ -416,13 +416,13 @@ def _held(text: str, _: bool) -> list[bool]:  # noqa: FBT001
 
 
 def _was(text: str, again: bool) -> int:  # noqa: FBT001
-    """For a release or the like: its first copy may have done what the second finds done."""
+    """Decode a release or the like: the first copy may have done what the second finds done."""
     was = int(text)
     return WAS_UNKNOWN if again and was == WAS_ABSENT else was
 
 
 def _broken(text: str, again: bool) -> int:  # noqa: FBT001
-    """For a break: its first copy may have broken what the second does not find."""
+    """Decode a break: the first copy may have broken what the second does not find."""
     broken = int(text)
     return BREAK_UNKNOWN if again and not broken else broken
 

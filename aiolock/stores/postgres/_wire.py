@@ -45,11 +45,11 @@ FUNCTIONS: Final = {
 """The functions that may be called, and their numbers of arguments."""
 
 _NOTHING: Final = 10
-"""So many empty results in a row mean that the connection is lost: two are usual. After a failed
+"""Empty results in a row that mean that the connection is lost: two are usual. After a failed
 write, libpq gives them without waiting, for ever."""
 _FRAMES: Final = 64
 _FRAME: Final = 4
-"""Bytes of a call beside its texts, and of each argument."""
+"""Bytes of a call beside its texts, and bytes for each argument."""
 _DONE: Final = (pq.ExecStatus.TUPLES_OK, pq.ExecStatus.COMMAND_OK)
 
 
@@ -71,7 +71,7 @@ class Wire:
         self._socket = self._pg.socket
         self._writing = False
         self._sent = deque[tuple[int, Callable[[list[Answer]], None]]]()
-        """For each batch, how many statements it has, and who gets its answers."""
+        """For each batch, its number of statements, and the callback for its answers."""
         self._answers: list[Answer] = []
         self._open = True
         self._pg.nonblocking = 1
@@ -93,7 +93,7 @@ class Wire:
 
     @property
     def size(self) -> int:
-        """At most so many bytes are written for each transaction, beside its calls."""
+        """The most bytes that are written for each transaction, beside its calls."""
         return _FRAMES + len(self._local) if self._local else 0
 
     def send(self, batch: Sequence[Statement], answered: Callable[[list[Answer]], None]) -> None:
@@ -178,7 +178,7 @@ class Wire:
 
 
 def size(function: str, arguments: Sequence[Value]) -> int:
-    """At most so many bytes are written for such a call, with two more numbers."""
+    """The most bytes that are written for such a call, with two more numbers."""
     text = len(_call(function)) + len(function)
     return _FRAMES + text + sum([_FRAME + len(each or b"") for each in arguments])
 

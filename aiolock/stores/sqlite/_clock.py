@@ -2,7 +2,7 @@
 
 It counts the time since the machine was started, also while that sleeps. Once for each start, the
 time of the start is written down in the file; from then on the wall clock, which may be set, is not
-read. If the kernel does not tell which start this is, the wall clock is used after all.
+read. If the kernel gives no id of this start, the wall clock is used after all.
 """
 
 from __future__ import annotations

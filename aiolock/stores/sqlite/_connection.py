@@ -36,7 +36,7 @@ _SLICE: Final = 1.0
 _LOOK: Final = 0.005
 _PAGE: Final = 100
 LOST: Final = "the SQLite file was removed or replaced, or its path leads to another one now"
-"""Why all leases of a client are lost."""
+"""The reason with which all leases of a client are lost."""
 
 _SCHEMA: Final = """
 CREATE TABLE names (
@@ -72,14 +72,14 @@ class Connection:
         self._database: sqlite3.Connection | None = None
         self._kept_open: int | None = None
         self._guard: int | None = None
-        """What those who want to open the files wait for, while we are opening them."""
+        """The lock for which other openers wait, while we are opening the files."""
         self._identity: Identity | None = None
         """The identity of the open files; None if they must be opened again."""
         self._patience = BUSY
         self._last_fence = 0
         """The last fence that was granted by it, when it was last looked at."""
         self.last_number = 0
-        """The number of the last push that was left for anybody, when the file was opened."""
+        """The number of the last push in the file, when it was opened."""
         self.protocol = VERSION
         """The newest protocol of those that have used the file."""
 
@@ -97,7 +97,7 @@ class Connection:
                         return
             finally:
                 self._guard = None
-        raise StoreError(f"{self._name} is removed again and again: see who does that")
+        raise StoreError(f"{self._name} is removed again and again: find the process that does it")
 
     def _is_opened(self, guard: int) -> bool:
         """Open it, which may have to wait; False if the file was replaced meanwhile."""
@@ -156,14 +156,14 @@ class Connection:
         return (found.st_dev, found.st_ino) == identity[0]
 
     def _are_others_replaced(self, identity: Identity) -> bool:
-        """Whether others had files before these; they have let go of them, and of their leases.
+        """Whether others had files before these; they have closed them, and lost their leases.
 
         If a part is missing, the rest is not whole; and a log may be that of another file.
         """
         if not self._marks.others_remain(identity):
             return False
         is_theirs = self._kept_open is not None and self._marks.is_shared(self._kept_open)
-        self._presence.ring_all()
+        self._presence.notify_all()
         until = time.monotonic() + BUSY
         while self._marks.others_remain(identity):
             if time.monotonic() > until:
@@ -180,7 +180,7 @@ class Connection:
         return True
 
     def held_by(self, client: str) -> Generator[list[Told]]:
-        """What a client holds by the files that it has open, some names at a time, as lost."""
+        """The losses of all that a client holds in the open files, some names at a time."""
         last, end = f"{self._prefix}\0".encode(), f"{self._prefix}\1".encode()
         while self._database is not None:
             rows = self.execute(
@@ -236,7 +236,7 @@ class Connection:
             )
         if version and not works_beside(VERSION, version):
             raise StoreError(
-                f"{self._name} holds locks of another version of aiolock: upgrade those who use it"
+                f"{self._name} holds locks of another version of aiolock: upgrade its programs"
                 " one protocol after the other; or stop them all and remove it, or take another"
                 f" file (protocol {version} is spoken there; {spoken(VERSION)})"
             )
@@ -272,7 +272,7 @@ class Connection:
         before, identity = self._identity, self._files.identity()
         if identity == before:
             return False
-        self.close()  # whoever is opening the new ones waits for that
+        self.close()  # a process that is opening the new ones waits for that
         if before is not None:
             # If the file is the same, but its log or index is not, a process that has them open is
             # cut off from the others: all of them must get a new file. A log that is the same is
@@ -281,7 +281,8 @@ class Connection:
             old = [each for each in identity if each is not None and (same or each in before)]
             if old:
                 with self._files.opened_by_one(BUSY):
-                    # Unless somebody has made new ones. SQLite has removed parts, if we were last.
+                    # Unless another process has made new ones. SQLite has removed parts, if we
+                    # were last.
                     now = self._files.identity()
                     if all(new in (None, seen) for new, seen in zip(now, identity, strict=True)):
                         self._files.remove(*old)
@@ -296,8 +297,9 @@ class Connection:
         """Close all. Idempotent."""
         with contextlib.suppress(OSError):
             if self.is_whole():
-                # Before SQLite closes: if it is the last, it removes the log, and nobody must take
-                # that for somebody else's doing. Otherwise behind that: it would remove a new log.
+                # Before SQLite closes: if it is the last, it removes the log, and no process must
+                # take that for a removal by others. Otherwise behind that: it would remove a new
+                # log.
                 self._marks.clear()
         self._identity = None
         if self._kept_open is not None:
@@ -313,7 +315,7 @@ class Connection:
         self._marks.clear()
 
     def wait_for(self, patience: float) -> None:
-        """From now on, wait this many seconds for the transactions of others."""
+        """Wait this many seconds for the transactions of others, from now on."""
         if patience != self._patience:
             self.execute(f"PRAGMA busy_timeout = {int(1000 * min(patience, _SLICE))}")
             self._patience = patience
@@ -324,7 +326,7 @@ class Connection:
         return self._database.execute(statement, parameters)
 
     def left_for(self, client: str, after: int) -> tuple[list[Told], int]:
-        """As `left_for`. It waits for no transaction of others, and sees what is committed."""
+        """`left_for` on this connection. It waits for no transaction, and sees committed pushes."""
         assert self._database is not None
         return left_for(self._database, client, after)
 
@@ -338,7 +340,7 @@ class Connection:
             fence, *clock = self.execute("SELECT last, boot, began FROM fence, clock").fetchone()
             self._check_fence(fence)
             if tuple(clock) != self._began:
-                # Another process took all of us for dead, and has set the clock anew.
+                # Another process found no live client, and has set the clock anew.
                 self._set_clock(self._database)
             return Transaction(self._database, self._presence, self._prefix, self._clock, fence)
         except BaseException:
@@ -382,7 +384,7 @@ class Connection:
             self.close()
             raise StoreError(
                 f"{self._name} was set back, as by a backup that is restored over it: what was"
-                " granted since is forgotten. End all who use it before you restore it"
+                " granted since is forgotten. End all programs that use it before you restore it"
             )
         self._last_fence = fence
 

@@ -1,7 +1,7 @@
 """A client's operations on the file: all that have gathered are carried out in one transaction.
 
 `BEGIN IMMEDIATE` keeps out all other processes meanwhile. After the commit, the clients that have
-pushes to fetch are rung. A client that was rung reads its pushes without a transaction of its own,
+pushes to fetch are notified. A notified client reads its pushes without a transaction of its own,
 so it does not wait for those of others; the next one that it makes removes them.
 """
 
@@ -29,7 +29,7 @@ _IN_PASSING: Final = 0.1
 
 
 def _nothing(_: Steps) -> None:
-    """It fetches the client's pushes, as all operations do besides."""
+    """Do nothing: like any operation, this fetches the client's pushes."""
 
 
 FETCH: Final = Operation((), _nothing)
@@ -65,9 +65,9 @@ class Database:
         self._replaced = replaced
         self._connection = Connection(path, prefix, presence, given)
         self._read = self._removed = 0
-        """Of the client's pushes, the last that was read, and the last that was removed."""
+        """The client's last push that was read, and the last that was removed."""
         self.more = False
-        """Whether the last sweep may have left more to forget."""
+        """Whether the last sweep may have left more to remove."""
         self._mutex = threading.Lock()
         """Held while the thread works here, so that a fork finds nothing half-done."""
         with _one_fork:  # a fork goes through all of them, in whatever thread it is made
@@ -87,7 +87,7 @@ class Database:
                 raise failure(self._path, error) from error
 
     def close(self) -> None:
-        """Close the file, and remove this client's pushes, which nobody will fetch."""
+        """Close the file, and remove this client's pushes, which will not be fetched."""
         with self._mutex:
             with contextlib.suppress(sqlite3.Error, OSError):  # else another client's sweep does
                 if self._connection.is_whole():
@@ -97,12 +97,12 @@ class Database:
 
     @contextlib.contextmanager
     def no_fork(self) -> Generator[None]:
-        """Meanwhile no process is forked: for work with files that a child is to let go of."""
+        """No process is forked in this body: for work with files that a child must close."""
         with self._mutex:
             yield
 
     def look(self) -> None:
-        """See whether the file is still the one that others find."""
+        """Check whether the file is still the one that others find."""
         with self._mutex, contextlib.suppress(sqlite3.Error, OSError):  # an operation fails with it
             self._follow()
 
@@ -114,7 +114,7 @@ class Database:
             return self._carry_out(operations, _connection.BUSY)
 
     def sweep(self) -> Sequence[Told]:
-        """Forget what nobody needs, if other processes leave room for it."""
+        """Remove expired rows, if other processes leave time for it."""
         with self._mutex:
             done = self._carry_out((), _IN_PASSING, sweep=True)
         self.more = any(outcome.answer for outcome in done.outcomes)
@@ -123,10 +123,10 @@ class Database:
     def _only_fetch(self, times: int) -> CarriedOut:
         try:
             self._follow()
-            told, self._read = self._connection.left_for(self._client, self._read)
+            pushes, self._read = self._connection.left_for(self._client, self._read)
         except Exception as error:  # noqa: BLE001  # no error may end the thread
             return CarriedOut(failed(failure(self._path, error), times), [], served=False)
-        return CarriedOut([Outcome(None)] * times, told)
+        return CarriedOut([Outcome(None)] * times, pushes)
 
     def _follow(self) -> None:
         if self._connection.is_whole():
@@ -147,7 +147,7 @@ class Database:
         try:
             self._follow()
             self._connection.wait_for(patience)
-            answers, told, theirs, held = self._together(operations, sweep=sweep)
+            answers, pushes, theirs, held = self._together(operations, sweep=sweep)
         except _Failed as fault:
             if len(operations) == 1:
                 return CarriedOut([Outcome(None, failure(self._path, fault.__cause__))], [])
@@ -156,22 +156,22 @@ class Database:
         except Exception as error:  # noqa: BLE001  # no error may end the thread
             return CarriedOut(failed(failure(self._path, error), len(operations)), [], served=False)
         for client in theirs:
-            # It is committed. A client that the ring does not reach asks by itself, later.
+            # It is committed. A client that is not reached asks by itself, later.
             with contextlib.suppress(Exception):
-                self._presence.ring(client)
-        return CarriedOut([Outcome(answer) for answer in answers], told, held=held)
+                self._presence.notify(client)
+        return CarriedOut([Outcome(answer) for answer in answers], pushes, held=held)
 
     def _together(
         self, operations: Sequence[Operation], *, sweep: bool
     ) -> tuple[list[Any], list[Told], dict[str, None], float]:
-        """Their answers, the pushes for this client, and the other clients to ring.
+        """The answers, the pushes for this client, and the other clients to notify.
 
-        Last, for how many seconds it has kept all others out.
+        Last, the seconds for which it has kept all others out.
         """
         transaction = self._connection.begin()
         held = Held()
         try:
-            told, last = self._connection.left_for(self._client, self._read)
+            pushes, last = self._connection.left_for(self._client, self._read)
             if last > self._removed:
                 transaction.remove(self._client, last)
             answers = [_carried_out(operation, transaction) for operation in operations]
@@ -182,7 +182,7 @@ class Database:
             for each in transaction.pushes:
                 client = each.push.waiter.client
                 if client == self._client:
-                    told.append(each)
+                    pushes.append(each)
                 elif transaction.listens(client):
                     transaction.send(each)
                     theirs[client] = None
@@ -191,7 +191,7 @@ class Database:
             self._connection.roll_back()
             raise
         self._read = self._removed = last
-        return answers, told, theirs, held.seconds()
+        return answers, pushes, theirs, held.seconds()
 
     # Forks: SQLite tracks file locks per process, and a child would count on its parent's
 

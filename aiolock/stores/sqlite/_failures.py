@@ -16,7 +16,7 @@ _ADVICE: Final = {
     sqlite3.SQLITE_CANTOPEN: "cannot be opened: its directory must be there, and writable for this"
     " user",
     sqlite3.SQLITE_NOTADB: "is no database: give the locks a file of their own",
-    sqlite3.SQLITE_CORRUPT: "is damaged: remove it, and its -wal and -shm, when nobody uses it",
+    sqlite3.SQLITE_CORRUPT: "is damaged: remove it, and its -wal and -shm, when no program uses it",
     sqlite3.SQLITE_FULL: "has no room: its disk is full, or this user may use no more of it",
     sqlite3.SQLITE_IOERR: "cannot be read or written",
 }

@@ -56,7 +56,7 @@ else:
 
 
 def show_open(file: int) -> bool:
-    """Show SQLite in any process that somebody has this database open, until `hide_open`.
+    """Show SQLite in any process that a process has this database open, until `hide_open`.
 
     It has such a lock of its own. But that belongs to the process, and the kernel drops it as soon
     as the process closes the file anywhere, after a look into it, say. This one belongs to the open
@@ -66,12 +66,12 @@ def show_open(file: int) -> bool:
 
 
 def hide_open(file: int) -> None:
-    """SQLite is about to close it: otherwise nobody would ever be the last."""
+    """Undo `show_open`, before SQLite closes it: otherwise no process would ever be the last."""
     _set(file, "F_UNLCK", *_SHARED)
 
 
 def mark(file: int, at: int) -> bool:
-    """Mark a byte of a file or directory, until it is closed, in addition to all who do the same.
+    """Mark a byte of a file or directory, until it is closed; any number of processes may.
 
     False where there are no such locks.
     """

@@ -1,7 +1,7 @@
 """The files of a database: their identity, and that all processes have the same ones.
 
 SQLite finds its log and its index by their names alone. If one of the three files is removed while
-it is in use, the processes part: those that have it open go on with data that no other sees. So
+it is in use, the processes diverge: those that have it open go on with data that no other sees. So
 each transaction checks that they are still there, and one process at a time opens them.
 """
 
@@ -74,7 +74,7 @@ class Files:
 
     @contextlib.contextmanager
     def opened_by_one(self, within: float) -> Generator[int]:
-        """Meanwhile, no other process opens or removes them. Gives the open file that sees to it.
+        """No other process opens or removes them in this body. Gives the open file that ensures it.
 
         If they cannot be opened, a directory that was made for that is removed again: nothing is
         left beside a file that is not ours.
@@ -88,7 +88,7 @@ class Files:
             touch(guard)
             yield guard
         except BaseException:
-            if made and guard is not None:  # while it is ours nobody else is at work there
+            if made and guard is not None:  # while we have it, no other process works there
                 with contextlib.suppress(OSError):
                     self._guard.unlink()
                     self._guard.parent.rmdir()
@@ -100,7 +100,7 @@ class Files:
     def _taken(self, within: float, until: float) -> int | None:
         """The file that one at a time has open and locked; None where it was removed meanwhile."""
         try:
-            # To read is enough for a lock, and all that another user may do with it.
+            # Reading is enough for a lock, and all that another user may do with it.
             guard = os.open(self._guard, os.O_CREAT | os.O_RDONLY, 0o666)
         except FileNotFoundError:
             if time.monotonic() > until:
@@ -117,9 +117,9 @@ class Files:
         return None
 
     def _wait_for(self, guard: int, within: float) -> None:
-        """Wait for its lock, however many have it before us, if none has it for as long."""
+        """Wait for its lock, however many have it first, unless one has it for as long."""
         seen, until = self._trace(guard), time.monotonic() + within
-        while not take(guard):  # there is no waiting for it with a limit but to look again
+        while not take(guard):  # to wait for it with a limit, one must poll
             if (now := self._trace(guard)) != seen:
                 seen, until = now, time.monotonic() + within
             elif time.monotonic() > until:
@@ -130,14 +130,14 @@ class Files:
             time.sleep(_LOOK)
 
     def _trace(self, guard: int) -> tuple[int, ...]:
-        """What changes whenever another process has the lock: its own time, or the directory's."""
+        """The times that change when another process has the lock: of the file, or the directory."""
         times = [os.fstat(guard).st_mtime_ns]
         with contextlib.suppress(FileNotFoundError):
             times.append(self._guard.parent.stat().st_mtime_ns)
         return tuple(times)
 
     def _make_directory(self) -> bool:
-        """Whether it was not there."""
+        """Make the directory; returns whether it was not there."""
         try:
             self._guard.parent.mkdir()
         except FileExistsError:
@@ -151,7 +151,7 @@ _BESIDE: Final = ("-wal", "-shm")
 
 
 def touch(guard: int) -> None:
-    """Show those who wait for the lock on this file that there is progress."""
+    """Show the processes that wait for the lock on this file that there is progress."""
     with contextlib.suppress(OSError):  # it is another user's: the directory's time shows it, later
         os.utime(guard)
 

@@ -1,4 +1,4 @@
-"""Who has locked a file, as far as the kernel tells: the text of an error must not guess."""
+"""The process that has locked a file, as far as the kernel shows it, for the texts of errors."""
 
 from __future__ import annotations
 

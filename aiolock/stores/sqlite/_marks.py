@@ -1,4 +1,4 @@
-"""What each client shows to all others that have the same file, or the same directory.
+"""Marks by which each client shows others which file and directory it has open.
 
 SQLite finds its log and its index by the name of the file: processes that have one file by two
 names, or of which some have files that were removed since, do not see what the others write. So

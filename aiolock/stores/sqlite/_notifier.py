@@ -1,4 +1,4 @@
-"""The bell of a client: a datagram to it only says that there are pushes to fetch.
+"""The notifier of a client: a datagram to it means that there are pushes to fetch.
 
 It is a Unix socket beside the database. Where there are no such sockets, it is a UDP socket on the
 loopback address, and the client writes down its port for the others.
@@ -23,7 +23,7 @@ _SEVERAL: Final = 64
 
 
 class Notifier:
-    """The bell of one client: its event loop listens; the code that made it closes it."""
+    """The notifier of one client: its event loop listens; the code that made it closes it."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -42,7 +42,7 @@ class Notifier:
                     path.unlink()
                 with _reached(path) as where:
                     self._socket.bind(where)
-                path.chmod(0o666)  # any user who may enter the directory may ring
+                path.chmod(0o666)  # any user who may enter the directory may notify
         except BaseException:
             self._socket.close()
             raise
@@ -54,16 +54,16 @@ class Notifier:
         return int(self._socket.getsockname()[1]) if is_local else 0
 
     def is_gone(self) -> bool:
-        """Whether its socket file was removed, so that no client can ring."""
+        """Whether its socket file was removed, so that no client can notify this one."""
         return not self.port and not self._path.exists()
 
     async def listen(self, notified: Callable[[], None]) -> None:
-        """Call ``notified`` whenever a client has rung."""
+        """Call ``notified`` for each notification."""
         loop = asyncio.get_running_loop()
         if self.port:
             # This also works on the event loop of Windows, which has no `add_reader`.
             self._transport, _ = await loop.create_datagram_endpoint(
-                lambda: _Heard(notified), sock=self._socket
+                lambda: _Datagrams(notified), sock=self._socket
             )
         else:
             loop.add_reader(self._socket, self._read, notified)
@@ -88,12 +88,12 @@ class Notifier:
         self._socket.close()
 
     def forget(self) -> None:
-        """In the child of a fork: let go of the parent's socket, without any effect on it."""
+        """Close the child's copy of the parent's socket, without any effect on the parent."""
         with contextlib.suppress(OSError):
             os.close(self._socket.detach())
 
 
-class _Heard(asyncio.DatagramProtocol):
+class _Datagrams(asyncio.DatagramProtocol):
     def __init__(self, notified: Callable[[], None]) -> None:
         self._notified = notified
 
@@ -101,9 +101,9 @@ class _Heard(asyncio.DatagramProtocol):
         self._notified()
 
 
-def ring(path: Path, port: int) -> None:
-    """Ring the bell with this path or port; if it is ringing already, that is enough."""
-    # The bell is gone, or has unread datagrams already.
+def notify(path: Path, port: int) -> None:
+    """Send a datagram to this path or port; if there is an unread one, that is enough."""
+    # The socket is gone, or has unread datagrams already.
     with contextlib.suppress(FileNotFoundError, ConnectionRefusedError, BlockingIOError):
         if sys.platform == "win32" or port:
             _send(socket.AF_INET, (_LOCAL, port))

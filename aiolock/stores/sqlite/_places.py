@@ -1,4 +1,4 @@
-"""Where such a file may be: on a disk of this machine."""
+"""The places where the file may be: on a disk of this machine."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def check_file(path: Path) -> None:
 
 
 def _mounted(mounts: str) -> list[tuple[str, str]]:
-    """Where something is mounted, and the type of its file system; empty if not known."""
+    """The mount points, and the types of their file systems; empty if not known."""
     try:
         lines = Path(mounts).read_text("utf-8", "replace").splitlines()
     except OSError:

@@ -1,7 +1,7 @@
 """Which clients are alive: each has a file beside the database, locked while its process lives.
 
 The kernel drops a lock with the process that has it, however that ends. The file holds what the
-client says of itself.
+client's metadata.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ _ORPHAN: Final = 60.0
 
 
 class Metadata(NamedTuple):
-    """What a client says of itself."""
+    """The metadata of a client."""
 
     host: str
     pid: int
     port: int
-    """The port of its bell; 0 for a Unix socket."""
+    """The port of its notifier; 0 for a Unix socket."""
 
 
 class Presence:
@@ -44,13 +44,13 @@ class Presence:
         self._client = client
         self._lock: int | None = None
         self.notifiers: list[Notifier] = []
-        """Its bells. The others ring the last one; the listening loop closes those before it."""
+        """The notifiers. Others use the last one; the listening loop closes those before it."""
         self._metadata = dict[str, Metadata]()
 
     # This client
 
     def enter(self) -> None:
-        """Be alive to others, until its files are removed. `OSError` if it fails."""
+        """Be visible to others as alive, until its files are removed. `OSError` if it fails."""
         self.directory.mkdir(exist_ok=True)
         for _ in range(_TRIES):
             if not self.notifiers or self.notifiers[-1].is_gone():
@@ -86,7 +86,7 @@ class Presence:
         return None
 
     def is_there(self) -> bool:
-        """Whether others can see it and ring: its files have not been removed."""
+        """Whether others can see and notify it: its files have not been removed."""
         return self._is_listed() and not self.notifiers[-1].is_gone()
 
     def _is_listed(self) -> bool:
@@ -102,7 +102,7 @@ class Presence:
         self._remove(self._client)
 
     def forget(self) -> None:
-        """In the child of a fork: let go of the parent's files, without any effect on them.
+        """Close the child's copies of the parent's files, without any effect on the parent.
 
         A lock that a child shares would last as long as the child.
         """
@@ -134,7 +134,7 @@ class Presence:
         return [each for each in clients if each != self._client and self.listens(each)]
 
     def metadata(self, client: str) -> Metadata:
-        """What this client says of itself; empty if it is gone."""
+        """The metadata of this client; empty if it is gone."""
         known = self._metadata.get(client)
         if known is None:
             try:
@@ -146,15 +146,15 @@ class Presence:
             self._metadata[client] = known
         return known
 
-    def ring(self, client: str) -> None:
-        """Tell it that there are pushes to fetch."""
-        _notifier.ring(self._socket(client), self.metadata(client).port)
+    def notify(self, client: str) -> None:
+        """Notify it that there are pushes to fetch."""
+        _notifier.notify(self._socket(client), self.metadata(client).port)
 
-    def ring_all(self) -> None:
-        """Have all others look at the file."""
+    def notify_all(self) -> None:
+        """Notify all others, so that they look at the file."""
         for client in self.others():
             with contextlib.suppress(OSError):  # it looks by itself, a little later
-                self.ring(client)
+                self.notify(client)
 
     def clean_up(self) -> None:
         """Remove the files of clients that are gone."""

@@ -1,7 +1,7 @@
 """One client's time with the file, from opening to closing.
 
-A thread of its own works on the file; the event loop listens to the bell that others ring. The
-session closes and removes all that it has made, even if the loop is closed before the client.
+A thread of its own works on the file; the event loop listens for notifications. The session closes
+and removes all that it has made, even if the loop is closed before the client.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from aiolock.stores.sqlite._presence import Presence
 HEARTBEAT: Final = 1.0
 """Seconds after which a client checks whether the others still see it, and have the same file."""
 SWEEP: Final = 60.0
-"""Seconds after which it looks for things of others that nobody needs any more."""
+"""Seconds between two sweeps, which remove expired rows of all clients."""
 _SOON: Final = 0.02
-"""Seconds after which it does so again, at least, while there is more to forget."""
+"""Seconds until the next sweep, at least, while there is more to remove."""
 _REST: Final = 3
-"""This many times as long as the sweep took: operations come first, and other processes."""
+"""The pause after a sweep, as a multiple of its duration: operations of all come first."""
 _FETCH_AGAIN: Final = 0.1
 """Seconds after which it first retries to fetch its pushes; later retries come after longer."""
 
@@ -56,7 +56,7 @@ class Session:
         )
         self._look_at = self._sweep_at = 0.0
         self._heard: Notifier | None = None
-        """The bell that the loop listens to."""
+        """The notifier that the loop listens to."""
         self._coming_back: asyncio.Task[None] | None = None
         self._fetching = self._fetch_again = False
         self._pause = _FETCH_AGAIN
@@ -104,7 +104,7 @@ class Session:
         return self._worker.call_each(operations)
 
     async def _listen(self) -> None:
-        """Listen to the bell that the others ring now."""
+        """Listen to the notifier that the others use now."""
         *old, notifier = self._presence.notifiers
         if notifier is self._heard:
             return
@@ -117,7 +117,7 @@ class Session:
         await notifier.listen(self._notified)
 
     def _notified(self) -> None:
-        """There are pushes for us."""
+        """Fetch the pushes that others have left."""
         # One that came during a fetch may have been left after what that has read.
         self._fetch_again = self._fetching
         if self._is_open and not self._fetching:
@@ -135,7 +135,7 @@ class Session:
             self._pause = min(2 * self._pause, HEARTBEAT)
 
     def _come_back(self) -> None:
-        """The others may have taken us for dead, or the file is another one."""
+        """The client may have counted as dead, or the file is another one."""
         if self._is_open:
             self._coming_back = self._loop.create_task(self._listen())
             self._coming_back.add_done_callback(retrieve)
@@ -162,7 +162,7 @@ class Session:
         return self._database.carry_out(operations)
 
     def look_after(self) -> None:
-        """Now and then, check whether others see us, and remove what nobody needs."""
+        """Check, at intervals, whether others see this client as alive; sweep."""
         now = time.monotonic()
         with contextlib.suppress(OSError):  # retried the next time
             if now >= self._look_at:
@@ -179,14 +179,14 @@ class Session:
                     self._sweep_at = swept + max(_SOON, _REST * (swept - now))
 
     def _look(self) -> None:
-        """Check whether the others still see us: our files may have been removed."""
+        """Check whether the others still see this client: its files may have been removed."""
         if not self._presence.is_there():
             with self._database.no_fork():
                 self._presence.enter()
             self._worker.say(self._come_back)
 
     def _lose(self, lost: Iterable[Sequence[Told]]) -> None:
-        """Tell the client of these losses; returns when it knows of them."""
+        """Report these losses to the client; returns when it has them."""
         with contextlib.suppress(sqlite3.Error):  # it finds the others lost when it renews them
             for some in lost:
                 self._worker.tell(some)

@@ -19,13 +19,13 @@ from aiolock.stores.sqlite._presence import Presence
 Value = TypeVar("Value")
 
 _KEPT: Final = 600_000_000
-"""Microseconds for which an unused name is kept, after all that was known of it has ended."""
+"""Microseconds for which an unused name is kept, after all of its state has ended."""
 _PAGE: Final = 100
 """Names on one page of a snapshot: other processes wait while a page is read."""
 _SWEPT: Final = 256
-"""Names, and pushes for dead clients, that are forgotten in one sweep."""
+"""Names, and pushes for dead clients, that are removed in one sweep."""
 OVER_MINUTE: Final = "max(over, changed) / 60000000"
-"""The minute in which all that is known of a name was over. There is an index of it."""
+"""The minute in which all of the state of a name had ended. There is an index of it."""
 _OVER: Final = (
     "SELECT name, state FROM names"  # noqa: S608  # of a constant
     f" WHERE {OVER_MINUTE} < ? ORDER BY {OVER_MINUTE} LIMIT ?"
@@ -106,12 +106,12 @@ class Transaction:
             self._database.execute("UPDATE fence SET last = ?", (self._fence,))
             self._last_fence = self._fence
 
-    def send(self, told: Told) -> None:
+    def send(self, push: Told) -> None:
         """Leave a push for a client of another process."""
-        client = told.push.waiter.client
+        client = push.push.waiter.client
         self._database.execute(
             "INSERT INTO inbox (client, name, push) VALUES (?, ?, ?)",
-            (client, f"{self._prefix}\0{told.name}", encode_push(told.push)),
+            (client, f"{self._prefix}\0{push.name}", encode_push(push.push)),
         )
 
     def remove(self, client: str, last: int) -> None:
@@ -119,7 +119,7 @@ class Transaction:
         self._database.execute("DELETE FROM inbox WHERE client = ? AND id <= ?", (client, last))
 
     def sweep(self) -> bool:
-        """Forget pushes for dead clients, and the names that have been over for longest.
+        """Remove pushes for dead clients, and the names that expired first.
 
         Returns whether there may be more. A name for which a client waits comes again later.
         """
