@@ -38,8 +38,8 @@ class Clock:
         """Let ``seconds`` pass for the server.
 
         Leases that have ended by then are lost, like those of a holder that is cut off, and their
-        locks are granted to the next waiters. The holder is told in the next turn of its event
-        loop. The library's own timers (timeouts, renewals) keep to the event loop's clock.
+        locks are granted to the next waiters. The holder is notified in the next turn of its
+        event loop. The library's own timers (timeouts, renewals) keep to the event loop's clock.
         """
         if seconds < 0:
             raise ValueError(f"a server's clock does not run back: {seconds}")
@@ -127,7 +127,7 @@ class Others:
             key, waiter, Form(CLAIM), int(ttl * 1000), ticket=0, wait=False, max_waiters=0
         )
         if not isinstance(answer, Granted):
-            pytest.fail(f"{key} is held by somebody already")
+            pytest.fail(f"{key} is held already")
         self._held[key] = (waiter, answer.fence)
         return answer.fence
 
@@ -164,7 +164,7 @@ class _OpensItself(Engine):
 
 
 def faulty(server: Server) -> FaultyStore:
-    """A link to ``server`` that fails when it is told to."""
+    """A link to ``server`` that fails on demand."""
     return FaultyStore(MemoryStore(server))
 
 

@@ -1,4 +1,4 @@
-"""What all ASGI frameworks share: messages to and from the server."""
+"""The common part of all ASGI frameworks: messages to and from the server."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Inbox:
         self._coming: asyncio.Future[Message] | None = None
 
     async def __call__(self) -> Message:
-        """As `receive` of ASGI."""
+        """`receive` of ASGI."""
         if self._kept:
             return self._kept.popleft()
         if self._coming is not None:
@@ -84,7 +84,7 @@ class Held:
         self._looks = looks
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """As any ASGI application."""
+        """Serve a request, as an ASGI application."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -92,7 +92,7 @@ class Held:
         if not isinstance(leases, RequestLeases):
             scope[PLACE] = leases = RequestLeases()
             send = functools.partial(_send, leases, send)
-        # A handler must get what is received while somebody looks whether the client has gone.
+        # A handler must get what is received while waiting for a disconnect.
         inbox = Inbox(receive)
         whole = not self._looks
 
@@ -144,7 +144,7 @@ class Interrupted:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """As any ASGI application."""
+        """Serve a request, as an ASGI application."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return

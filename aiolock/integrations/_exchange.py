@@ -1,14 +1,14 @@
 """Requests that the application wants carried out once, in ASGI.
 
-The application runs in a task of its own. When it says that its request has a key (`begin`), it
+The application runs in a task of its own. When it calls `begin` for a request with a key, it
 goes on only if it is the first with that key. Otherwise it is ended there, and the request is
 answered with the response that was kept.
 
 A framework sends a response before the request has ended: what dependencies do at their end, such
 as a commit, comes after that, and may fail. So a response is held back until the application has
-returned, then kept, and then sent. If the application fails instead, nobody gets that response.
-Background work that a framework does between the two would hold it back as well, so what is known
-of that is done afterwards.
+returned, then kept, and then sent. If the application fails instead, that response is not sent.
+Background work that a framework does between the two would hold it back as well, so known
+background work is done afterwards.
 """
 
 from __future__ import annotations
@@ -49,13 +49,13 @@ def keys_in(scope: Scope) -> list[str]:
 
 
 class Exchanges:
-    """Middleware directly around the routes, which may say that their request has a key."""
+    """Middleware directly around the routes, which may call `begin` for a request with a key."""
 
     def __init__(self, app: App) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """As any ASGI application."""
+        """Serve a request, as an ASGI application."""
         outer = scope.get(_PLACE)
         if isinstance(outer, Exchange) and outer.asked:
             await self._app(scope, receive, send)  # an outer exchange has it under its key
@@ -103,12 +103,12 @@ class Exchange:
 
     @property
     def asked(self) -> bool:
-        """Whether the application has said that its request has a key."""
+        """Whether the application has called `begin` for its request."""
         return self._asked.done()
 
     @property
     def _headers(self) -> Headers:
-        """Those of the request."""
+        """The headers of the request."""
         return _texts(self._scope["headers"])
 
     @property
@@ -206,9 +206,9 @@ class Exchange:
     async def _receive(self) -> Message:
         if not self._asked.done() or self._request.kept:
             return await self._request.receive()
-        # Tell of a disconnect only when the response is complete, as a server does. Not before: the
+        # Report a disconnect only when the response is complete, as a server does. Not before: the
         # request goes on, even if its client has gone; and while the response is held back, the
-        # server would tell nothing anyway.
+        # server would report nothing anyway.
         await asyncio.wait([self._response.done])
         return {"type": "http.disconnect"}
 
@@ -259,7 +259,7 @@ class _Request:
         return self._hash.digest()
 
     async def receive(self) -> Message:
-        """As `receive` of ASGI."""
+        """`receive` of ASGI."""
         return self.kept.popleft() if self.kept else await self._next()
 
     async def read(self) -> None:
@@ -301,14 +301,14 @@ class _Response:
 
     @property
     def final(self) -> bool:
-        """Whether it is complete, and says that the request was carried out."""
+        """Whether it is complete, and shows that the request was carried out."""
         start = self._start
         if start is None or not self.done.done():
             return False
         return not is_to_be_tried_again(start["status"], start.get("headers", ()))
 
     async def take(self, message: Message) -> None:
-        """As `send` of ASGI."""
+        """`send` of ASGI."""
         if self.ignored:
             return
         if not self.gathers:
@@ -338,9 +338,9 @@ class _Response:
             await self._send(last)
 
     async def send_answer(self) -> None:
-        """After an error, send what the framework answers to it, or a part that shows that it is.
+        """Send the framework's response to an error, or a part that shows the error.
 
-        A complete response that says nothing of an error is not sent: what it says is not true.
+        A complete response that shows no error is not sent: it would not be true.
         """
         if not self.final:
             await self.send_on()

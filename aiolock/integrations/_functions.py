@@ -22,7 +22,7 @@ _STARS: Final[dict[Any, str]] = {
 }
 
 Hold = Callable[[L, dict[str, Any]], AbstractAsyncContextManager[Lease]]
-"""Holds a lock, with these values for its name, for the request that is being served."""
+"""A function that holds a lock, with these values for its name, for the current request."""
 
 
 class Locked(Generic[L, R]):
@@ -72,7 +72,7 @@ def check_parameters(
 ) -> None:
     """Raise `TypeError` if it cannot be called with these: every request would fail.
 
-    Without ``follow_wrapped``, a function that decorates another is looked at itself.
+    Without ``follow_wrapped``, the signature of a decorated function is that of its wrapper.
     """
     signature = inspect.signature(handler, follow_wrapped=follow_wrapped)
     try:

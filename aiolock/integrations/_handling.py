@@ -1,8 +1,8 @@
-"""How a request is carried out in aiohttp, from before all middleware until its response is sent.
+"""The handling of a request in aiohttp, from before all middleware until its response is sent.
 
 aiohttp sends a response when its handler and all middleware have returned. What a handler takes or
-asks for (a lock, to be the first with a key) is to last until then, so the handler's part is only
-to say so.
+asks for (a lock, to be the first with a key) is to last until then, so the handler only registers
+it.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from aiolock.integrations._leases import RequestLeases, SlowClient
 from aiolock.integrations._waiting import ReasonToLeave
 
 LOOK_EVERY: Final = 0.25
-"""Seconds between checks for the client: aiohttp tells no handler that its client has gone."""
+"""Seconds between checks for the client: aiohttp notifies no handler of a disconnect."""
 
 _leases: Final = ContextVar[RequestLeases | None]("aiolock.leases", default=None)
 _exchange: Final = ContextVar["Exchange | None"]("aiolock.exchange", default=None)
@@ -79,14 +79,14 @@ async def _send(request: web.Request, response: web.StreamResponse, leases: Requ
     """Send a response as aiohttp does: then it finds that this has been done."""
     try:
         if isinstance(response, web.FileResponse) and not response.prepared:
-            # The system sends it, so nobody sees how much of it is on its way.
+            # The kernel sends it, so it is not known how much of it is on its way.
             await leases.bounded(functools.partial(_finish, request, response))
         else:
             await _finish(request, response)
     except SlowClient:
         _cut_off(request)
     except ConnectionError:
-        pass  # aiohttp, which finds the connection closed, says so
+        pass  # aiohttp finds the connection closed, and logs it
 
 
 async def _finish(request: web.Request, response: web.StreamResponse) -> None:
@@ -168,7 +168,7 @@ class Exchange:
         return await self._answered
 
     def note(self, response: web.StreamResponse, request: Headers) -> None:
-        """This is the response of the handler, before any middleware adds to it."""
+        """Note the response of the handler, before any middleware adds to it."""
         self._keeps = not is_to_be_tried_again(response.status, response.headers.items())
         self._text = _text_of(response, request)
 

@@ -33,8 +33,8 @@ Headers = Iterable[tuple[str, str]]
 _COMPARED: Final = ("host", "content-type", "content-encoding")
 """The headers in which equal requests are equal."""
 _WHOSE: Final = frozenset({"authorization", "cookie", "*", ""})
-"""Headers of `Vary` that are not compared: ``who`` tells of whom a request is, also when a session
-or a token has been renewed."""
+"""Headers of `Vary` that are not compared: ``who`` identifies the user, also when a session or a
+token has been renewed."""
 _SERVER_ERROR: Final = 500
 _TRY_AGAIN: Final = (408, 423, 425, 429)
 """Statuses that mean that nothing was done; so does any response with ``Retry-After``."""
@@ -69,9 +69,10 @@ async def kept(
 ) -> tuple[str, bool]:
     """The result of ``work``, done now or before, and whether it was done now.
 
-    ``asked`` tells the request from others under the same key. Raises `UnderWay`, `KeyReused`,
-    `NotKept`, and the errors of `Once.outcome` and ``work``. A result that is too long to be kept
-    is returned to the first caller alone; ``work`` returns None if it has delivered it already.
+    ``asked`` distinguishes the request from others under the same key. Raises `UnderWay`,
+    `KeyReused`, `NotKept`, and the errors of `Once.outcome` and ``work``. A result that is too long
+    to be kept is returned to the first caller alone; ``work`` returns None if it has delivered it
+    already.
     """
     begun = False
     came: str | None = None
@@ -125,12 +126,12 @@ def key_of(values: Sequence[str], *, required: bool = False) -> str | None:
 
 
 async def owner(found: str | Awaitable[str]) -> str:
-    """What ``who`` gave, which may be async."""
+    """The result of ``who``, which may be async."""
     return await found if isinstance(found, Awaitable) else found
 
 
 def fingerprint(method: str, target: str | bytes, headers: Headers, body: bytes) -> str:
-    """A digest of a request, to tell it from others under the same key.
+    """A digest of a request, to distinguish it from others under the same key.
 
     ``target`` is the path and the query as they were sent, ``body`` may be a digest.
     """

@@ -1,10 +1,10 @@
 """The leases of a web request: they end when the request has ended.
 
 A lease protects all that the request does: its handler, what its dependencies do at their end (as a
-commit after ``yield``), what middleware does around it, and what is sent while it is made. So it is
-not the handler, nor a dependency, that ends it, but the outermost place that the integration has.
+commit after ``yield``), what middleware does around it, and what is sent while it is made. So
+neither the handler nor a dependency ends it, but the outermost layer of the integration.
 
-On the way there the request passes several places, not all of them in one task: the handler, the
+On the way there the request passes several layers, not all of them in one task: the handler, the
 router, the middleware. Each is a *body*, and a lease belongs to the innermost. A loss cancels the
 task of that body and is raised where it ends, so that the framework's own handlers of errors see
 it. If the lease is not lost, the next body has it.
@@ -30,10 +30,10 @@ from aiolock.options import LockOptions, Seconds
 T = TypeVar("T")
 
 PLACE: Final = "aiolock.leases"
-"""Where a request has its leases."""
+"""The key of a request's leases in its scope."""
 
 LeaseScope = Literal["request", "function"]
-"""When the lease of a request ends: with the request, or with its handler."""
+"""The end of a request's lease: with the request, or with its handler."""
 
 ALIVE: Final = (LeaseState.HELD, LeaseState.AT_RISK)
 
@@ -86,7 +86,7 @@ class RequestLeases:
         return Body(self._bodies, outer, reason_to_leave)
 
     async def take(self, lock: Lock, send_timeout: float) -> Lease:
-        """Wait for the lock, as `held` does, and have it until the request ends."""
+        """Wait for the lock, as `held` does, and hold it until the request ends."""
         reason_to_leave = self._innermost(lock).reason_to_leave
         acquisition = lock.acquire()
         async with AsyncExitStack() as stack:
@@ -101,7 +101,7 @@ class RequestLeases:
 
     @asynccontextmanager
     async def hold(self, lock: Lock, send_timeout: float) -> AsyncGenerator[Lease]:
-        """Wait for the lock, and have it in the body of this."""
+        """Wait for the lock, and hold it in the body of this."""
         async with held(lock, self._innermost(lock).reason_to_leave) as lease:
             taken = (lease, send_timeout)
             self._taken.append(taken)
@@ -144,7 +144,7 @@ class RequestLeases:
             self.waited(loop.time() - began)
 
     def waited(self, seconds: float) -> None:
-        """It has taken so long."""
+        """Add seconds that the client has kept the locks waiting."""
         if seconds > _NO_WAIT:
             self._waited += seconds
 
@@ -185,7 +185,7 @@ class Body:
         self._before = 0
         self._leases: AsyncExitStack | None = None
         self._lost: LeaseLost | None = None
-        """The loss that it was interrupted for; raised where it was noticed, too."""
+        """The loss that it was interrupted for; also raised where it was noticed."""
         self._outer = outer
 
     async def __aenter__(self) -> Self:
@@ -203,14 +203,14 @@ class Body:
         self.ended = True
         self._all.remove(self)
         if self._lost is not None:
-            # The first to be called: leases end whatever comes of it.
+            # Called first: leases end in any case.
             self._leases = self._leases or AsyncExitStack()
             self._leases.push_async_exit(self._take_back)
         if self._leases is not None:
             await self._leases.__aexit__(kind, error, traceback)
 
     def add(self, lease: Lease, acquisition: AcquireContext[Lease]) -> None:
-        """When this body ends, end the lease, or let the outer body have it."""
+        """Add a lease: when this body ends, it is ended, or goes to the outer body."""
 
         async def leave(
             kind: type[BaseException] | None,
@@ -301,6 +301,6 @@ class RequestLock(LockOf):
             async with leases.hold(lock, self.send_timeout) as lease:
                 yield lease
         else:
-            # A body of its own: so a loss is raised in the handler, where the framework answers it.
+            # A body of its own: so a loss is raised in the handler, where the framework handles it.
             async with leases.body():
                 yield await leases.take(lock, self.send_timeout)

@@ -92,7 +92,7 @@ def _fields(template: str) -> list[str]:
     for _, field, spec, conversion in string.Formatter().parse(template):
         if field is None:
             continue
-        # A template must not read attributes of, or format, what a stranger has sent.
+        # A template must not read attributes of, or format, untrusted values.
         if not field.isidentifier() or spec or conversion:
             shown = field + (f"!{conversion}" if conversion else "") + (f":{spec}" if spec else "")
             raise ValueError(

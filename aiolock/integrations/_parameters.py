@@ -1,4 +1,4 @@
-"""What a path operation of FastAPI has for the fields of a lock's name.
+"""The values of a path operation of FastAPI for the fields of a lock's name.
 
 The name must be the same for each spelling of one id, as of a `UUID` in capitals. So a field has
 the value that the path operation gets, after FastAPI has validated it, and not the text in the URL.
@@ -52,7 +52,7 @@ def check_values(where: str, dependant: Dependant, lock: LockOf, skip: Skip) -> 
 def values_of(request: Request, lock: LockOf, skip: Skip) -> dict[str, object]:
     """The values of a lock's fields in a request; `RequestValidationError` for invalid ones.
 
-    A field that no parameter of the path operation stands for has the text in the URL.
+    A field without a parameter of the path operation has the text in the URL.
     """
     values = lock.values(request.path_params, request.query_params)
     dependant = _dependant_of(request)
@@ -73,7 +73,7 @@ def values_of(request: Request, lock: LockOf, skip: Skip) -> dict[str, object]:
 
 
 def _dependant_of(request: Request) -> Dependant:
-    """What FastAPI solves for this request."""
+    """The dependant that FastAPI solves for this request."""
     route = request.scope.get("route")
     # In an included router the path has a prefix, which may have parameters of its own. Newer
     # versions of FastAPI keep that apart from the route.
@@ -88,7 +88,7 @@ def _dependant_of(request: Request) -> Dependant:
 
 
 def _parameters(dependant: Dependant, lock: LockOf, name: str, skip: Skip) -> Iterator[Any]:
-    """Those of the path operation itself, and then those of its dependencies."""
+    """The parameters of the path operation itself, and then those of its dependencies."""
     yield from dependant.query_params if name in lock.query else dependant.path_params
     for each in dependant.dependencies:
         if not skip(each):

@@ -1,7 +1,7 @@
-"""The answers to clients of a web application that do not get a lock, or lose it.
+"""The answers to clients of a web application whose requests do not get a lock, or lose it.
 
-The texts of the errors name locks, hosts and processes: those are for the log. A stranger is only
-told in general what has happened, as ``application/problem+json`` (RFC 9457).
+The texts of the errors name locks, hosts and processes: those are for the log. The client gets a
+general description only, as ``application/problem+json`` (RFC 9457).
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ class Problem:
 
     status: int
     code: str
-    """For programs: it tells answers of one status apart."""
+    """The code, for programs: it distinguishes answers of one status."""
     detail: str
-    """For people."""
+    """The text, for people."""
     retry_after: int | None = None
-    """Seconds."""
+    """Seconds after which to try again."""
 
     @property
     def headers(self) -> dict[str, str]:
@@ -116,9 +116,9 @@ _ANSWERS: Final[Mapping[type[Exception], Problem]] = {
     BadKey: Problem(
         400,
         "idempotency_key",
-        f"One {HEADER} is needed, of 1 to {LONGEST_KEY} printable characters.",
+        f"One {HEADER} header is required, of 1 to {LONGEST_KEY} printable characters.",
     ),
-    BodyTooLong: Problem(413, "idempotency_body", f"With an {HEADER} it may be 1 MiB long."),
+    BodyTooLong: Problem(413, "idempotency_body", f"With an {HEADER}, a body has 1 MiB at most."),
     KeyReused: Problem(
         422, "idempotency_mismatch", f"Another request has been sent with this {HEADER}."
     ),
@@ -136,8 +136,8 @@ ERRORS: Final = tuple(_ANSWERS)
 def problem(error: Exception) -> Problem:
     """The answer to one of `ERRORS`; also logs a line about it.
 
-    Raises `ClientClosed` again if it says that nobody has opened the client: that is a mistake in
-    the program, as a test without the lifespan, and no end of the server.
+    Raises `ClientClosed` again if the client was never opened: that is a mistake in the program, as
+    a test without the lifespan, and not a shutdown.
     """
     if isinstance(error, ClientClosed) and not error.closed:
         raise error
@@ -153,14 +153,14 @@ def _problem(error: Exception) -> Problem:
     if isinstance(error, BadName):
         return replace(found, detail=str(error))
     if found is BUSY and isinstance(error, AcquireTimeout) and not error.waited:
-        return CONFLICT  # a request that only tried wants to know whether it is being done
+        return CONFLICT  # a request that does not wait asks whether it is in progress
     if isinstance(error, LeaseLost) and error.closed:
-        return STOPPED  # the end of the program came sooner than its server's cancellation
+        return STOPPED  # the client was closed before the server cancelled the request
     return found
 
 
 def header_list(found: Problem) -> list[tuple[bytes, bytes]]:
-    """Its headers, as ASGI has them."""
+    """The headers, in ASGI's form."""
     headers: Mapping[str, str] = {
         "Content-Type": CONTENT_TYPE,
         "Content-Length": str(len(found.body)),

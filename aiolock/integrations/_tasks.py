@@ -1,8 +1,8 @@
-"""What task frameworks share: a task that runs under a lock, or is put back for later.
+"""The common part of task frameworks: a task runs under a lock, or is put back for later.
 
 A worker has a number of places. A task that waits for a lock takes one of them from others. So it
-waits for a few seconds, in the lock's queue, and is then put back where it came from. How that is
-done is all that the framework's own module has to add.
+waits for a few seconds, in the lock's queue, and is then put back where it came from. Each
+framework's own module only adds how to put it back.
 """
 
 from __future__ import annotations
@@ -65,8 +65,8 @@ class TryAgain(Exception):
 def can_pass(error: LockError) -> bool:
     """Whether a later run of the task may succeed where this one had the error.
 
-    Not after an error of the program, or of its configuration: a client that nobody has opened
-    here, a wrong password. Putting the task back would go on for ever, and nobody would hear of it.
+    Not after an error of the program, or of its configuration: a client that was not
+    opened here, a wrong password. The task would be put back for ever, without an error.
     """
     if isinstance(error, ClientClosed):
         return error.closed
@@ -83,7 +83,7 @@ class Held(Protocol):
 
     @property
     def fence(self) -> int:
-        """Its fencing token."""
+        """The fencing token."""
         ...
 
 
@@ -132,7 +132,7 @@ class Body:
             raise
 
     def has_raised(self, error: BaseException) -> bool:
-        """Whether the function raised this, and not about its lease; to be called once."""
+        """Whether the function raised this, and not its lease; to be called once."""
         mine, self._error = self._error, None  # otherwise they would keep each other alive
         if isinstance(error, LeaseLost) and (error.name, error.fence) == self._lease:
             return False  # it has called `check` or the like, and the lease was lost
@@ -140,7 +140,7 @@ class Body:
 
 
 class TaskLocks(ABC):
-    """Decorators for tasks; a subclass knows how its framework puts a task back."""
+    """Decorators for tasks; a subclass puts a task back, as its framework does."""
 
     def __init__(self, client: LockClient, *, retry_after: Seconds = RETRY_AFTER) -> None:
         if not isinstance(client, LockClient):
@@ -301,7 +301,7 @@ class TaskLocks(ABC):
         """A run of a task begins, with these arguments."""
 
     async def _interrupted(self, args: Sequence[Any]) -> None:  # noqa: B027  # as above
-        """It was cancelled before it began: in most frameworks, because the worker ends."""
+        """Handle a cancellation before the run began: mostly, because the worker ends."""
 
     @abstractmethod
     async def _put_back(self, error: LockError, args: Sequence[Any]) -> BaseException:
@@ -319,7 +319,7 @@ class PutBackLog:
         self._since = Counter[type[LockError]]()
 
     def tell(self, error: LockError, put_back: BaseException) -> None:
-        """A task is put back because of this error; none is, if both errors are the same."""
+        """Log that a task is put back because of this error; none is, if both are the same."""
         if put_back is error:
             return
         kind, now = type(error), time.monotonic()

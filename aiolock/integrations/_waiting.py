@@ -22,7 +22,7 @@ class Disconnected(Exception):
 
 
 ReasonToLeave = Callable[[], Awaitable[Exception]]
-"""Returns, with the reason, when a request must not wait any more."""
+"""A function that returns, with the reason, when a request must not wait any more."""
 
 
 @asynccontextmanager
@@ -58,7 +58,7 @@ async def patient(wait: Callable[[], Awaitable[T]], reason_to_leave: ReasonToLea
 async def _watched(
     reason_to_leave: ReasonToLeave | None, patience: asyncio.Timeout, reasons: list[Exception]
 ) -> AsyncGenerator[None]:
-    """End the patience when there is a reason to leave."""
+    """End the wait when there is a reason to leave."""
     if reason_to_leave is None:
         yield
         return
@@ -84,6 +84,6 @@ async def _watched(
 
 
 def _seen(task: asyncio.Task[None]) -> None:
-    """Ignore an error: a server that cannot tell whether a client is there has told of no end."""
+    """Ignore an error: a server that cannot check its client has reported no disconnect."""
     if not task.cancelled():
         task.exception()

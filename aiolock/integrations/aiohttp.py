@@ -55,10 +55,10 @@ __all__ = ["KEY", "client_of", "idempotent", "locked", "setup"]
 
 Response_co = TypeVar("Response_co", bound=web.StreamResponse, covariant=True)
 Source = TypeVar("Source", bound=web.Request | web.View)
-"""What a handler is given first: its request or, as a method, its view."""
+"""The first argument of a handler: its request or, for a method, its view."""
 
 KEY: Final = web.AppKey("aiolock", LockClient)
-"""Where an application has its client: ``request.config_dict[KEY]``."""
+"""The key of an application's client: ``request.config_dict[KEY]``."""
 
 _log = logging.getLogger("aiolock.web")
 
@@ -69,8 +69,8 @@ _MARK: Final = "__aiolock__"
 def setup(app: web.Application, client: LockClient) -> None:
     """Open ``client`` with the application and close it with it, and answer its errors.
 
-    `StoreError` ends the start. Errors are answered with 409, 423, 429 or 503. When the server is
-    told to end, requests that wait get 503 at once, and those that hold a lock may run as long as
+    `StoreError` ends the start. Errors are answered with 409, 423, 429 or 503. When the server
+    shuts down, requests that wait get 503 at once, and those that hold a lock may run as long as
     the server lets them. Applications inside this one have all that, too.
 
     When the application starts, a lock whose template needs a field that its path does not have
@@ -261,7 +261,7 @@ def _answers(begun: Container[AbstractStreamWriter]) -> Middleware:
 
 
 def _check(app: web.Application) -> None:
-    """Check that each path has what its locks need of it."""
+    """Check that each path has all fields that its locks need of it."""
     for route in app.router.routes():
         if route.resource is None:
             continue

@@ -43,7 +43,7 @@ from aiolock.options import Seconds
 __all__ = ["SharedExecutor"]
 
 _MADE_UP: Final = re.compile("[0-9a-f]{32}")
-"""An id that APScheduler has made up: each process has another one."""
+"""The form of an id that APScheduler generates: each process has another one."""
 
 _log = logging.getLogger("aiolock.tasks")
 
@@ -54,7 +54,7 @@ class SharedExecutor(AsyncIOExecutor):  # type: ignore[misc]  # has no types
     * The first scheduler that comes to a run time begins it; the others skip it. It begins when the
       store has confirmed that it remembers this, just before the job. So it is never begun again,
       even if the job raised, or its process died. Its process may die, or its scheduler be shut
-      down, just between the two: then nobody runs the job at this run time.
+      down, just between the two: then the job is not run at this run time.
     * A job has ``max_instances`` runs at a time, over all processes together. A run time for which
       there is no room is skipped.
     * A run that loses its lock is cancelled, if the job is an async function. Any other job runs in

@@ -87,8 +87,8 @@ def locked(
     :param template: the name, with fields: ``"order:{order}"``. `ValueError` for other than plain
         fields. A field has the value that the parameter of this name has in the path operation, or
         else in a dependency of it, after validation: all spellings of one `UUID` are one lock. A
-        request with an invalid value is answered with 422, before it waits. A field that no
-        parameter stands for has the text in the path.
+        request with an invalid value is answered with 422, before it waits. A field without
+        a parameter has the text in the path.
     :param query: the fields that come from the query and not from the path. They become required
         query parameters.
     :param scope: ``"request"`` holds the lock until the request has ended: its response has been
@@ -131,7 +131,7 @@ def locked(
 
 @dataclass(frozen=True, slots=True)
 class Idempotent:
-    """What a path operation with `idempotent` gets."""
+    """The value that a path operation with `idempotent` gets."""
 
     key: str | None
     """The key; None if the request has none, and is carried out as ever."""
@@ -231,7 +231,7 @@ def _locks_in(dependant: Dependant) -> Iterable[RequestLock]:
 
 
 def _unfit(function: Callable[..., Any] | None, lock: RequestLock) -> str | None:
-    """Why a path operation cannot be under a lock; None if it can."""
+    """The reason why a path operation cannot be under a lock; None if it can."""
     while isinstance(function, functools.partial):
         function = function.func
     function = inspect.unwrap(function) if function else None

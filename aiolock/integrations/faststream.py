@@ -28,13 +28,13 @@ from aiolock.integrations._tasks import TaskLocks
 __all__ = ["Locks"]
 
 _began: Final = ContextVar[float]("aiolock.faststream")
-"""When the run in this asyncio task has begun, by `time.monotonic`."""
+"""The start of the run in this asyncio task, by `time.monotonic`."""
 
 
 class Locks(TaskLocks):
     """Decorators for FastStream's handlers. A message that is put back is a `NackMessage`.
 
-    The broker decides when it is delivered again, and to whom. FastStream cannot tell it to wait,
+    The broker decides when it is delivered again, and to whom. FastStream cannot make it wait,
     and some brokers deliver it at once, so the handler waits: a run that is put back takes
     ``retry_after`` seconds, with the time for which it has waited for its lock.
     """

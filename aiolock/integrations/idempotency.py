@@ -69,8 +69,8 @@ class Idempotency:
     its body leaves room for them; each other byte in them takes the room of six. Other requests
     with its key then get 409.
 
-    While a request is carried out, it is not told that its client has gone: it is completed, and
-    the client's next try gets its response. The response is held back until the application has
+    While a request is carried out, it sees no disconnect of its client: it is completed, and the
+    client's next try gets its response. The response is held back until the application has
     returned: what its dependencies do at their end, such as a commit, and background tasks are a
     part of the request. If that fails, the response is neither kept nor sent.
 
@@ -109,7 +109,7 @@ class Idempotency:
         self._methods = frozenset(method.upper() for method in methods)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """As any ASGI application."""
+        """Serve a request, as an ASGI application."""
         if scope["type"] != "http" or scope["method"] not in self._methods or not keys_in(scope):
             await self._app(scope, receive, send)
             return
@@ -150,7 +150,7 @@ def idempotent(
     * If the result has more than 65,471 characters, only the first call gets it; later ones get
       `NotKept`.
 
-    All calls, even the first, get the result as JSON gives it back. `StoreError` when nobody knows
+    All calls, even the first, get the result as JSON gives it back. `StoreError` when it is unknown
     whether it was done, or whether the store remembers that. A cancelled call cancels the function,
     and leaves nothing. The client may be opened after the function was decorated.
 

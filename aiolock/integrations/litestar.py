@@ -52,7 +52,7 @@ class Locks(InitPlugin):
         self._client = checked_client(client)
 
     def on_app_init(self, app_config: AppConfig) -> AppConfig:
-        """As Litestar's."""
+        """Set up the application; called by Litestar."""
         config: Any = app_config  # Litestar and aiolock have different types for the same ASGI
         config.state[_KEY] = self._client
         config.lifespan.insert(0, self._opened)

@@ -65,7 +65,7 @@ class _Retry(BaseRetryStrategy):
         self._after = timedelta(seconds=after)
 
     def get_retry_decision(self, *, exception: BaseException, job: Job) -> RetryDecision | None:
-        """As procrastinate asks."""
+        """Put the job back, or decide as ``own`` does; called by procrastinate."""
         if isinstance(exception, TryAgain):
             return RetryDecision(retry_at=datetime.now(UTC) + self._after)
         if self._own is None:

@@ -72,7 +72,7 @@ LocksOf = Callable[[BaseRoute], Iterable[tuple[LockOf, str]]]
 
 
 def set_up(app: Starlette, client: LockClient, locks_of: LocksOf) -> None:
-    """`setup`, for a framework that tells which locks its routes have."""
+    """`setup`, for a framework that finds the locks of its routes."""
     if hasattr(app.state, "aiolock"):
         raise ValueError("this application has been set up already")
     app.state.aiolock = checked_client(client)
@@ -84,14 +84,14 @@ def set_up(app: Starlette, client: LockClient, locks_of: LocksOf) -> None:
     @asynccontextmanager
     async def lifespan(started: Any) -> AsyncGenerator[Any]:
         check(app.routes, locks_of)
-        _stand_outermost(app)
+        _wrap_all_middleware(app)
         async with client, inner(started) as state:
             yield state
 
     app.router.lifespan_context = lifespan
 
 
-def _stand_outermost(app: Starlette) -> None:
+def _wrap_all_middleware(app: Starlette) -> None:
     """Put `Interrupted` and `Held` around all middleware.
 
     Some of it hides an interruption, and some of it ends what must end before the locks, such as a

@@ -377,7 +377,7 @@ class Database:
             return
         advice = ""
         if code(error) in _errors.MAY_NOT_KILL:
-            advice = ": connect all clients that share locks as one user, or use doorbell=poll"
+            advice = ": let all clients that share locks connect as one user, or use doorbell=poll"
         log.warning("aiolock: another client of MySQL cannot be notified (%s)%s", error, advice)
 
     # Sweeping

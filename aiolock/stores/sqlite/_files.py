@@ -130,7 +130,7 @@ class Files:
             time.sleep(_LOOK)
 
     def _trace(self, guard: int) -> tuple[int, ...]:
-        """The times that change when another process has the lock: of the file, or the directory."""
+        """The times that change when another process has the lock: of the file or directory."""
         times = [os.fstat(guard).st_mtime_ns]
         with contextlib.suppress(FileNotFoundError):
             times.append(self._guard.parent.stat().st_mtime_ns)
