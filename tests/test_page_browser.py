@@ -62,7 +62,7 @@ def browser(driver: Chrome, server: Server) -> Iterator[Browser]:
 def test_live(browser: Browser, server: Server) -> None:
     """Rows come, change and go by themselves; who may only look has nothing to press."""
     browser.open("/read/")
-    browser.until(lambda: "Nobody holds anything" in browser.text("main"))
+    browser.until(lambda: "Nothing is held or waited for" in browser.text("main"))
     server.hold("order:42")
     browser.until(lambda: browser.names() == ["order:42"])
     assert "job 17" in browser.until(lambda: browser.text("#rows .label"))
@@ -138,7 +138,7 @@ def test_take_away(browser: Browser, server: Server) -> None:
     browser.press("Take it away")
     browser.until(lambda: browser.text("#details-said") == "Taken away.")
     assert lease.lost.is_set()
-    browser.until(lambda: "Nobody holds it" in browser.text("#details-body"))
+    browser.until(lambda: "No holder" in browser.text("#details-body"))
     browser.press("Close")
     browser.until(lambda: not browser.names())
 

@@ -67,7 +67,7 @@ class Child:
         self._supervisor: subprocess.Popen[bytes] | None = None
         self._command = 0
         self.told_to_end: int | None = None
-        """The signal that told the program to end; None if there was none."""
+        """The signal to the program to end; None if there was none."""
         self.overdue = False
         """Whether the program was ended because the lease was not renewed in time."""
 

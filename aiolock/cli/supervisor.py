@@ -1,8 +1,8 @@
 """The supervisor of ``aiolock run``: a small process that starts the command, and ends it.
 
 The guard is the process that holds the lock. It can be killed or stopped at any time, and then it
-can end nothing. So the command is not its child, but the supervisor's: that knows until when the
-lease lasts, stops the command while the guard is stopped, and ends it when the guard is gone.
+can end nothing. So the command is not its child, but the supervisor's: that has the end of the
+lease, stops the command while the guard is stopped, and ends it when the guard is gone.
 
 This file runs as a program of its own, without the package, so that it starts fast and has none of
 the guard's connections: ``python -I -S supervisor.py CHANNEL GUARD GROUP GRACE COMMAND…``.
@@ -41,7 +41,7 @@ _ALWAYS_DEFAULT: Final = ("SIGPIPE", "SIGXFZ", "SIGXFSZ")
 _TICK: Final = 0.25
 _TICK_OF_END: Final = _TICK if LINUX else 0.05
 """On Linux the last one is our child, whose end wakes us: we need not look at all of them often."""
-_SILENT: Final = 1.5
+_STOPPED_AFTER: Final = 1.5
 """Seconds without a message after which the guard counts as stopped, if its state is unknown."""
 _EARLY: Final = 1.0
 """Without a guard, everything is killed so many seconds before the end of the lease, or a third of
@@ -142,7 +142,7 @@ class Supervisor:
         self._code: int | None = None
         self._deadline = 0.0
         """The end of the lease, by `clock`."""
-        self._heard = clock()
+        self._last_message_at = clock()
         self._received = b""
         self._gone = False
         """Whether the guard has ended."""
@@ -277,7 +277,7 @@ class Supervisor:
         if not data:
             self._gone = True
             return False
-        self._heard = clock()
+        self._last_message_at = clock()
         self._received += data
         whole = len(self._received) // RECORD.size * RECORD.size
         for kind, value in RECORD.iter_unpack(self._received[:whole]):
@@ -294,7 +294,7 @@ class Supervisor:
         if LINUX:
             found = stat(self._guard)
             return found is not None and found.state in "Tt"
-        return now - self._heard > _SILENT
+        return now - self._last_message_at > _STOPPED_AFTER
 
     def _look(self, now: float) -> None:
         """End the command if the lease is about to end, and stop it while the guard is stopped."""

@@ -165,7 +165,7 @@ class Interrupted:
             raise
         except LeaseLost as error:
             if begun:
-                raise  # the server closes the connection: nobody takes a part for the whole
+                raise  # the server closes the connection: a part must not pass for the whole
             await answer(problem(error), send)
 
 

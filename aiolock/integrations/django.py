@@ -203,7 +203,7 @@ def _whole(view: Callable[..., Awaitable[R]]) -> Callable[..., Coroutine[Any, An
         response = await view(*args, **kwargs)
         if getattr(response, "streaming", False):
             closers: list[Callable[[], object]] = getattr(response, "_resource_closers", [])
-            for close_resource in closers:  # not `close`: it would tell that the request has ended
+            for close_resource in closers:  # not `close`: it would signal the end of the request
                 close_resource()
             raise RuntimeError(
                 f"{view.__qualname__}() is under a lock, and its response is a stream, which would"

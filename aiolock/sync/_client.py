@@ -100,7 +100,7 @@ class LockClient(Uncopyable):
 
     Its event loop runs in a thread of its own, one for all such clients of the process, which ends
     when the last of them is closed. In a thread that runs an event loop itself, every call that
-    waits raises `RuntimeError`, because that loop would stand still (except in a cell of a
+    waits raises `RuntimeError`, because that loop would be blocked (except in a cell of a
     notebook). After a fork, a client that was opened before raises `ClientClosed`.
     """
 

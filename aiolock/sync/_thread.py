@@ -304,7 +304,7 @@ def current_task() -> asyncio.Task[Any] | None:
 
 
 def check_thread(portal: Portal | None) -> None:
-    """`RuntimeError` in a thread that runs an event loop, which would stand still meanwhile.
+    """`RuntimeError` in a thread that runs an event loop, which would be blocked meanwhile.
 
     A cell of a notebook runs in one, but may block it: the kernel waits for the cell in any case.
     Also where greenlets would be taken for threads.

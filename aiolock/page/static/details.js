@@ -56,13 +56,13 @@ export class Details {
     const { holders, waiters, more_holders: moreHolders, more_waiters: moreWaiters } = found;
     const facts = [];
     if (found.limit !== null) facts.push(`At most ${number(found.limit)} at a time.`);
-    if (found.closed) facts.push(`Nobody may enter for ${duration(found.closed)}.`);
+    if (found.closed) facts.push(`No waiter may enter for ${duration(found.closed)}.`);
     put($("details-facts"), facts.join(" "));
-    put($("details-held"), holders.length ? "Held by" : "Nobody holds it");
+    put($("details-held"), holders.length ? "Held by" : "No holder");
     this.holders.show(holders, moreHolders);
     this.orders.hidden = !holders.length;
     put(this.all, holders.length + moreHolders > 1 ? "Take away from all" : "Take away");
-    put($("details-waiting"), waiters.length ? `${number(waiters.length + moreWaiters)} waiting` : "Nobody waits");
+    put($("details-waiting"), waiters.length ? `${number(waiters.length + moreWaiters)} waiting` : "No waiters");
     this.chart.node.hidden = found.history.length < 3;
     this.chart.draw(found.history, 90);
     this.waiters.show(waiters, moreWaiters);
@@ -70,7 +70,7 @@ export class Details {
   }
 
   async ask() {
-    await this.send("ask", {}, "Asked to release.", "Nobody holds it any more.");
+    await this.send("ask", {}, "Asked to release.", "It has no holder any more.");
   }
 
   /** Take the lock from these holders, not from later ones. Without `holders`: from all that hold it. */

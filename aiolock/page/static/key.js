@@ -1,4 +1,4 @@
-// The key of the page, where it needs one. It comes behind the # of the address, which is sent to nobody, and is kept
+// The key of the page, where it needs one. It comes behind the # of the address, which is never sent, and is kept
 // in the storage of this tab, which belongs to this host and port alone.
 
 export const KEY = "X-Aiolock-Key"; // the header that has it

@@ -25,7 +25,7 @@ function showView(view) {
   error = view.error;
   table.show(view.rows);
   $("nothing").hidden = view.matching > 0 || Boolean(view.error);
-  put($("nothing"), view.totals.locks ? "Nothing is held or waited for that has such a name." : "Nobody holds anything, and nobody waits.");
+  put($("nothing"), view.totals.locks ? "Nothing with such a name is held or waited for." : "Nothing is held or waited for.");
   const shown = view.rows.length;
   const of = view.matching === view.totals.locks ? "" : `, of ${number(view.totals.locks)} in all`;
   put($("count"), (shown < view.matching ? `the first ${number(shown)} of ${number(view.matching)}` : `${number(shown)} lock${shown === 1 ? "" : "s"}`) + of);

@@ -111,7 +111,7 @@ async function why(response) {
   try {
     return sentence((await response.json()).error);
   } catch {
-    return `The server says ${response.status}.`;
+    return `The server answers ${response.status}.`;
   }
 }
 

@@ -120,7 +120,9 @@ class Link:
         connection.connect(self._dialled(connection))
         self._connection = connection
         *_, ((self._version, self.account, allowed),) = self.run(*_SESSION)
-        self._room = allowed - 2  # all but a byte that says what follows, and less than allowed
+        self._room = (
+            allowed - 2
+        )  # all but a byte for the type of the message, and less than allowed
         # A time limit for all statements would end a sleep.
         limit = "max_statement_time" if "MariaDB" in self._version else "max_execution_time"
         self.run(f"SET SESSION {limit} = 0")

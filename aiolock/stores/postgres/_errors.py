@@ -56,7 +56,7 @@ class Place:
         """The user and database of the connection: libpq may take them from elsewhere."""
 
     def connected(self, info: psycopg.ConnectionInfo) -> None:
-        """There is a connection: take from it what a URL need not say."""
+        """Take from a connection what a URL need not contain."""
         self.role, self.database = info.user, info.dbname
 
 
@@ -86,7 +86,7 @@ def failed(error: BaseException) -> Failed:
         return error
     if not isinstance(error, psycopg.Error):
         return Failed(_line(str(error)) or type(error).__name__)
-    # What the server says, without the statement that libpq shows below; or what libpq says.
+    # The text of the server, without the statement that libpq adds below; or of libpq.
     text = error.diag.message_primary or str(error)
     return Failed(_line(text) or type(error).__name__, error.sqlstate)
 

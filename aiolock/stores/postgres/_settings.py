@@ -23,7 +23,7 @@ _CHOICES: Final = {
         *("any", "read-write", "read-only", "primary", "standby", "prefer-standby"),
     ),
 }
-"""Options of libpq that are words: it only says that they are wrong when it connects."""
+"""Options of libpq that are keywords: it only rejects wrong ones when it connects."""
 _KEPT_ALIVE: Final = {
     "connect_timeout": "3",
     # Lets the kernels on both sides notice that the other end of a connection has vanished.
@@ -134,7 +134,7 @@ def _listening(text: str) -> dict[str, Any]:
 
 
 def _conninfo(url: Url) -> dict[str, Any]:
-    """The options for libpq, which also knows some from elsewhere."""
+    """The options for libpq, which takes others from elsewhere."""
     given: dict[str, Any] = {n: v for n, v in url.options.items() if n not in {*_OURS, "ssl"}}
     if "ssl" in url.options:  # as JDBC has it, and libpq too
         url.choice("ssl", ["true"], "")

@@ -126,14 +126,14 @@ CREATE TABLE IF NOT EXISTS aiolock.clients (
     seen timestamptz NOT NULL DEFAULT now()
 );
 
--- Where the last sweep has stopped.
+-- The position at which the last sweep has stopped.
 CREATE TABLE IF NOT EXISTS aiolock.swept (
     one boolean PRIMARY KEY DEFAULT true CHECK (one),
     last bytea NOT NULL DEFAULT '',
     due bigint NOT NULL DEFAULT 0
 );
 
--- Columns that a schema made before does not have. (Without need, this would wait for all who read.)
+-- Columns that an earlier schema does not have. (Unconditionally, this would wait for all readers.)
 DO $$
 BEGIN
     IF NOT EXISTS (SELECT FROM pg_attribute
@@ -377,8 +377,8 @@ END $$;
 
 -- Grant the lock from the head of the queue while waiters fit; returns the fence of the asking one.
 -- With `counted`, waiters for a count that is still too low are passed over. After many grants, the
--- client of the next waiter is told to ask, and so goes on with them: others wait for this transaction.
--- Not within a group, which enters as a whole; nor for a count, where each that asks enters, and no other.
+-- client of the next waiter gets a push to ask, and so goes on with them: others wait for this transaction.
+-- Not within a group, which enters as a whole; nor for a count, where each waiter enters when it asks.
 CREATE OR REPLACE FUNCTION aiolock._advance(
     n bytea, us bigint, me text, asking bigint, ttl bigint, counted boolean, passing bigint
 ) RETURNS bigint LANGUAGE plpgsql AS $$
@@ -472,7 +472,7 @@ BEGIN
     RETURN true;
 END $$;
 
--- The grant was lost. Its client may have handed it on by itself since, under higher fences.
+-- The grant was lost. Its client may have made local hand-offs since, under higher fences.
 CREATE OR REPLACE FUNCTION aiolock._end(n bytea, g aiolock.grants, me text, reason text)
 RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
@@ -503,7 +503,7 @@ BEGIN
     RETURN 'checked' || aiolock._own();
 END $$;
 
--- The work of this grant is done, which is remembered until then (in ms): tell who wants it done.
+-- The work of this grant is done, which is remembered until then (in ms): notify the waiters for it.
 CREATE OR REPLACE FUNCTION aiolock._done(n bytea, f bigint, until bigint, me text) RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -536,7 +536,7 @@ END $$;
 
 -- End leases that are over; true if there were any. Not all at once if they are many: others wait for
 -- this transaction. That of the waiter which is asking is among them. If there are more, that waiter is
--- told to ask again, by the answer, and the first waiter by a push: each goes on with them. A lease that
+-- made to ask again, by the answer, and the first waiter by a push: each goes on with them. A lease that
 -- a transaction has checked lasts as long as that: see `check_fence`.
 CREATE OR REPLACE FUNCTION aiolock._reap(n bytea, us bigint, me text, asking bigint)
 RETURNS boolean LANGUAGE plpgsql AS $$
@@ -608,7 +608,7 @@ DECLARE
     ends_next bigint; -- when the first of the leases ends, in ms
     holds boolean; -- whether this one is a holder
     reaped boolean := false;
-    line boolean; -- whether anybody waits
+    line boolean; -- whether there are waiters
     last bigint; -- the ticket of the last waiter
     queued boolean;
     displaced int;
@@ -645,7 +645,7 @@ BEGIN
         IF holds THEN -- already
             SELECT * INTO g FROM aiolock.grants WHERE name = n AND client = me AND seq = s
                 ORDER BY name, fence LIMIT 1;
-            IF reaped THEN -- who ended may have held back others
+            IF reaped THEN -- the ended holder may have held back others
                 PERFORM aiolock._advance(n, us, me, 0, 0, false, 0);
             END IF;
             RETURN concat_ws(' ', 'granted', g.fence, greatest(g.ends - ms, 0), 0, g.claimed::int)
@@ -698,7 +698,7 @@ BEGIN
                     WHERE name = n;
             END IF;
             IF waiting >= max_waiters THEN
-                IF opened AND w.rule <> '^' THEN -- the dead are removed: those behind may fit
+                IF opened AND w.rule <> '^' THEN -- dead waiters are removed: those behind may fit
                     PERFORM aiolock._advance(n, us, me, 0, 0, false, 0);
                 END IF;
                 RETURN concat_ws(' ', 'full', waiting) || aiolock._own();
@@ -782,8 +782,8 @@ BEGIN
     ELSE -- it has come behind the last
         waiting := (last IS NOT NULL)::int;
     END IF;
-    -- The answer does not tell which waiter is before it. Otherwise a client would hand the lock on
-    -- by itself, and `check_fence` would neither know of that at once, nor could prevent it.
+    -- The answer does not name the waiter before it. Otherwise a client would make local hand-offs,
+    -- which `check_fence` would not see at once, and could not prevent.
     RETURN concat_ws(' ', 'queued', w.ticket, waiting + 1, t, us, displaced) || aiolock._own();
 END $$;
 
@@ -851,7 +851,7 @@ BEGIN
         RETURN '1' || aiolock._own();
     END IF;
     IF line OR g.after_loss + g.after_grant + g.period > 0 THEN
-        g.claimed := false; -- it counts as confirmed: its holder says whether it was entered
+        g.claimed := false; -- it counts as confirmed: the release carries whether it was entered
         -- A lease that has ended was lost, although its holder could still release it.
         lost := CASE WHEN entered IS NULL OR g.ends <= us / 1000 THEN least(g.ends, us / 1000) END;
         entered := coalesce(entered, true);
@@ -908,7 +908,7 @@ CREATE OR REPLACE FUNCTION aiolock.finish(
 ) RETURNS text LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     us bigint := aiolock._lock(n, false);
-    -- A late copy is told "done" for as long as that is remembered, so until `bury` at least.
+    -- A late copy gets the answer "done" for as long as that is remembered, so until `bury` at least.
     until bigint := greatest(us / 1000 + keep, (bury + 999) / 1000);
     g aiolock.grants;
 BEGIN
@@ -1193,7 +1193,7 @@ BEGIN
     DELETE FROM aiolock.clients WHERE id = c;
 END $$;
 
--- A word of a client to itself: its arrival proves both connections of the client. The answer says
+-- A heartbeat of a client to itself: its arrival proves both connections of the client. The answer has
 -- whether the client counts as one that listens, which its own advisory lock shows.
 CREATE OR REPLACE FUNCTION aiolock.beat(c text) RETURNS text
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
@@ -1223,7 +1223,7 @@ BEGIN
 END $$;
 
 -- Notify clients again that may have missed a push: a session has ended before its `flush`. It
--- had pushes for claims that nobody has confirmed, and for the first in the queue of a name that was
+-- had pushes for claims that are not confirmed, and for the first in the queue of a name that was
 -- closed. If a claim has ended meanwhile, its waiter comes back to its old place in the queue.
 CREATE OR REPLACE FUNCTION aiolock.notify_again(n bytea) RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
@@ -1250,8 +1250,8 @@ BEGIN
     END IF;
 END $$;
 
--- Forget clients that are gone, and names that nobody has used for ten minutes after all that was
--- known of them has ended: `most` of each, at most, so that others need not wait for long. Returns how
+-- Forget clients that are gone, and names that were not used for ten minutes after all of their state
+-- has ended: `most` of each, at most, so that others need not wait for long. Returns how
 -- many; `most` or more if there may be others. One sweep at a time.
 CREATE OR REPLACE FUNCTION aiolock.sweep(most integer) RETURNS integer
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
@@ -1331,7 +1331,7 @@ BEGIN
         CASE WHEN looked = most OR looked_at >= 10 * most THEN most ELSE 0 END);
 END $$;
 
--- For users of a lock, within a transaction of theirs: check that the lock `name` is still held
+-- For users of a lock, within a transaction of their own: check that the lock `name` is still held
 -- under this fence, and keep it so until the transaction ends, even if the lease ends meanwhile: no
 -- other can have it before. Raises if it is not held. Returns true, so that it may stand in WHERE.
 CREATE OR REPLACE FUNCTION aiolock.check_fence(

@@ -56,7 +56,7 @@ class Database:
         """``given``: the path in the URL, which has led to ``path``.
 
         ``lost`` must make these losses known, before it returns. ``replaced`` is called when the
-        file is another one, which knows nothing of any name.
+        file is another one, which has no state of any name.
         """
         self._path = path
         self._client = client
