@@ -3746,7 +3746,7 @@ SAFEGUARDS = (
     Safeguard(
         "… which ends one wait, and no more",
         "sync/_thread.py",
-        "            self._struck = False\n            if (loss",
+        "            self._lost = False\n            if (loss",
         "            if (loss",
         "test_sync.py::test_loss_is_told_at_the_next_wait",
         seconds=10,

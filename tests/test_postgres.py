@@ -675,8 +675,8 @@ async def test_a_heartbeat_is_one_statement(
     async with aiolock.connect(own_postgres.url("app")) as client:
         listener = store_of(client)._listener
         for _ in range(3):
-            listener.word.clear()
-            await soon(listener.word.wait())
+            listener.heartbeat.clear()
+            await soon(listener.heartbeat.wait())
         assert not store_of(client)._pipe._notices.failed
 
 

@@ -150,7 +150,7 @@ class TaskLocks(ABC):
         self.retry_after = seconds("retry_after", retry_after, least=0, most=LONGEST_TTL)
         """Seconds after which a task that was put back is tried again."""
         self._current = Current("aiolock.task")
-        self._told = PutBackLog()
+        self._put_back_log = PutBackLog()
 
     def current_lease(self) -> Lease:
         """The lease that the running task has by its innermost decorator; else `RuntimeError`."""
@@ -271,7 +271,7 @@ class TaskLocks(ABC):
                     except NOT_REMEMBERED as error:
                         if not returned:
                             raise
-                        tell_not_remembered(asked, error)
+                        log_not_remembered(asked, error)
                         return returned[0]
                     return returned[0] if outcome.first else restored(outcome.result)
 
@@ -290,7 +290,7 @@ class TaskLocks(ABC):
             if body.has_raised(error) or not can_pass(error):
                 raise
             put_back = await self._put_back(error, args)
-            self._told.tell(error, put_back)
+            self._put_back_log.add(error, put_back)
             raise put_back from error
         except asyncio.CancelledError:
             if not body.begun:
@@ -318,7 +318,7 @@ class PutBackLog:
         self._warned = dict[type[LockError], float]()
         self._since = Counter[type[LockError]]()
 
-    def tell(self, error: LockError, put_back: BaseException) -> None:
+    def add(self, error: LockError, put_back: BaseException) -> None:
         """Log that a task is put back because of this error; none is, if both are the same."""
         if put_back is error:
             return
@@ -336,7 +336,7 @@ class PutBackLog:
         )
 
 
-def tell_not_remembered(name: str, error: LockError) -> None:
+def log_not_remembered(name: str, error: LockError) -> None:
     """Log that a task has returned, and that the store may not remember it.
 
     It is not put back: then it would be carried out twice for certain, also by a broker that never

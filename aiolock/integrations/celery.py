@@ -35,8 +35,8 @@ from aiolock.integrations._tasks import (
     PutBackLog,
     can_pass,
     kept,
+    log_not_remembered,
     restored,
-    tell_not_remembered,
 )
 from aiolock.options import LockOptions, Seconds, SemaphoreOptions
 from aiolock.sync import Lease, LockClient
@@ -65,7 +65,7 @@ class Locks:
         self.retry_after = seconds("retry_after", retry_after, least=0, most=LONGEST_TTL)
         """Seconds after which a task that was put back is tried again: Celery's countdown."""
         self._current = Current("aiolock.celery")
-        self._told = PutBackLog()
+        self._put_back_log = PutBackLog()
 
     def current_lease(self) -> Lease:
         """The lease that the running task has by its innermost decorator; else `RuntimeError`."""
@@ -180,7 +180,7 @@ class Locks:
                     except NOT_REMEMBERED as error:
                         if not returned:
                             raise
-                        tell_not_remembered(asked, error)
+                        log_not_remembered(asked, error)
                         return returned[0]
                     return returned[0] if outcome.first else restored(outcome.result)
 
@@ -198,7 +198,7 @@ class Locks:
             if body.has_raised(error) or not can_pass(error):
                 raise
             put_back = self._put_back(error)
-            self._told.tell(error, put_back)
+            self._put_back_log.add(error, put_back)
             raise put_back from error
 
     def _put_back(self, error: LockError) -> Exception:

@@ -54,7 +54,7 @@ class Locks(TaskLocks):
             if not can_pass(error):
                 raise
             put_back = await self._put_back(error, args)
-            self._told.tell(error, put_back)
+            self._put_back_log.add(error, put_back)
             raise put_back from error
         return await super()._or_put_back(run, args)
 

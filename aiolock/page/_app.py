@@ -184,14 +184,14 @@ class Page:
         try:
             outcome = await self._orders[request.path](order)
             if outcome.done:
-                self._tell(request, order, outcome)
+                self._log_order(request, order, outcome)
             if outcome.failure is not None:
                 raise outcome.failure  # not before: what was done is in the log, whatever failed
         except (TypeError, ValueError) as error:
             raise Refused(400, str(error)) from None
         return as_json({"done": outcome.done})
 
-    def _tell(self, request: Request, order: _Order, outcome: _Outcome) -> None:
+    def _log_order(self, request: Request, order: _Order, outcome: _Outcome) -> None:
         asked_by = (request.scope.get("client") or ("an unknown address",))[0]
         what = request.path.strip("/")
         _log.warning(

@@ -94,7 +94,7 @@ class Poller:
     def end(self) -> None:
         """End all watching, for good."""
         self.ended = True
-        self._tell()
+        self._wake_viewers()
 
     def _start(self) -> None:
         loop = asyncio.get_running_loop()
@@ -173,8 +173,8 @@ class Poller:
 
     def _show(self, look: Look) -> None:
         self.look = look
-        self._tell()
+        self._wake_viewers()
 
-    def _tell(self) -> None:
+    def _wake_viewers(self) -> None:
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()

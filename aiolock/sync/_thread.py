@@ -83,7 +83,7 @@ class _Task(asyncio.Task[None]):
 
     def cancel(self, msg: Any | None = None) -> bool:
         """With a message it is a loss: the body must end. Otherwise as any task's."""
-        return self.cancel_wait() if msg is None else self.agent.strike(msg)
+        return self.cancel_wait() if msg is None else self.agent.lose(msg)
 
     def cancel_wait(self, msg: Any | None = None) -> bool:
         """End what it waits for, as any task's `cancel`."""
@@ -100,7 +100,7 @@ class Agent:
         self._commands = deque[_Command[Any]]()
         self._now: _Command[Any] | None = None
         self._wake: asyncio.Future[None] | None = None
-        self._struck = False
+        self._lost = False
         """Whether a loss came while no command was waiting for others."""
         self._ends = False
         self.inside: dict[object, tuple[Lease, ...]] = {}
@@ -143,11 +143,11 @@ class Agent:
         if self._wake is not None and not self._wake.done():
             self._wake.set_result(None)
 
-    def strike(self, msg: Any | None) -> bool:
+    def lose(self, msg: Any | None) -> bool:
         """A lease is lost: end a command that waits for others; let any other one finish."""
         if self.task is not None and self._now is not None and self._now.waits:
             return self.task.cancel_wait(msg)
-        self._struck = True
+        self._lost = True
         return True
 
     def abandon(self, command: _Command[Any]) -> None:
@@ -161,9 +161,9 @@ class Agent:
     async def _carry_out(self, command: _Command[Any]) -> None:
         if command.abandoned:
             return
-        if command.waits and self._struck:
+        if command.waits and self._lost:
             # As for a task that was cancelled while it did not wait: raised at its next wait, once.
-            self._struck = False
+            self._lost = False
             if (loss := self._loss()) is not None:
                 command.future.set_exception(loss)
                 return

@@ -118,13 +118,13 @@ def may_not_make(
 
 
 def _error(error: BaseException, settings: Settings, advice: str) -> StoreError:
-    text = f"MySQL at {settings.where}: {_said(error)}"
+    text = f"MySQL at {settings.where}: {_text(error)}"
     result = StoreError(f"{text}: {advice}" if advice else text)
     result.__cause__ = error
     result.misconfigured = is_misconfigured(error)
     return result
 
 
-def _said(error: BaseException) -> str:
+def _text(error: BaseException) -> str:
     said = error.args[1] if isinstance(error, pymysql.Error) and len(error.args) > 1 else error
     return " ".join(str(said).split()) or type(error).__name__

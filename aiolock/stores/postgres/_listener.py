@@ -58,9 +58,9 @@ class Listener:
         self._ours = True
         """Whether the session is certainly ours, and ends with the connection."""
         self._connections = 0
-        self.word = asyncio.Event()
+        self.heartbeat = asyncio.Event()
         """Set when a heartbeat of this client to itself has arrived."""
-        self.word_at = self._loop.time()
+        self.heartbeat_at = self._loop.time()
         """The time when it last arrived, or when listening began."""
 
     async def open(self) -> None:
@@ -109,7 +109,7 @@ class Listener:
     def _up(self, connection: Connection) -> None:
         self._connection = connection
         self._socket = connection.pgconn.socket
-        self.word_at = self._loop.time()
+        self.heartbeat_at = self._loop.time()
         self._loop.add_reader(self._socket, self._readable)
         self._link.proved()
         if self._opened:
@@ -140,8 +140,8 @@ class Listener:
             return
         for text in notified:
             if text == b"beat":
-                self.word_at = self._loop.time()
-                self.word.set()
+                self.heartbeat_at = self._loop.time()
+                self.heartbeat.set()
                 continue
             try:
                 self._on_push(text.decode("ascii"))

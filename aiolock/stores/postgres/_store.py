@@ -132,7 +132,7 @@ class PostgresStore(Uncopyable):
         answer = await self._call("beat", "", [self._me], _text)
         try:
             async with asyncio.timeout(HEARTBEAT_TIMEOUT):
-                await self._listener.word.wait()
+                await self._listener.heartbeat.wait()
         except TimeoutError:
             raise Failed(
                 "what is notified there does not come to us: listen_url must be the same database"
@@ -199,7 +199,7 @@ class PostgresStore(Uncopyable):
         self._loop.call_later(HEARTBEAT_TIMEOUT, self._check_answered, now)
 
     def _check_answered(self, sent: float) -> None:
-        if not self._closing and self._listener.word_at < sent:
+        if not self._closing and self._listener.heartbeat_at < sent:
             self._listener.drop(Failed("no heartbeat has arrived"))
 
     def _sweep_in(self, seconds: float) -> None:
