@@ -15,24 +15,10 @@ from typing import TYPE_CHECKING, Any, Final, Literal, ParamSpec, Self, TypeVar,
 
 import anyio
 
-from aiolock._copying import Uncopyable
 from aiolock._engine.deadlock_search import find_deadlocks
 from aiolock._engine.engine import Engine, State
 from aiolock._engine.labels import labelled
-from aiolock._engine.library import check_asyncio
-from aiolock._engine.policy import (
-    LONGEST_LABEL,
-    LONGEST_TTL,
-    SHORTEST_TTL,
-    Policy,
-    checked_label,
-    checked_name,
-    checked_number,
-    checked_ttl,
-    plain,
-    seconds,
-    to_ms,
-)
+from aiolock._engine.policy import Policy, plain, to_ms
 from aiolock._engine.snapshot import snapshot
 from aiolock._locks.async_only import AsyncOnly
 from aiolock._locks.barrier import Barrier
@@ -41,15 +27,16 @@ from aiolock._locks.event import Event
 from aiolock._locks.latch import Latch
 from aiolock._locks.lock import Lock
 from aiolock._locks.multilock import MultiLock
-from aiolock._locks.naming import fields, naming, whole
 from aiolock._locks.once import Once
 from aiolock._locks.periodic import Periodic
 from aiolock._locks.rwlock import RWLock
 from aiolock._locks.semaphore import Semaphore
-from aiolock._locks.signatures import NoOptions, spelled_out, unexpected, without_unknown
 from aiolock._target import store_for
 from aiolock._turns import let_go, turns
+from aiolock.async_library import check_asyncio
+from aiolock.copying import Uncopyable
 from aiolock.errors import ClientClosed
+from aiolock.naming import checked_result, describe_each, family_of, formatter
 from aiolock.observe._log import Log
 from aiolock.observer import Deadlock, Observer
 from aiolock.options import (
@@ -61,7 +48,17 @@ from aiolock.options import (
     Seconds,
     SemaphoreOptions,
 )
+from aiolock.signatures import NoOptions, spelled_out, unexpected, without_unknown
 from aiolock.store import Rule, ServerStatus, Status, Store, Versioned
+from aiolock.validation import (
+    LONGEST_TTL,
+    SHORTEST_TTL,
+    checked_label,
+    checked_name,
+    checked_number,
+    checked_ttl,
+    seconds,
+)
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis, RedisCluster
@@ -714,18 +711,16 @@ class LockClient(Uncopyable, AsyncOnly):
         The other parameters and the errors are those of `lock` and ``async with lock``. The
         client may be opened after the function was decorated.
         """
-        fields(checked_name(name))
-        options.setdefault("family", name[:LONGEST_LABEL])
-        describe = functools.partial(self.lock, **options)
-        describe(name)  # a bad argument is an error here, not at the first call
+        options.setdefault("family", family_of(name))
+        describe = describe_each(functools.partial(self.lock, **options), name)
 
         def decorate(function: Callable[P, Awaitable[R]]) -> Callable[P, Coroutine[Any, Any, R]]:
-            naming_of = naming(name, function, "locked")
+            naming_of = formatter(name, function, "locked")
 
             @functools.wraps(function)
             async def call(*args: P.args, **kwargs: P.kwargs) -> R:
                 async with describe(naming_of(*args, **kwargs)):
-                    return whole(await function(*args, **kwargs), function)
+                    return checked_result(await function(*args, **kwargs), function)
 
             return call
 

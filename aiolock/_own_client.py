@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import AsyncGenerator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
@@ -10,8 +9,9 @@ from typing import Unpack
 
 from aiolock._client import LockClient, connect
 from aiolock._engine.lease import Lease
-from aiolock._locks.signatures import spelled_out
 from aiolock.options import LockOptions
+from aiolock.signatures import spelled_out
+from aiolock.validation import store_url
 
 
 @spelled_out(LockClient.lock, LockOptions)
@@ -45,11 +45,3 @@ async def _taken(
     # A client for each body: each call of a function that this decorates has one of its own.
     async with describe() as client, client.lock(name, **options) as lease:
         yield lease
-
-
-def store_url(url: str | None) -> str:
-    """The URL that was given, or that of the environment."""
-    url = os.environ.get("AIOLOCK_URL") if url is None else url
-    if not url:
-        raise ValueError("which store? Give url=, or set the environment variable AIOLOCK_URL")
-    return url

@@ -6,10 +6,10 @@ import importlib
 from collections.abc import Sequence
 from typing import Any, Final, Literal, cast
 
-from aiolock._engine.policy import LONGEST_TTL, SHORTEST_TTL, seconds
 from aiolock._urls import scheme_of
 from aiolock.options import Seconds
 from aiolock.store import Store
+from aiolock.validation import LONGEST_TTL, SHORTEST_TTL, seconds
 
 _STORES: Final = {
     "memory": "aiolock.stores.memory",

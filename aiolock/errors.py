@@ -10,6 +10,7 @@
     ├── LimitMismatch    (ValueError)            others use this name with another limit, or count
     ├── QueueFull                                as many wait already as ``max_waiters`` allows
     ├── StoreError       (ConnectionError)       the store did not say yes or no: nobody knows
+    │   ├── ResultGone                           the work is done, but the store has no result of it
     │   └── QuorumMismatch                       others use this server in another list of servers
     ├── Unsupported      (NotImplementedError)   the store does not offer this kind of lock
     └── ClientClosed     (RuntimeError)          the client is not open, not here, or not any more
@@ -97,6 +98,14 @@ class StoreError(LockError, ConnectionError):
 
     _under_way: bool = False
     """Whether the command may still be answered, although nobody waits for it any more."""
+
+
+class ResultGone(StoreError):
+    """The work is done already, but the store has no result of it: see `Once.outcome`.
+
+    The result was lost, or the work was done by ``async with``, which has none. For a caller that
+    needs no result, that is a success.
+    """
 
 
 class QuorumMismatch(StoreError):

@@ -13,9 +13,6 @@ from typing import TypeVar
 import pytest
 
 import aiolock
-from aiolock._engine.engine import Engine, State
-from aiolock._engine.hold import LeaseState, LossReason
-from aiolock._engine.library import check_asyncio
 from aiolock.store import CLAIM, Form, Granted, Inbox, WaiterId
 from aiolock.stores.machine import Step
 from aiolock.stores.memory import MemoryServer, MemoryStore
@@ -144,25 +141,6 @@ class Others:
             self.release(name, kind=kind)
 
 
-class _OpensItself(Engine):
-    """The engine of a client that a fixture makes before the test's event loop is known."""
-
-    def check(self) -> None:
-        """Open the client at its first use; with a store in memory, that takes no waiting."""
-        if self.state is State.NEW:
-            check_asyncio()
-            self.begin()
-            opening = self.open()
-            try:
-                opening.send(None)
-            except StopIteration:
-                pass
-            else:
-                opening.close()
-                raise AssertionError("a store in memory opens at once")
-        super().check()
-
-
 def faulty(server: Server) -> FaultyStore:
     """A link to ``server`` that fails on demand."""
     return FaultyStore(MemoryStore(server))
@@ -171,19 +149,14 @@ def faulty(server: Server) -> FaultyStore:
 def client_of(store: FaultyStore) -> aiolock.LockClient:
     """A client that opens itself at its first use."""
     client = aiolock.LockClient(store)
-    made = client._engine
-    client._engine = _OpensItself(
-        store, made._observers, label=made._label, deadlock_after=made._deadlock_after
-    )
+    client._engine.opens_itself = True
     return client
 
 
 def closed(client: aiolock.LockClient) -> None:
-    """Close a client whose event loop is closed or closing, so nothing in it can be awaited."""
-    engine = client._engine
-    if engine.state is State.OPEN:
-        # The server's check reports the leases that were left held; the garbage collector must not
-        # report them once more, in a later test.
-        for hold in engine.watchdog.holds.values():
-            hold.state, hold.reason = LeaseState.LOST, LossReason.CLOSED
-    engine.state = State.CLOSED
+    """Close a client whose event loop is closed or closing, so nothing in it can be awaited.
+
+    The server's check reports the leases that were left held; the garbage collector must not report
+    them once more, in a later test.
+    """
+    client._engine.forget()

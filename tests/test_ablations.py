@@ -519,21 +519,21 @@ SAFEGUARDS = (
     ),
     Safeguard(
         "an exit ends what its own entry has entered",
-        "_engine/entered.py",
+        "entering.py",
         "            paired.body = (entrance, body)\n",
         "            entrance._entered.add(entrance, body)\n",
         "test_entered.py::test_two_stacks_of_one_task[False-semaphore]",
     ),
     Safeguard(
         "… also if others were looked up between the two",
-        "_engine/entered.py",
+        "entering.py",
         "in reversed(_lookups.entries):\n",
         "in _lookups.entries[-1:]:\n",
         "test_entered.py::test_finalizer_between_the_lookups[looks for both-semaphore]",
     ),
     Safeguard(
         "… or if the exit was looked up first",
-        "_engine/entered.py",
+        "entering.py",
         "            entry.exit = before\n",
         "            pass\n",
         "test_entered.py::test_looked_up_in_any_order[semaphore]",
@@ -3761,7 +3761,7 @@ SAFEGUARDS = (
     ),
     Safeguard(
         "no thread takes a lock within a transaction of Django",
-        "sync/_transactions.py",
+        "sync/transactions.py",
         "    if connection.in_atomic_block:\n",
         "    if False:\n",
         "test_django_transactions.py::test_a_lock_within_a_transaction_is_refused[lock-atomic]",
@@ -3793,7 +3793,7 @@ SAFEGUARDS = (
     ),
     Safeguard(
         "… nor is work left that a decorated function was to do",
-        "_locks/naming.py",
+        "naming.py",
         "    if unfinished:\n",
         "    if False:\n",
         "test_django_transactions.py::test_a_function_that_leaves_work_undone",

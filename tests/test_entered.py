@@ -23,8 +23,8 @@ import pytest
 import aiolock
 import aiolock.sync
 from aiolock import Lease, LeaseState, LockClient, NotHeld
+from aiolock import entering as entered
 from aiolock._dropped import dropped_leases
-from aiolock._engine import entered
 from aiolock.stores.memory import MemoryServer
 from tests.test_sync import passes
 from tests.worlds import settled, virtual

@@ -18,7 +18,7 @@ ROOT = Path(aiolock.__file__).parent
 # Each module of the core imports only those before it: the lower knows nothing of the higher.
 CORE = [
     "aiolock._clock",
-    "aiolock._copying",
+    "aiolock.copying",
     "aiolock._prompt",
     "aiolock._dropped",
     "aiolock._urls",
@@ -33,7 +33,7 @@ CORE = [
     "aiolock.observe._opentelemetry",
     "aiolock.observe",
     "aiolock._engine",
-    "aiolock._engine.library",
+    "aiolock.async_library",
     "aiolock._engine.timers",
     "aiolock._engine.limits",
     "aiolock._engine.grant",
@@ -41,7 +41,7 @@ CORE = [
     "aiolock._engine.snapshot",
     "aiolock._engine.wait_graph",
     "aiolock._engine.hold",
-    "aiolock._engine.entered",
+    "aiolock.entering",
     "aiolock._engine.error_factories",
     "aiolock._engine.acquisition",
     "aiolock._engine.backstop",
@@ -64,7 +64,7 @@ CORE = [
     "aiolock._engine.engine",
     "aiolock._locks",
     "aiolock._locks.async_only",
-    "aiolock._locks.signatures",
+    "aiolock.signatures",
     "aiolock._locks.lock",
     "aiolock._locks.rwlock",
     "aiolock._locks.semaphore",
@@ -73,7 +73,7 @@ CORE = [
     "aiolock._locks.barrier",
     "aiolock._locks.election",
     "aiolock._locks.multilock",
-    "aiolock._locks.naming",
+    "aiolock.naming",
     "aiolock._locks.once",
     "aiolock._locks.periodic",
     "aiolock._target",
@@ -82,7 +82,7 @@ CORE = [
     "aiolock",
 ]
 STORE = {
-    *("aiolock._clock", "aiolock._copying", "aiolock._prompt", "aiolock._turns", "aiolock._urls"),
+    *("aiolock._clock", "aiolock.copying", "aiolock._prompt", "aiolock._turns", "aiolock._urls"),
     *("aiolock.store", "aiolock.errors"),
 }
 HOLDERS = "aiolock.stores._holders"
@@ -110,7 +110,7 @@ SYNC = [
     "aiolock.sync._greenlets",
     "aiolock.sync._portal",
     "aiolock.sync._thread",
-    "aiolock.sync._transactions",
+    "aiolock.sync.transactions",
     "aiolock.sync._body",
     "aiolock.sync._lease",
     "aiolock.sync._locks",
@@ -139,7 +139,7 @@ TASKS = ["aiolock.integrations._tasks"]
 # What a decorator for tasks is made of, as those of the client are.
 DECORATORS = {
     "aiolock._engine.policy",
-    "aiolock._locks.naming",
+    "aiolock.naming",
     "aiolock._locks.once",
     "aiolock.options",
 }
@@ -150,7 +150,7 @@ FRAMEWORKS = {
     "aiohttp": {"aiolock.integrations._handling"},
     "litestar": set[str](),
     "quart": set[str](),
-    "django": {"aiolock.sync._transactions"},
+    "django": {"aiolock.sync.transactions"},
 }
 # A part of one of these, which knows its framework, too.
 PARTS = {"_parameters": "fastapi", "_handling": "aiohttp"}
@@ -160,22 +160,22 @@ TASK_FRAMEWORKS = {"arq", "saq", "taskiq", "celery", "apscheduler", "faststream"
 PRIVATE = {
     "aiolock.integrations": {
         "aiolock._engine.policy": 3,
-        "aiolock._locks.naming": 3,
+        "aiolock.naming": 3,
         "aiolock._locks.once": 2,
-        "aiolock.sync._transactions": 1,
+        "aiolock.sync.transactions": 1,
     },
     "aiolock.sync": {
-        "aiolock._copying": 7,
-        "aiolock._engine.entered": 2,
+        "aiolock.copying": 7,
+        "aiolock.entering": 2,
         "aiolock._engine.hold": 1,
         "aiolock._engine.lease": 1,
-        "aiolock._engine.library": 1,
+        "aiolock.async_library": 1,
         "aiolock._engine.policy": 2,
         "aiolock._engine.scope": 1,
         "aiolock._locks.lock": 1,
-        "aiolock._locks.naming": 2,
+        "aiolock.naming": 2,
         "aiolock._locks.once": 2,
-        "aiolock._locks.signatures": 3,
+        "aiolock.signatures": 3,
         "aiolock._own_client": 1,
     },
     "aiolock.page": dict[str, int](),
@@ -184,7 +184,7 @@ PRIVATE = {
     "pytest_aiolock": {
         "aiolock._engine.engine": 1,
         "aiolock._engine.hold": 1,
-        "aiolock._engine.library": 1,
+        "aiolock.async_library": 1,
     },
 }
 
@@ -322,7 +322,7 @@ def test_the_page_uses_what_is_public(module: str) -> None:
 def test_integrations_import_what_is_below(module: str) -> None:
     """What they have in common imports no framework, and each framework's module no other."""
     name = module.rpartition(".")[2]
-    below = {"aiolock", "aiolock.options", "aiolock._locks.naming", "aiolock._engine.policy"}
+    below = {"aiolock", "aiolock.options", "aiolock.naming", "aiolock._engine.policy"}
     below |= set(WEB[: WEB.index(module)] if module in WEB else WEB) | FRAMEWORKS.get(name, set())
     if module in TASKS or name in TASK_FRAMEWORKS:
         below = {"aiolock", *DECORATORS, *({*TASKS} - {module})}

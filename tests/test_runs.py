@@ -14,7 +14,6 @@ import pytest
 
 import aiolock
 from aiolock import Lease, LeaseLost, Lock, StoreError
-from aiolock._engine.lease import give_back
 from aiolock.store import MAX_AHEAD
 from aiolock.stores.memory import MemoryServer, MemoryStore
 from aiolock.testing import FaultyStore
@@ -457,7 +456,7 @@ async def test_too_late_it_is_given_back() -> None:
     """The process was stopped after the hand-off: the lease has ended, and others may have it."""
     async with scene() as s:
         held, (waiting,) = await s.line_up(s.lock, s.lock)
-        give_back(held)  # before any task runs
+        held.release_nowait()  # before any task runs
         loop = asyncio.get_running_loop()
         assert isinstance(loop, VirtualLoop)
         loop.advance(40)
@@ -563,7 +562,7 @@ async def test_a_closed_client_reports_nothing() -> None:
     waiting = asking(ours.lock("l"))
     await queued(ours.lock("l"), 1)
     faulty.refuse("pass_on", 10**6)
-    give_back(held)
+    held.release_nowait()
     await waiting
     await settled()
     await ours.aclose()

@@ -24,7 +24,7 @@ import pytest
 import aiolock
 import aiolock.sync
 from aiolock import AcquireTimeout, ClientClosed, LeaseLost, NotHeld, QueueFull, WouldDeadlock
-from aiolock._engine import entered as lookups
+from aiolock import entering as lookups
 from aiolock.observer import LockRequest
 from aiolock.stores.memory import MemoryServer, MemoryStore
 from aiolock.sync import _jobs, _portal, _thread

@@ -490,7 +490,7 @@ def test_ttl_that_may_be_milliseconds_is_questioned_once(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In the log, however often it is used; an hour is not."""
-    monkeypatch.setattr("aiolock._engine.policy._questioned", set[float]())
+    monkeypatch.setattr("aiolock.validation._questioned", set[float]())
     for ttl in (3600, 30_000, 30_000.0):
         aiolock.connect("memory://", ttl=ttl)
     (record,) = caplog.records

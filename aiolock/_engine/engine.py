@@ -10,18 +10,19 @@ from dataclasses import replace
 from enum import Enum
 from typing import Any, Final
 
-from aiolock._copying import Uncopyable
 from aiolock._engine.acquirer import Acquirer
-from aiolock._engine.entered import Entered, current_task
 from aiolock._engine.events import Events
+from aiolock._engine.hold import LeaseState, LossReason
 from aiolock._engine.labels import labelled
-from aiolock._engine.library import check_not_trio
 from aiolock._engine.limits import Limits
 from aiolock._engine.local_handoff import LocalHandoff
 from aiolock._engine.policy import Policy
 from aiolock._engine.slow_monitor import SlowMonitor
 from aiolock._engine.waiters import Waiters
 from aiolock._engine.watchdog import Watchdog
+from aiolock.async_library import check_asyncio, check_not_trio
+from aiolock.copying import Uncopyable
+from aiolock.entering import Entered, current_task
 from aiolock.errors import ClientClosed
 from aiolock.observer import Observer
 from aiolock.store import ServerStatus, Several, Status, Store
@@ -66,6 +67,8 @@ class Engine(Uncopyable):
         self._deadlock_after = deadlock_after
         self._answer_timeout = answer_timeout
         self.state = State.NEW
+        self.opens_itself = False
+        """Whether the first use opens it, for a store that does not wait in `Store.open`."""
         self.client = _new_client()
         self._pid = os.getpid()
         self.entered = Entered(current_task)
@@ -112,6 +115,27 @@ class Engine(Uncopyable):
             raise
         self.state = State.OPEN
 
+    def _open_now(self) -> None:
+        check_asyncio()
+        self.begin()
+        opening = self.open()
+        try:
+            opening.send(None)
+        except StopIteration:
+            return
+        opening.close()
+        raise AssertionError("a store that opens without waiting was to be opened")
+
+    def forget(self) -> None:
+        """Close it without any I/O: nothing can be awaited in its event loop, which has ended.
+
+        What it holds stays at the store until the leases end, and counts as lost here.
+        """
+        if self.state is State.OPEN:
+            for hold in self.watchdog.holds.values():
+                hold.state, hold.reason = LeaseState.LOST, LossReason.CLOSED
+        self.state = State.CLOSED
+
     def servers(self) -> list[ServerStatus]:
         """The state of each server of a quorum; empty for any other store. No I/O."""
         return self.store.servers() if isinstance(self.store, Several) else []
@@ -131,6 +155,8 @@ class Engine(Uncopyable):
 
         Under trio it raises `RuntimeError`, whatever the client's state.
         """
+        if self.state is State.NEW and self.opens_itself:
+            self._open_now()
         if self.state is not State.OPEN:
             check_not_trio()
             closed = self.state in (State.CLOSING, State.CLOSED)

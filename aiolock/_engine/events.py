@@ -9,9 +9,10 @@ from typing import Any, Final
 
 from aiolock._engine.acquisition import Acquisition
 from aiolock._engine.hold import Hold, LossReason
-from aiolock._engine.policy import Policy, as_label
+from aiolock._engine.policy import Policy
 from aiolock.observer import Deadlock, GaveUp, Link, LockRequest, LostBody, Observer
 from aiolock.store import Participant, WaiterId
+from aiolock.validation import as_label
 
 log = logging.getLogger("aiolock")
 

@@ -28,6 +28,11 @@ class LeaseState(StrEnum):
     LOST = "lost"
     RELEASED = "released"
 
+    @property
+    def is_alive(self) -> bool:
+        """Whether the lock is ours, as far as it is known here: `held` or `at_risk`."""
+        return self in ALIVE
+
 
 ALIVE: Final = (LeaseState.HELD, LeaseState.AT_RISK)
 

@@ -15,9 +15,9 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Final, NamedTuple
 
-from aiolock._engine.policy import LONGEST_LABEL, as_label
 from aiolock._turns import turns
 from aiolock.store import Participant, Posted, Status, Store
+from aiolock.validation import LONGEST_LABEL, as_label
 
 _PAGE: Final = 8
 """The number of an acquisition's page is the acquisition's number without its lowest bits."""

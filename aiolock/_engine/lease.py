@@ -9,19 +9,24 @@ from contextvars import copy_context
 from functools import partial
 from typing import Any, Final
 
-from aiolock._copying import Uncopyable
 from aiolock._engine.hold import ALIVE, Hold, LeaseState, LossReason, without
-from aiolock._engine.policy import checked_ttl, to_ms
+from aiolock._engine.policy import to_ms
+from aiolock._engine.scope import Scope
 from aiolock._engine.watchdog import Watchdog
 from aiolock._prompt import Prompt
+from aiolock.copying import Uncopyable
+from aiolock.entering import AsyncEnterable, Entered, Entry, current_task
 from aiolock.errors import LeaseLost, StoreError, Unsupported
 from aiolock.options import Seconds
 from aiolock.store import WAS_ABSENT, WAS_HOLDER, WAS_QUEUED
+from aiolock.validation import checked_ttl
 
 log = logging.getLogger("aiolock")
 
 _PATIENCE: Final = 9.5
 """Seconds after which a store gives up on a command by itself (see `Store`)."""
+_BY_HAND: Final = Entered(current_task)
+"""The bodies of leases that were entered by hand."""
 
 
 class LostEvent(asyncio.Event):
@@ -31,11 +36,18 @@ class LostEvent(asyncio.Event):
         return self.wait().__await__()
 
 
-class Lease(Uncopyable):
+class Lease(Uncopyable, AsyncEnterable["Lease"]):
     """One hold of a lock: its fence, its deadline, and the way to release it.
 
     Made by `Lock.acquire`. All times are seconds. A lease ends once, by release or by loss, and
     never comes back; acquiring again gives another lease with a higher fence.
+
+    Entered with ``async with``, it is released at the end, and its loss cancels the body, as by
+    ``async with lock``::
+
+        if lease := await lock.try_acquire(timeout=2):
+            async with lease:
+                ...
     """
 
     _instead = (
@@ -111,6 +123,15 @@ class Lease(Uncopyable):
                 event.set()
         return event
 
+    @property
+    def _entered(self) -> Entered:
+        return _BY_HAND
+
+    async def _enter(self, entry: Entry) -> Lease:
+        cancels = self._hold.policy.on_lost == "cancel"
+        entry.enters(self, Scope(self, current_task(), cancels=cancels))
+        return self
+
     def remaining(self) -> float:
         """Seconds for which it is certainly ours if nobody renews it; 0.0 once it has ended."""
         if self.state in ALIVE:
@@ -143,6 +164,15 @@ class Lease(Uncopyable):
             self.lost.set()
             self._watchdog.events.lost(self._hold, self._watchdog.time())
         return self._hold.state is not LeaseState.LOST
+
+    def release_nowait(self) -> None:
+        """Release the lock without waiting for the store's answer, as from a callback.
+
+        Idempotent. Called in the event loop of its client. A release that is not answered is sent
+        again, as by `release`; nobody is told whether the lock was still ours.
+        """
+        if (released := self._give_back()) is not None:
+            released.add_done_callback(partial(self._watchdog.heard, self._hold))
 
     async def _answer(self, released: asyncio.Future[int]) -> int:
         """The store's answer to a release that was sent; a cancellation does not stop that."""
@@ -275,12 +305,6 @@ def _tell(answered: Prompt, _: asyncio.Future[int]) -> None:
 def not_entered(watchdog: Watchdog, hold: Hold, lease: Lease | None) -> None:
     """Release what could not be entered: the lease, or the hold if there is no lease of it."""
     if lease is not None:
-        give_back(lease)
+        lease.release_nowait()
     elif not hold.speaking:
         watchdog.abandon(hold)
-
-
-def give_back(lease: Lease) -> None:
-    """Release without waiting; a release that is not answered is sent again (`Releases`)."""
-    if (released := lease._give_back()) is not None:
-        released.add_done_callback(partial(lease._watchdog.heard, lease._hold))

@@ -2,33 +2,32 @@
 
 from __future__ import annotations
 
-import logging
-import math
 import re
 from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Final, TypeVar, overload
+from typing import TypeVar, overload
 
 from aiolock.errors import LockError
 from aiolock.options import OnLost, Seconds
 from aiolock.store import CLAIM, Form, Rule
+from aiolock.validation import (
+    LONGEST_TTL,
+    SHORTEST_TTL,
+    checked_label,
+    checked_name,
+    checked_number,
+    checked_timeout,
+    checked_ttl,
+    seconds,
+)
 
 Error = TypeVar("Error", bound=LockError)
 Raised = TypeVar("Raised", bound=BaseException)
 
-LONGEST_NAME = 512
-LONGEST_LABEL = 100
-SHORTEST_TTL = 0.01
-LONGEST_TTL = 365 * 24 * 3600.0
-MOST = 1_000_000_000
-"""The most permits or parties: more than anyone needs, and too few to be taken for a time."""
-
 MOST_URGENT = 9
 """The limit of `Policy.priority`, in both directions."""
-
-_log = logging.getLogger("aiolock")
 
 
 @overload
@@ -42,96 +41,6 @@ def plain(value: Seconds | None) -> float | None: ...
 def plain(value: Seconds | None) -> float | None:
     """A duration as a number of seconds; anything else stays as it is, for `seconds` to refuse."""
     return value.total_seconds() if isinstance(value, timedelta) else value
-
-
-_QUESTIONABLE: Final = 3600.0
-"""Seconds of a ttl that may have been meant as milliseconds."""
-_QUESTIONS: Final = 10
-_questioned: Final = set[float]()
-"""Those that were questioned: each once in this process, and so many at most."""
-
-
-def seconds(what: str, value: object, *, least: float, most: float = math.inf) -> float:
-    """``value`` as a number of seconds; `TypeError` or `ValueError` with the rule it breaks."""
-    if isinstance(value, timedelta):
-        value = value.total_seconds()
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise TypeError(f"{what} must be a number of seconds or a timedelta, not {value!r}")
-    try:
-        number = float(value)
-    except OverflowError:  # an int of hundreds of digits
-        number = math.inf
-    if not least <= number <= most or math.isinf(number):  # nan fails every comparison
-        limit = f"from {least:g} to {most:,.0f}" if most < math.inf else f"at least {least:g}"
-        raise ValueError(f"{what} must be {limit} seconds, not {value!r}")
-    return number
-
-
-def checked_timeout(value: object) -> float | None:
-    """A timeout in seconds: at least 0, or None to wait as long as it takes."""
-    if value == math.inf:
-        raise ValueError("timeout must be finite, not inf: None waits as long as it takes")
-    return None if value is None else seconds("timeout (or None)", value, least=0)
-
-
-def checked_wait(value: object) -> float:
-    """The timeout of what gives up in the end: seconds, at least 0."""
-    timeout = checked_timeout(value)
-    if timeout is None:
-        raise ValueError(
-            "try_acquire() must have a timeout in seconds, not None:"
-            " acquire() waits as long as it takes"
-        )
-    return timeout
-
-
-def checked_ttl(value: object) -> float:
-    """A ttl in seconds; one that may be meant in milliseconds is questioned in the log."""
-    ttl = seconds("ttl", value, least=SHORTEST_TTL, most=LONGEST_TTL)
-    if ttl > _QUESTIONABLE and ttl not in _questioned and len(_questioned) < _QUESTIONS:
-        _questioned.add(ttl)
-        _log.warning(
-            "aiolock: a ttl of %g s is %.1f hours, for which a lock stays taken if its holder dies:"
-            " is it meant in milliseconds? It is in seconds; and what is held is renewed",
-            ttl,
-            ttl / 3600,
-        )
-    return ttl
-
-
-def checked_name(name: object) -> str:
-    """A lock's name: 1 to 512 characters that can be written in UTF-8."""
-    if not isinstance(name, str):
-        raise TypeError(f"a lock's name must be a str, not {type(name).__name__}")
-    if not 1 <= len(name) <= LONGEST_NAME:
-        raise ValueError(
-            f"a lock's name must have 1 to {LONGEST_NAME} characters, not {len(name)}"
-            + (": hash what is longer" if name else "")
-        )
-    try:
-        name.encode()
-    except UnicodeEncodeError:
-        raise ValueError(f"a lock's name must be writable in UTF-8, not {name!r}") from None
-    return name
-
-
-def checked_label(what: str, label: object) -> str:
-    """A text for people, of at most 100 characters; empty for None."""
-    if label is None:
-        return ""
-    if not isinstance(label, str):
-        raise TypeError(f"{what} must be a str or None, not {label!r}")
-    if not 1 <= len(label) <= LONGEST_LABEL:
-        raise ValueError(f"{what} must have 1 to {LONGEST_LABEL} characters, not {len(label)}")
-    if not label.isprintable():
-        raise ValueError(f"{what} must be printable, on one line, not {label!r}")
-    return label
-
-
-def as_label(text: str, most: int = LONGEST_LABEL) -> str:
-    """Any text as a label: characters that are not printable are escaped, a long text is cut."""
-    text = text if text.isprintable() else repr(text)[1:-1]
-    return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
 def to_ms(value: float) -> int:
@@ -271,12 +180,3 @@ class Policy:
             yield
         except LockError as error:
             raise self.with_context(error)  # noqa: B904  # it has the cause of the other
-
-
-def checked_number(what: str, value: object, *, least: int = 1, most: int = MOST) -> int:
-    """A whole number within limits: of permits or parties, a priority, a fence."""
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"{what} must be an int, not {value!r}")
-    if not least <= value <= most:
-        raise ValueError(f"{what} must be from {least} to {most:,}, not {value!r}")
-    return value

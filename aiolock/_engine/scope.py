@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 from weakref import ref
 
-from aiolock._copying import Uncopyable
 from aiolock._engine.hold import Body, LeaseState, without
-from aiolock._engine.lease import Lease
+from aiolock.copying import Uncopyable
 from aiolock.errors import ClientClosed, LeaseLost, StoreError
 from aiolock.store import WAS_ABSENT
+
+if TYPE_CHECKING:
+    from aiolock._engine.lease import Lease
 
 log = logging.getLogger("aiolock")
 

@@ -20,13 +20,13 @@ from aiolock._engine.answer_deadlines import AnswerDeadlines
 from aiolock._engine.events import Events
 from aiolock._engine.grant import lasts
 from aiolock._engine.hold import ALIVE, Handle, Hold, LeaseState, LossReason, Owner, without
-from aiolock._engine.library import check_not_trio
 from aiolock._engine.limits import Limits
 from aiolock._engine.local_handoff import LocalHandoff
 from aiolock._engine.pending_finishes import PendingFinishes
 from aiolock._engine.releases import Release, Releases
 from aiolock._engine.timer_wheel import TimerWheel
 from aiolock._turns import Backlog, turns
+from aiolock.async_library import check_not_trio
 from aiolock.errors import ClientClosed, StoreError
 from aiolock.store import Form, Renewal, Sharded, Store, WaiterId
 

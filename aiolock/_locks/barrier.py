@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from aiolock._copying import CopiedAsItself
-from aiolock._engine.lease import give_back
 from aiolock._locks.lock import Lock
+from aiolock.copying import CopiedAsItself
 from aiolock.options import DEFAULT, Default, Seconds
 from aiolock.store import Status
 
@@ -51,7 +50,7 @@ class Barrier(CopiedAsItself):
         are those of `Lock.acquire`: after each of them this party has left, though the others may
         just have gone on with it.
         """
-        give_back(await self._lock._acquisition(timeout))
+        (await self._lock._acquisition(timeout)).release_nowait()
 
     async def status(self) -> Status:
         """The parties that wait for the others; as `Lock.status`."""

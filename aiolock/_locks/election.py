@@ -12,12 +12,12 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Final
 
-from aiolock._copying import CopiedAsItself, Uncopyable
 from aiolock._engine.hold import ALIVE, LeaseState
-from aiolock._engine.lease import Lease, LostEvent, give_back
+from aiolock._engine.lease import Lease, LostEvent
 from aiolock._engine.policy import Policy, to_ms
 from aiolock._engine.watchdog import retrieve
 from aiolock._locks.lock import Lock
+from aiolock.copying import CopiedAsItself, Uncopyable
 from aiolock.errors import StoreError
 from aiolock.options import DEFAULT, Default, Seconds
 from aiolock.store import Posted, Rule, Status
@@ -192,7 +192,7 @@ class Election(CopiedAsItself):
                 if leader is not None:
                     yield leader
             policy = replace(self._board, number=seen + 1)
-            give_back(await Lock(self._lock._engine, policy).acquire())
+            (await Lock(self._lock._engine, policy).acquire()).release_nowait()
 
     async def request_resign(self) -> bool:
         """Ask the leader to resign when it can; True if a leader was told.

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from aiolock._copying import CopiedAsItself
-from aiolock._engine.lease import give_back
 from aiolock._engine.policy import to_ms
 from aiolock._locks.lock import Lock
+from aiolock.copying import CopiedAsItself
 from aiolock.options import DEFAULT, Default, Seconds
 from aiolock.store import Status
 
@@ -68,7 +67,7 @@ class Event(CopiedAsItself):
 
         Errors and cancellation are those of `Lock.acquire`.
         """
-        give_back(await self._lock._acquisition(timeout))
+        (await self._lock._acquisition(timeout)).release_nowait()
 
     async def status(self) -> Status:
         """The waiters of the event; as `Lock.status`."""

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import itertools
 
-from aiolock._copying import CopiedAsItself
-from aiolock._engine.lease import give_back
-from aiolock._engine.policy import checked_name, to_ms
+from aiolock._engine.policy import to_ms
 from aiolock._locks.lock import Lock
+from aiolock.copying import CopiedAsItself
 from aiolock.errors import LimitMismatch
 from aiolock.options import DEFAULT, Default, Seconds
 from aiolock.store import Status
+from aiolock.validation import checked_name
 
 _numbers = itertools.count(1)
 
@@ -89,7 +89,7 @@ class Latch(CopiedAsItself):
 
         Errors and cancellation are those of `Lock.acquire`; also `LimitMismatch`.
         """
-        give_back(await self._lock._acquisition(timeout))
+        (await self._lock._acquisition(timeout)).release_nowait()
 
     async def status(self) -> Status:
         """The waiters of the latch; as `Lock.status`."""

@@ -11,25 +11,20 @@ from functools import partial
 from types import FrameType, TracebackType
 from typing import Any, TypeVar, Unpack, cast
 
-from aiolock._copying import Uncopyable
 from aiolock._engine.deadlock import remember
 from aiolock._engine.engine import Engine
-from aiolock._engine.entered import AnyEnterable, Enterable, Entered, Entry, Inside
 from aiolock._engine.hold import Handle, Owner
 from aiolock._engine.lease import Lease, not_entered
-from aiolock._engine.policy import (
-    Policy,
-    checked_label,
-    checked_number,
-    checked_timeout,
-    checked_wait,
-)
+from aiolock._engine.policy import Policy
 from aiolock._engine.scope import Scope
 from aiolock._locks.async_only import AsyncOnly
-from aiolock._locks.signatures import NoOptions, unexpected, without_unknown
+from aiolock.copying import CopiedAsItself, Uncopyable
+from aiolock.entering import AnyEnterable, AsyncEnterable, Entered, Entry, Inside
 from aiolock.errors import NotHeld, StoreError
 from aiolock.options import DEFAULT, Default, Seconds
+from aiolock.signatures import NoOptions, unexpected, without_unknown
 from aiolock.store import BREAK_UNKNOWN, Status
+from aiolock.validation import checked_label, checked_number, checked_timeout, checked_wait
 
 Got_co = TypeVar("Got_co", bound=Lease, covariant=True)
 
@@ -162,7 +157,7 @@ def watch(where: str, lease: Lease) -> None:
 
 
 @dataclass(frozen=True, slots=True, repr=False, eq=False, weakref_slot=True)
-class Lock(Enterable[Lease], AsyncOnly):
+class Lock(CopiedAsItself, AsyncEnterable[Lease], AsyncOnly):
     """A description of one lock: its name and how it behaves. Holds nothing and does no I/O.
 
     Made by `LockClient.lock`. Any number of tasks may share one. ``async with lock as lease``

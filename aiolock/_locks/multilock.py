@@ -10,15 +10,15 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any, Unpack
 
-from aiolock._copying import Uncopyable
-from aiolock._engine.entered import Enterable, Entered, Entry
 from aiolock._engine.hold import LeaseState
-from aiolock._engine.lease import Lease, LostEvent, give_back
-from aiolock._engine.policy import checked_label, checked_timeout, checked_wait
+from aiolock._engine.lease import Lease, LostEvent
 from aiolock._locks.async_only import AsyncOnly
 from aiolock._locks.lock import AcquireContext, Lock, watch
-from aiolock._locks.signatures import NoOptions, unexpected, without_unknown
+from aiolock.copying import CopiedAsItself, Uncopyable
+from aiolock.entering import AsyncEnterable, Entered, Entry
 from aiolock.options import DEFAULT, Default, Seconds
+from aiolock.signatures import NoOptions, unexpected, without_unknown
+from aiolock.validation import checked_label, checked_timeout, checked_wait
 
 
 class _Relay(LostEvent):
@@ -76,7 +76,7 @@ class MultiLease(Uncopyable):
     async def release(self) -> bool:
         """Release all leases; True if all were still ours. As `Lease.release`."""
         for lease in self._leases.values():
-            give_back(lease)  # every release is sent, whatever the first one answers
+            lease.release_nowait()  # every release is sent, whatever the first one answers
         return all([await lease.release() for lease in self._leases.values()])
 
     async def extend(self, ttl: Seconds) -> None:
@@ -88,7 +88,7 @@ class MultiLease(Uncopyable):
         return all(await asyncio.gather(*(lease.verify() for lease in self._leases.values())))
 
 
-class MultiLock(Enterable[MultiLease], AsyncOnly):
+class MultiLock(CopiedAsItself, AsyncEnterable[MultiLease], AsyncOnly):
     """Several locks, all of them or none; made by `LockClient.multilock`.
 
     The locks are taken one after the other, sorted by name, whatever the order in which they were
@@ -173,10 +173,10 @@ class MultiLock(Enterable[MultiLease], AsyncOnly):
                 return MultiLease(leases)
         except BaseException:
             for lease in leases:
-                give_back(lease)
+                lease.release_nowait()
             raise
         for lease in leases:
-            give_back(lease)
+            lease.release_nowait()
         return None
 
     @property

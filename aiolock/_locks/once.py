@@ -14,32 +14,29 @@ from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple, ParamSpec, TypeVar
 
 from aiolock._engine.acquirer import AlreadyDone
-from aiolock._engine.entered import Enterable, Entered, Entry
 from aiolock._engine.hold import ALIVE
-from aiolock._engine.lease import Lease, give_back
+from aiolock._engine.lease import Lease
 from aiolock._engine.policy import Policy, to_ms
 from aiolock._engine.releases import FIRST_PAUSE
 from aiolock._locks.async_only import AsyncOnly
 from aiolock._locks.lock import AcquireContext, Lock
-from aiolock._locks.naming import naming, whole
-from aiolock.errors import AcquireTimeout, StoreError
+from aiolock.copying import CopiedAsItself
+from aiolock.entering import AsyncEnterable, Entered, Entry
+from aiolock.errors import AcquireTimeout, ResultGone, StoreError
+from aiolock.naming import checked_result, formatter
 from aiolock.options import DEFAULT
 from aiolock.store import WAS_UNKNOWN, Rule, Status
+from aiolock.validation import LONGEST_RESULT
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
-LONGEST_RESULT: Final = 65_536
 _RESULTS: Final = "outcome"
 """The kind of the names under which results are posted; no other lock has it."""
 _LONGER: Final = 60.0
 """Seconds for which a result is kept after it is forgotten that the work is done."""
 _TRIES: Final = 30.0
 """Seconds for which a store that fails is asked again to keep a result."""
-
-
-class ResultGone(StoreError):
-    """The work is done, but the store has no result; for callers that can do without one."""
 
 
 class Outcome(NamedTuple):
@@ -93,7 +90,7 @@ async def _close(
             ) from failure
 
 
-class Once(Enterable[Lease | None], AsyncOnly):
+class Once(CopiedAsItself, AsyncEnterable[Lease | None], AsyncOnly):
     """A piece of work to be done once; made by `LockClient.once`. Any number of tasks may share it.
 
     ::
@@ -161,7 +158,7 @@ class Once(Enterable[Lease | None], AsyncOnly):
             entry.enters(self, _Body(task, acquisition, lease, self._remember))
         except BaseException:
             if lease is not None:
-                give_back(lease)
+                lease.release_nowait()
             raise
         return lease
 
@@ -270,11 +267,15 @@ class Once(Enterable[Lease | None], AsyncOnly):
         self, function: Callable[P, Awaitable[R]]
     ) -> Callable[P, Coroutine[Any, Any, R | None]]:
         """Decorate an async function: each call asks for the work; None if it is done already."""
-        name = naming(self.name, function, "once")
+        name = formatter(self.name, function, "once")
 
         @functools.wraps(function)
         async def call(*args: P.args, **kwargs: P.kwargs) -> R | None:
             async with self._named(name(*args, **kwargs)) as lease:
-                return None if lease is None else whole(await function(*args, **kwargs), function)
+                return (
+                    None
+                    if lease is None
+                    else checked_result(await function(*args, **kwargs), function)
+                )
 
         return call

@@ -11,10 +11,11 @@ import logging
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Final, NoReturn
 
-from aiolock._engine.entered import Enterable, Entered, Entry
 from aiolock._engine.lease import Lease
 from aiolock._locks.async_only import AsyncOnly
 from aiolock._locks.lock import Lock
+from aiolock.copying import CopiedAsItself
+from aiolock.entering import AsyncEnterable, Entered, Entry
 from aiolock.errors import LeaseLost, StoreError
 from aiolock.store import Status
 
@@ -27,7 +28,7 @@ _LONGEST_PAUSE: Final = 30.0
 """The longest pause between tries, in seconds, while the store cannot be reached."""
 
 
-class Periodic(Enterable[Lease], AsyncOnly):
+class Periodic(CopiedAsItself, AsyncEnterable[Lease], AsyncOnly):
     """A job of which one run begins in each period; made by `LockClient.periodic`.
 
     ``await periodic.run(job)`` runs it for ever. Or enter it, once for each run::

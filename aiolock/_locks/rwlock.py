@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from aiolock._copying import CopiedAsItself
 from aiolock._locks.lock import Lock
+from aiolock.copying import CopiedAsItself
 from aiolock.store import Status
 
 

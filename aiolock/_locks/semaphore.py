@@ -7,21 +7,22 @@ from collections.abc import Coroutine
 from dataclasses import dataclass, replace
 from typing import Any, Final, Unpack
 
-from aiolock._engine.entered import Enterable, Entered, Entry
 from aiolock._engine.lease import Lease
-from aiolock._engine.policy import checked_number
 from aiolock._locks.async_only import AsyncOnly
 from aiolock._locks.lock import AcquireContext, Lock, caller
-from aiolock._locks.signatures import NoOptions, unexpected, without_unknown
+from aiolock.copying import CopiedAsItself
+from aiolock.entering import AsyncEnterable, Entered, Entry
 from aiolock.options import DEFAULT, Default, Seconds
+from aiolock.signatures import NoOptions, unexpected, without_unknown
 from aiolock.store import Status
+from aiolock.validation import checked_number
 
 _REMEMBERED: Final = 30 * 24 * 3_600_000
 """Milliseconds for which a `Semaphore.resize` is remembered, in use or not."""
 
 
 @dataclass(frozen=True, slots=True, repr=False, eq=False, weakref_slot=True)
-class Semaphore(Enterable[Lease], AsyncOnly):
+class Semaphore(CopiedAsItself, AsyncEnterable[Lease], AsyncOnly):
     """A description of one semaphore; made by `LockClient.semaphore`. Holds nothing.
 
     ::

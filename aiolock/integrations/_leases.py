@@ -22,10 +22,10 @@ from types import TracebackType
 from typing import Any, Final, Literal, Self, TypeVar, Unpack
 
 from aiolock import AcquireContext, Lease, LeaseLost, LeaseState, Lock, LockClient
-from aiolock._engine.policy import seconds
 from aiolock.integrations._names import LockOf
 from aiolock.integrations._waiting import ReasonToLeave, held, patient
 from aiolock.options import LockOptions, Seconds
+from aiolock.validation import seconds
 
 T = TypeVar("T")
 

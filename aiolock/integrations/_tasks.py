@@ -29,12 +29,12 @@ from aiolock import (
     LockClient,
     LockError,
     QueueFull,
+    ResultGone,
     StoreError,
 )
-from aiolock._engine.policy import LONGEST_LABEL, LONGEST_TTL, checked_name, seconds
-from aiolock._locks.naming import fields, naming
-from aiolock._locks.once import LONGEST_RESULT, ResultGone
+from aiolock.naming import fields, formatter
 from aiolock.options import LockOptions, Seconds, SemaphoreOptions
+from aiolock.validation import LONGEST_LABEL, LONGEST_RESULT, LONGEST_TTL, checked_name, seconds
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -203,7 +203,7 @@ class TaskLocks(ABC):
         def decorate(
             function: Callable[P, Awaitable[R]],
         ) -> Callable[P, CoroutineType[Any, Any, R]]:
-            naming_of = naming(name, function, decorator)
+            naming_of = formatter(name, function, decorator)
 
             @functools.wraps(function)
             async def call(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -252,7 +252,7 @@ class TaskLocks(ABC):
         def decorate(
             function: Callable[P, Awaitable[R]],
         ) -> Callable[P, CoroutineType[Any, Any, R | None]]:
-            naming_of = naming(name, function, "once")
+            naming_of = formatter(name, function, "once")
 
             @functools.wraps(function)
             async def call(*args: P.args, **kwargs: P.kwargs) -> R | None:

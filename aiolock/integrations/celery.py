@@ -21,10 +21,7 @@ from typing import Any, ParamSpec, TypeVar, Unpack
 from celery import current_task
 from celery.exceptions import Retry
 
-from aiolock import LockError
-from aiolock._engine.policy import LONGEST_LABEL, LONGEST_TTL, checked_name, seconds
-from aiolock._locks.naming import fields, naming
-from aiolock._locks.once import ResultGone
+from aiolock import LockError, ResultGone
 from aiolock.integrations._tasks import (
     NOT_REMEMBERED,
     PATIENCE,
@@ -38,8 +35,10 @@ from aiolock.integrations._tasks import (
     log_not_remembered,
     restored,
 )
+from aiolock.naming import fields, formatter
 from aiolock.options import LockOptions, Seconds, SemaphoreOptions
 from aiolock.sync import Lease, LockClient
+from aiolock.validation import LONGEST_LABEL, LONGEST_TTL, checked_name, seconds
 
 __all__ = ["Locks"]
 
@@ -115,7 +114,7 @@ class Locks:
         self, decorator: str, name: str, describe: Callable[[str], AbstractContextManager[Lease]]
     ) -> Callable[[Callable[P, R]], Callable[P, R]]:
         def decorate(function: Callable[P, R]) -> Callable[P, R]:
-            naming_of = naming(name, function, decorator, plain=True)
+            naming_of = formatter(name, function, decorator, is_async=False)
 
             @functools.wraps(function)
             def call(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -161,7 +160,7 @@ class Locks:
         describe(name)
 
         def decorate(function: Callable[P, R]) -> Callable[P, R | None]:
-            naming_of = naming(name, function, "once", plain=True)
+            naming_of = formatter(name, function, "once", is_async=False)
 
             @functools.wraps(function)
             def call(*args: P.args, **kwargs: P.kwargs) -> R | None:

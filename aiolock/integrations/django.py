@@ -35,7 +35,7 @@ from aiolock.integrations._names import LockOf
 from aiolock.integrations._problems import CONTENT_TYPE, ERRORS, problem
 from aiolock.integrations._waiting import held
 from aiolock.options import LockOptions
-from aiolock.sync._transactions import ignore_transactions, refuse_in_transaction
+from aiolock.sync.transactions import ignore_transactions, refuse_in_transaction
 
 __all__ = ["client", "close", "ignore_transactions", "locked", "with_locks"]
 

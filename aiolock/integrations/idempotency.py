@@ -22,7 +22,6 @@ from datetime import timedelta
 from typing import Any, Final, ParamSpec, TypeVar
 
 from aiolock import Lease, LockClient
-from aiolock._locks.naming import naming
 from aiolock.integrations._asgi import Receive, Scope, Send, answer
 from aiolock.integrations._exchange import Exchange, begin, keys_in
 from aiolock.integrations._kept import (
@@ -37,6 +36,7 @@ from aiolock.integrations._kept import (
     owner,
 )
 from aiolock.integrations._problems import ERRORS, problem
+from aiolock.naming import formatter
 
 __all__ = ["Idempotency", "KeyReused", "NotKept", "UnderWay", "idempotent"]
 
@@ -169,7 +169,7 @@ def idempotent(
         raise TypeError(f"compare must be a collection of names, as {{{compare!r}}}")
 
     def decorate(function: Callable[P, Awaitable[R]]) -> Callable[P, Coroutine[Any, Any, R]]:
-        name = naming(key, function, "idempotent")
+        name = formatter(key, function, "idempotent")
         signature = inspect.signature(function)
         compared = set(signature.parameters) if compare is None else set(compare)
         if strange := compared - set(signature.parameters):

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple, Protocol, TypeVar
 
-from aiolock._copying import Uncopyable
+from aiolock.copying import Uncopyable
 from aiolock.store import (
     BREAK_UNKNOWN,
     WAS_ABSENT,

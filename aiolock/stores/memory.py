@@ -14,9 +14,9 @@ from typing import Any, Final, TypeVar
 from weakref import WeakKeyDictionary
 
 from aiolock._clock import clock as clock_of
-from aiolock._copying import Uncopyable
 from aiolock._turns import PART, in_parts
 from aiolock._urls import parse
+from aiolock.copying import Uncopyable
 from aiolock.errors import StoreError
 from aiolock.store import (
     Answer,

@@ -11,19 +11,16 @@ from abc import abstractmethod
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import AbstractAsyncContextManager
 from functools import partial
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 from weakref import ref
 
 import aiolock
-from aiolock._copying import CopiedAsItself, Uncopyable
-from aiolock._engine.entered import AnyEnterable, Entered, Entry, Inside, entering, leaving
-from aiolock._engine.scope import Scope
-from aiolock._locks.once import Doing
+from aiolock.copying import CopiedAsItself, Uncopyable
+from aiolock.entering import Entered, Entry, Inside, SyncEnterable
 from aiolock.errors import ClientClosed
 from aiolock.sync._portal import Portal, process
 from aiolock.sync._thread import abandon, caller, current_task, leave
-from aiolock.sync._transactions import check_released, refuse_in_transaction
+from aiolock.sync.transactions import check_released, refuse_in_transaction
 
 log = logging.getLogger("aiolock")
 
@@ -66,7 +63,7 @@ class Body(Uncopyable, Generic[T]):
         context = self._describe()
         self._describe = None  # it may refer to what this body must not keep alive
         kind = type(context)
-        enter, leave = kind.__aenter__, kind.__aexit__  # together: see `aiolock._engine.entered`
+        enter, leave = kind.__aenter__, kind.__aexit__  # together: see `aiolock.entering`
         self.value = await enter(context)
         self._exit = partial(leave, context)
         self.agent.inside[self] = _relied_on(self.value)
@@ -135,27 +132,8 @@ def _relied_on(value: object) -> tuple[aiolock.Lease, ...]:
         return (value,)
     if isinstance(value, aiolock.MultiLease):
         return tuple(value.leases.values())
-    return (value.lease,) if isinstance(value, aiolock.Term | Doing) else ()
-
-
-class Held:
-    """A body under a lease that was acquired before."""
-
-    def __init__(self, lease: aiolock.Lease) -> None:
-        self._lease = lease
-
-    async def __aenter__(self) -> aiolock.Lease:
-        cancels = self._lease._hold.policy.on_lost == "cancel"
-        self._scope = Scope(self._lease, asyncio.current_task(), cancels=cancels)
-        return self._lease
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        await self._scope.close(error)
+    lease: object = getattr(value, "lease", None)  # of a term, or of work to be done once
+    return (lease,) if isinstance(lease, aiolock.Lease) else ()
 
 
 class Visit:
@@ -198,27 +176,6 @@ class Bodies(Entered):
             return super().take(of)
 
 
-class Enterable(AnyEnterable[Given_co], Generic[Given_co]):
-    """Something that any number of threads enter with ``with``."""
-
-    __slots__ = ()
-
-    if TYPE_CHECKING:
-
-        def __enter__(self) -> Given_co: ...
-
-        def __exit__(
-            self,
-            kind: type[BaseException] | None,
-            error: BaseException | None,
-            traceback: TracebackType | None,
-        ) -> None: ...
-
-    else:
-        __enter__ = entering
-        __exit__ = leaving
-
-
 class Opened(Protocol):
     """The client, as its descriptions use it."""
 
@@ -247,7 +204,7 @@ class Opened(Protocol):
         ...
 
 
-class Entrance(CopiedAsItself, Enterable[Given_co], Generic[Given, Given_co]):
+class Entrance(CopiedAsItself, SyncEnterable[Given_co], Generic[Given, Given_co]):
     """A description that any number of threads enter with ``with``."""
 
     __slots__ = ()

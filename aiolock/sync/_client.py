@@ -11,11 +11,9 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Literal, ParamSpec, Self, TypeVar, Unpack
 
 import aiolock
-from aiolock._copying import Uncopyable
-from aiolock._engine.policy import LONGEST_LABEL, checked_name
-from aiolock._locks.naming import fields, naming, whole
-from aiolock._locks.signatures import NoOptions, spelled_out, unexpected, without_unknown
+from aiolock.copying import Uncopyable
 from aiolock.errors import ClientClosed
+from aiolock.naming import checked_result, describe_each, family_of, formatter
 from aiolock.observer import Deadlock, Observer
 from aiolock.options import (
     ElectionOptions,
@@ -25,6 +23,7 @@ from aiolock.options import (
     Seconds,
     SemaphoreOptions,
 )
+from aiolock.signatures import NoOptions, spelled_out, unexpected, without_unknown
 from aiolock.store import ServerStatus, Status, Store
 from aiolock.sync._body import Bodies
 from aiolock.sync._greenlets import check_no_greenlets
@@ -432,18 +431,16 @@ class LockClient(Uncopyable):
         As `aiolock.LockClient.locked`: ``@client.locked("user:{user_id}")``. The client need not be
         open yet.
         """
-        fields(checked_name(name))
-        options.setdefault("family", name[:LONGEST_LABEL])
-        describe = functools.partial(self.lock, **options)
-        describe(name)  # a bad argument is an error here, not at the first call
+        options.setdefault("family", family_of(name))
+        describe = describe_each(functools.partial(self.lock, **options), name)
 
         def decorate(function: Callable[P, R]) -> Callable[P, R]:
-            naming_of = naming(name, function, "locked", plain=True)
+            naming_of = formatter(name, function, "locked", is_async=False)
 
             @functools.wraps(function)
             def call(*args: P.args, **kwargs: P.kwargs) -> R:
                 with describe(naming_of(*args, **kwargs)):
-                    return whole(function(*args, **kwargs), function)
+                    return checked_result(function(*args, **kwargs), function)
 
             return call
 

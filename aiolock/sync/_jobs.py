@@ -9,16 +9,15 @@ from contextlib import AbstractAsyncContextManager, contextmanager
 from typing import Final, NoReturn, ParamSpec, TypeVar
 
 import aiolock
-from aiolock._copying import CopiedAsItself
-from aiolock._locks.naming import naming, whole
-from aiolock._locks.once import Doing
+from aiolock.copying import CopiedAsItself
 from aiolock.errors import LeaseLost, StoreError
+from aiolock.naming import checked_result, formatter
 from aiolock.options import DEFAULT, Default, Seconds
 from aiolock.store import Status
 from aiolock.sync._body import Body, Entrance, Opened
 from aiolock.sync._lease import Lease, Term
 from aiolock.sync._portal import Portal
-from aiolock.sync._transactions import refuse_in_transaction
+from aiolock.sync.transactions import refuse_in_transaction
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -78,11 +77,11 @@ class Once(Entrance[aiolock.Lease | None, Lease | None]):
             body.enter()
             try:
                 found = body.value
-                if isinstance(found, Doing):
+                if isinstance(found, aiolock.Outcome):
+                    outcome = found
+                else:
                     result = found.result = work(Lease(portal, found.lease))
                     outcome = aiolock.Outcome(result, first=True)
-                else:
-                    outcome = found
             except BaseException as error:
                 body.leave(error)
                 raise
@@ -93,12 +92,14 @@ class Once(Entrance[aiolock.Lease | None, Lease | None]):
 
     def __call__(self, function: Callable[P, R]) -> Callable[P, R | None]:
         """Decorate a function: each call asks for the work; None if it is done already."""
-        name = naming(self.name, function, "once", plain=True)
+        name = formatter(self.name, function, "once", is_async=False)
 
         @functools.wraps(function)
         def call(*args: P.args, **kwargs: P.kwargs) -> R | None:
             with self._named(name(*args, **kwargs)) as lease:
-                return None if lease is None else whole(function(*args, **kwargs), function)
+                return (
+                    None if lease is None else checked_result(function(*args, **kwargs), function)
+                )
 
         return call
 

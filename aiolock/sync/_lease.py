@@ -9,17 +9,15 @@ from types import MappingProxyType
 from typing import Final, TypeVar
 
 import aiolock
-from aiolock._copying import Uncopyable
-from aiolock._engine.entered import Entry
-from aiolock._engine.hold import ALIVE, LeaseState
-from aiolock._engine.lease import give_back
-from aiolock._engine.policy import checked_timeout
+from aiolock.copying import Uncopyable
+from aiolock.entering import Entry, SyncEnterable
 from aiolock.errors import ClientClosed
 from aiolock.options import Seconds
-from aiolock.sync._body import Bodies, Body, Enterable, Held
+from aiolock.sync._body import Bodies, Body
 from aiolock.sync._portal import Portal
 from aiolock.sync._thread import caller
-from aiolock.sync._transactions import check_released, refuse_in_transaction
+from aiolock.sync.transactions import check_released, refuse_in_transaction
+from aiolock.validation import checked_timeout
 
 T = TypeVar("T")
 
@@ -61,7 +59,7 @@ class Flag(Uncopyable):
         return self._event.is_set() or caller(self._portal).call(wait, waits=self._waits)
 
 
-class Lease(Uncopyable, Enterable["Lease"]):
+class Lease(Uncopyable, SyncEnterable["Lease"]):
     """One hold of a lock by a thread: its fence, its deadline, and the way to release it.
 
     As `aiolock.Lease`, for threads; any thread may use it. It is renewed by another thread while
@@ -101,7 +99,7 @@ class Lease(Uncopyable, Enterable["Lease"]):
         return self._lease.fence
 
     @property
-    def state(self) -> LeaseState:
+    def state(self) -> aiolock.LeaseState:
         """`held`, `at_risk` (a renewal is not answered), `lost` or `released`."""
         return self._portal.read(lambda: self._lease.state)
 
@@ -134,9 +132,9 @@ class Lease(Uncopyable, Enterable["Lease"]):
         Idempotent. An interruption (Ctrl-C) does not stop it.
         """
         try:
-            alive = self._portal.read(lambda: self._lease.state) in ALIVE
+            alive = self._portal.read(lambda: self._lease.state).is_alive
             if not alive and self._portal.ended:
-                return self.state is not LeaseState.LOST
+                return self.state is not aiolock.LeaseState.LOST
             released = self._call(self._lease.release)
         except BaseException as error:
             if not isinstance(error, Exception):
@@ -145,6 +143,16 @@ class Lease(Uncopyable, Enterable["Lease"]):
         if alive:
             check_released(self)
         return released
+
+    def release_nowait(self) -> None:
+        """Release the lock without waiting for the answer; as `aiolock.Lease.release_nowait`.
+
+        Any thread may do so, also one that must not wait.
+        """
+        alive = self.state.is_alive
+        self._give_back()
+        if alive:
+            check_released(self)
 
     def extend(self, ttl: Seconds) -> None:
         """Let the lease end ``ttl`` seconds from now; as `aiolock.Lease.extend`."""
@@ -174,7 +182,7 @@ class Lease(Uncopyable, Enterable["Lease"]):
         body: Body[aiolock.Lease] | None = None
         lease = self._lease
         try:
-            body = Body(self._portal, lambda: Held(lease))
+            body = Body(self._portal, lambda: lease)
             body.enter()
             entry.enters(self, body.visit())
             return self
@@ -187,7 +195,7 @@ class Lease(Uncopyable, Enterable["Lease"]):
 
     def _give_back(self) -> None:
         with contextlib.suppress(ClientClosed):
-            self._portal.soon(give_back, self._lease)
+            self._portal.soon(self._lease.release_nowait)
 
 
 class MultiLease(Uncopyable):
@@ -211,7 +219,7 @@ class MultiLease(Uncopyable):
         return MappingProxyType(self._leases)
 
     @property
-    def state(self) -> LeaseState:
+    def state(self) -> aiolock.LeaseState:
         """`lost` if any lease is lost; else `released`, then `at_risk`, if any is; else `held`."""
         return self._portal.read(lambda: self._multi.state)
 
@@ -232,7 +240,7 @@ class MultiLease(Uncopyable):
     def release(self) -> bool:
         """Release all leases; True if all were still ours. As `Lease.release`."""
         try:
-            alive = self.state in ALIVE
+            alive = self.state.is_alive
             released = caller(self._portal).call(self._multi.release)
         except BaseException as error:
             if not isinstance(error, Exception):
@@ -282,7 +290,7 @@ class Term(Uncopyable):
         return self._lease.fence
 
     @property
-    def state(self) -> LeaseState:
+    def state(self) -> aiolock.LeaseState:
         """The state of its lease."""
         return self._lease.state
 
@@ -308,7 +316,7 @@ class Term(Uncopyable):
 def give_up(lease: Lease | MultiLease) -> None:
     """Release a lease that came too late for its thread. Called in the loop."""
     if isinstance(lease, Lease):
-        give_back(lease._lease)
+        lease._lease.release_nowait()
     else:
         for each in lease._multi.leases.values():
-            give_back(each)
+            each.release_nowait()

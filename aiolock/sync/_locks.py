@@ -10,16 +10,15 @@ from contextlib import AbstractAsyncContextManager
 from typing import Any, Generic, TypeVar, Unpack
 
 import aiolock
-from aiolock._copying import CopiedAsItself
-from aiolock._locks.lock import caller as line
-from aiolock._locks.signatures import NoOptions, unexpected, without_unknown
+from aiolock.copying import CopiedAsItself
 from aiolock.errors import ClientClosed
 from aiolock.options import DEFAULT, Default, Seconds
+from aiolock.signatures import NoOptions, unexpected, without_unknown
 from aiolock.store import Status
 from aiolock.sync._body import Entrance, Opened
 from aiolock.sync._lease import Lease, MultiLease, give_up
 from aiolock.sync._portal import Portal
-from aiolock.sync._transactions import check_released, refuse_in_transaction
+from aiolock.sync.transactions import check_released, refuse_in_transaction
 
 Given = TypeVar("Given", aiolock.Lease, aiolock.MultiLease)
 Taken = TypeVar("Taken", Lease, MultiLease)
@@ -36,7 +35,8 @@ class _Taking(Entrance[Given, Taken], Generic[Given, Taken]):
         It is called in the thread's task, because the calling task owns the lease, and with the
         line of the calling program, not one of aiolock's.
         """
-        where = line(sys._getframe(2)) if sys.flags.dev_mode else ""
+        frame = sys._getframe(2)
+        where = f"{frame.f_code.co_filename}:{frame.f_lineno}" if sys.flags.dev_mode else ""
         refuse_in_transaction(self)
         portal = self._client.portal()
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import aiolock
-from aiolock._copying import CopiedAsItself
+from aiolock.copying import CopiedAsItself
 from aiolock.options import DEFAULT, Default, Seconds
 from aiolock.store import Status
 from aiolock.sync._body import Opened
-from aiolock.sync._transactions import refuse_in_transaction
+from aiolock.sync.transactions import refuse_in_transaction
 
 
 class Event(CopiedAsItself):

@@ -8,11 +8,11 @@ from functools import partial
 from typing import Unpack
 
 import aiolock
-from aiolock._locks.signatures import spelled_out
-from aiolock._own_client import store_url
 from aiolock.options import LockOptions
+from aiolock.signatures import spelled_out
 from aiolock.sync._client import LockClient, connect
 from aiolock.sync._lease import Lease
+from aiolock.validation import store_url
 
 
 @spelled_out(aiolock.LockClient.lock, LockOptions)

@@ -15,7 +15,7 @@ from typing import Any, Final, Protocol, TypeVar
 
 from anyio.from_thread import start_blocking_portal
 
-from aiolock._copying import Uncopyable
+from aiolock.copying import Uncopyable
 from aiolock.errors import ClientClosed
 
 T = TypeVar("T")

@@ -21,7 +21,7 @@ from functools import partial
 from typing import Any, Generic, TypeVar
 
 from aiolock import Lease, LeaseState
-from aiolock._engine.library import in_trio
+from aiolock.async_library import in_trio
 from aiolock.errors import ClientClosed, LeaseLost
 from aiolock.sync._greenlets import check_no_greenlets
 from aiolock.sync._portal import Portal

@@ -13,8 +13,8 @@ from typing import Any, Final
 
 import psycopg
 
-from aiolock._copying import Uncopyable
 from aiolock._turns import in_parts
+from aiolock.copying import Uncopyable
 from aiolock.errors import StoreError
 from aiolock.store import (
     BREAK_UNKNOWN,

@@ -12,8 +12,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
-from aiolock._copying import Uncopyable
 from aiolock._turns import in_parts, turns
+from aiolock.copying import Uncopyable
 from aiolock.errors import StoreError, Unsupported
 from aiolock.store import (
     BREAK_UNKNOWN,

@@ -11,7 +11,7 @@ from typing import Final
 
 import anyio
 
-from aiolock._copying import Uncopyable
+from aiolock.copying import Uncopyable
 from aiolock.errors import StoreError
 from aiolock.store import Inbox
 from aiolock.stores._link_state import LinkState

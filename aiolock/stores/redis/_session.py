@@ -16,7 +16,7 @@ from typing import Any, Final
 from redis.asyncio.connection import ConnectionPool
 from redis.exceptions import RedisError
 
-from aiolock._copying import Uncopyable
+from aiolock.copying import Uncopyable
 from aiolock.errors import StoreError
 from aiolock.store import Form, Inbox, WaiterId
 from aiolock.stores._link_state import LinkState

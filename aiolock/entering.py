@@ -7,6 +7,9 @@ what its entry enters, and ends just that, in whichever task it is called.
 
 Only an exit that was looked up alone, as by ``await lock.__aexit__(None, None, None)``, must choose
 one of the bodies that were entered in the same way (see `Entered.take`).
+
+For a description of yours: inherit from `AsyncEnterable` or `SyncEnterable`, and write ``_enter``
+and ``_entered`` (see `AnyEnterable`). It need not keep any state, and must be hashable.
 """
 
 from __future__ import annotations
@@ -22,8 +25,17 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar
 from weakref import WeakKeyDictionary, ref
 
-from aiolock._copying import CopiedAsItself
 from aiolock.errors import NotHeld
+
+__all__ = [
+    "AnyEnterable",
+    "AsyncEnterable",
+    "Entered",
+    "Entry",
+    "Inside",
+    "SyncEnterable",
+    "current_task",
+]
 
 log = logging.getLogger("aiolock")
 
@@ -35,7 +47,12 @@ _DEEPEST: Final = 8
 
 
 class AnyEnterable(Generic[Entering_co]):
-    """A description that can be entered, with ``with`` or with ``async with``."""
+    """A description that can be entered, with ``with`` or with ``async with``.
+
+    ``_enter(entry)`` enters it: it tells the body to ``entry.enters(self, body)``, and returns the
+    value of the statement (a coroutine, for ``async with``). ``_entered`` is an `Entered` that
+    lasts as long as the client.
+    """
 
     __slots__ = ()
 
@@ -85,7 +102,7 @@ _lookups = _Lookups()
 
 
 class Entry:
-    """The object that a lookup of ``__aenter__`` gives: call it to enter."""
+    """The object that a lookup of ``__aenter__`` gives: it is called to enter."""
 
     # Defaults on the class: two of these are made for each body.
     used = False
@@ -206,13 +223,13 @@ class _Leaving:
         return leave.leave if self._is_async else leave
 
 
-entering: Final = _Entering(Entry)
-entering_async: Final = _Entering(AsyncEntry)
-leaving: Final = _Leaving(is_async=False)
-leaving_async: Final = _Leaving(is_async=True)
+_entering: Final = _Entering(Entry)
+_entering_async: Final = _Entering(AsyncEntry)
+_leaving: Final = _Leaving(is_async=False)
+_leaving_async: Final = _Leaving(is_async=True)
 
 # From Python 3.13 on, `unittest.mock` looks at the descriptors, and before at what they give.
-for _marked in (AsyncEntry, entering_async, leaving_async):
+for _marked in (AsyncEntry, _entering_async, _leaving_async):
     if sys.version_info >= (3, 12):
         inspect.markcoroutinefunction(_marked)
     else:
@@ -220,7 +237,7 @@ for _marked in (AsyncEntry, entering_async, leaving_async):
         setattr(_marked, "_is_coroutine", _mark._is_coroutine)  # noqa: B010  # declared nowhere
 
 
-class Enterable(CopiedAsItself, AnyEnterable[Coroutine[Any, Any, Value_co]], Generic[Value_co]):
+class AsyncEnterable(AnyEnterable[Coroutine[Any, Any, Value_co]], Generic[Value_co]):
     """A description that any number of tasks enter with ``async with``."""
 
     __slots__ = ()
@@ -237,8 +254,29 @@ class Enterable(CopiedAsItself, AnyEnterable[Coroutine[Any, Any, Value_co]], Gen
         ) -> None: ...
 
     else:
-        __aenter__ = entering_async
-        __aexit__ = leaving_async
+        __aenter__ = _entering_async
+        __aexit__ = _leaving_async
+
+
+class SyncEnterable(AnyEnterable[Value_co], Generic[Value_co]):
+    """A description that any number of threads enter with ``with``."""
+
+    __slots__ = ()
+
+    if TYPE_CHECKING:
+
+        def __enter__(self) -> Value_co: ...
+
+        def __exit__(
+            self,
+            kind: type[BaseException] | None,
+            error: BaseException | None,
+            traceback: TracebackType | None,
+        ) -> None: ...
+
+    else:
+        __enter__ = _entering
+        __exit__ = _leaving
 
 
 class Entered:

@@ -1,4 +1,7 @@
-"""Names that are formatted from the arguments of a call: ``"user:{user_id}"``."""
+"""Names that are formatted from the arguments of a call: ``"user:{user_id}"``.
+
+For decorators of yours that take such a template, as `LockClient.locked` does.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,12 @@ import string
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
+from aiolock.validation import LONGEST_LABEL, checked_name
+
+__all__ = ["checked_result", "describe_each", "family_of", "fields", "formatter"]
+
 R = TypeVar("R")
+T = TypeVar("T")
 
 
 def fields(template: str) -> set[str]:
@@ -25,21 +33,38 @@ def _fields(template: str) -> Iterator[str]:
         yield from _fields(spec or "")
 
 
-def naming(
-    template: str, function: Callable[..., Any], decorator: str, *, plain: bool = False
-) -> Callable[..., str]:
-    """Make the function that formats the name for a call of ``function``.
+def family_of(template: str) -> str:
+    """The family of all names of a template (see `LockRequest.family`): the template itself."""
+    return checked_name(template)[:LONGEST_LABEL]
 
-    ``decorator`` is named in errors. ``plain`` says that ``function`` must not be async; otherwise
-    it must be.
+
+def describe_each(describe: Callable[[str], T], template: str) -> Callable[[str], T]:
+    """``describe``, a function that takes a name, for all names of the template.
+
+    It is called with the template as a name, so that a wrong option is an error when a function is
+    decorated, not at its first call; and so is a template that cannot be formatted.
     """
-    wanted = "functions that are not async" if plain else "async functions"
+    fields(checked_name(template))
+    describe(template)
+    return describe
+
+
+def formatter(
+    template: str, function: Callable[..., Any], decorator: str, *, is_async: bool = True
+) -> Callable[..., str]:
+    """The function that formats the name for a call of ``function``, from the same arguments.
+
+    ``decorator`` is the name of the decorator, for errors. `TypeError` if ``function`` is a
+    generator, or is not async (with ``is_async=False``: is async). `ValueError` for a field that is
+    not one of its parameters.
+    """
+    wanted = "async functions" if is_async else "functions that are not async"
     if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
         raise TypeError(
             f"{decorator}() decorates {wanted}, and {function!r} is a generator, whose body would"
             " run after the call: take the lock in it"
         )
-    if inspect.iscoroutinefunction(function) == plain:
+    if inspect.iscoroutinefunction(function) != is_async:
         raise TypeError(f"{decorator}() decorates {wanted}, and {function!r} is not one")
     signature = inspect.signature(function)
     if unknown := fields(template) - set(signature.parameters):
@@ -56,7 +81,7 @@ def naming(
     return name
 
 
-def whole(result: R, function: Callable[..., Any]) -> R:
+def checked_result(result: R, function: Callable[..., Any]) -> R:
     """The result of a function that was called under a lock; `RuntimeError` if work is left in it.
 
     That would be done when the lock has been released: by a generator or a coroutine, or by the
