@@ -15,9 +15,9 @@ An outdated copy of a command has no effect. A copy may arrive long after the cl
 from another copy, and may have undone the command since. Such a copy must not take, prolong, count
 or queue anything: a store that sends over a network must see to that itself (see `Late`).
 
-Names are opaque to a store. Only one codec of each store knows how a waiter is written down. A
-client of another version may have written parts that this version does not know: a store must not
-fail on what it cannot read.
+Names are opaque to a store. Only one codec of each store defines how a waiter is encoded. A client
+of another version may have written parts that are unknown to this version: a store must not fail on
+what it cannot read.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ FEW: Final = 16
 
 PRIORITY = 100_000_000_000_000
 """How much higher a ticket is, in µs, for each step of `Form.priority`: three years, so that every
-waiter of one priority stands before all waiters of the next."""
+waiter of one priority comes before all waiters of the next."""
 
 
 class WaiterId(NamedTuple):
@@ -52,14 +52,14 @@ class WaiterId(NamedTuple):
 
 
 class Rule(Enum):
-    """When a waiter that shares may enter. The number in each rule is `Form.number`."""
+    """The condition for a waiter that shares to enter. The number in each is `Form.number`."""
 
     ALWAYS = ""
     """Beside all others that share."""
     PERMITS = "*"
     """While ``number`` of the `Form.declared` permits are free."""
     GROUP = "&"
-    """Once ``number`` waiters stand in the queue; they all enter together."""
+    """Once ``number`` waiters are in the queue; they all enter together."""
     COUNT = "^"
     """Once the count of the name is at least ``number``. Such a waiter blocks no other."""
 
@@ -76,11 +76,11 @@ class Form:
     """For a shared waiter: when it may enter."""
     number: int = 0
     declared: int = 0
-    """The number that all users of this name must declare alike; 0 for none."""
+    """The number that all users of this name must declare alike; 0 if there is none."""
     fixed: bool = False
     """The lease is not renewed, so its end does not mean that the client is stuck."""
     once: bool = False
-    """The waiter wants work done that is done once: see `Store.finish`."""
+    """The waiter is for work that is to be done once: see `Store.finish`."""
     downgrades: bool = False
     """The waiter is exclusive, and may become shared: see `Store.downgrade`."""
     after_loss: int = 0
@@ -93,8 +93,8 @@ class Form:
     priority: int = 0
     """The waiter is before all waiters of a higher number, however long they have waited."""
     remember: int = field(default=0, compare=False)
-    """With ``once``: for how many ms it will be remembered that the work is done. Where servers
-    vote, the waiter's own client needs it; it is never written to a store."""
+    """With ``once``: for how many ms the store remembers that the work is done. Only the waiter's
+    own client needs it, where servers vote; it is never written to a store."""
     closes: int = field(init=False, repr=False, compare=False)
     """For how many ms at most its grant may close the lock beyond its lease; 0: it never does."""
     plain: bool = field(init=False, repr=False, compare=False)
@@ -116,7 +116,8 @@ class Form:
         return self.rule is Rule.COUNT
 
     def opens(self, granted: int, lost: int | None, *, confirmed: bool = True) -> int:
-        """When others may enter after its grant, in ms of the store's clock; 0 for at once.
+        """The time from which others may enter after its grant, in ms of the store's clock; 0: at
+        once.
 
         The grant was made at ``granted``; ``lost`` is when it was lost, or None. The delays apply
         to a grant that was entered. A claim that was not ``confirmed`` may have been entered,
@@ -147,7 +148,7 @@ class Granted(NamedTuple):
 
 
 class Before(NamedTuple):
-    """The waiter or holder that stands directly before a waiter."""
+    """The waiter or holder directly before a waiter."""
 
     waiter: WaiterId
     fence: int
@@ -155,13 +156,13 @@ class Before(NamedTuple):
 
 
 class Queued(NamedTuple):
-    """The waiter stands in the queue; the first lease ends in ``until`` ms.
+    """The waiter is in the queue; the first lease ends in ``until`` ms.
 
     ``place`` is 1 for the first in the queue. For any other it is more than 1, but not exact: some
     stores would pay too much for counting those before it.
 
     ``displaced`` is as in `Granted`. ``before`` is set if the waiter or holder directly before it
-    belongs to the same client. A store need not tell, and tells newcomers only (see
+    belongs to the same client. A store need not set it, and sets it for newcomers only (see
     `Store.report_handoff`).
     """
 
@@ -174,29 +175,29 @@ class Queued(NamedTuple):
 
 
 class Full(NamedTuple):
-    """``waiters`` already stand in the queue, as many as are allowed."""
+    """``waiters`` are already in the queue, as many as are allowed."""
 
     waiters: int
 
 
 class Done(NamedTuple):
-    """The work that the waiter wants is done, and will be remembered for ``until`` ms."""
+    """The work is done already, and will be remembered for ``until`` ms."""
 
     until: int
 
 
 class Differs(NamedTuple):
-    """The waiter declares a number for this name, but the store knows another: ``known``."""
+    """The waiter declares a number for this name, but the store has another: ``known``."""
 
     known: int
 
 
 class Late(NamedTuple):
-    """From a server to its store: a copy of a command came too late, and was not carried out.
+    """The answer of a server to a copy of a command that came too late, and was not carried out.
 
     Each copy of an `acquire`, `renew`, `post`, `resize` or `request` carries the time, by the
-    server's clock, until which it may be carried out. ``now`` is that clock, in µs. A client never
-    gets this answer.
+    server's clock, until which it may be carried out. ``now`` is that clock, in µs. It is an answer
+    to the store; a client never gets it.
     """
 
     now: int
@@ -222,12 +223,12 @@ class HandoffReport(NamedTuple):
     """The form that all of these waiters have."""
     source: WaiterId
     source_fence: int
-    """The fence of the grant that the store knows."""
+    """The fence of the grant that the store has on record."""
     target: WaiterId
     fence: int
     """The fence of the present grant."""
     via: tuple[WaiterId, ...]
-    """The waiters that have held it since, in order; the last is the taker."""
+    """The waiters that have held it since, in order; the last is the ``target``."""
 
 
 MAX_AHEAD: Final = 64
@@ -254,7 +255,8 @@ class Participant:
     pid: int
     """The client's process; 0 if the store has forgotten it."""
     since: float
-    """When it was granted, or began to wait: Unix time in seconds, by the store's clock."""
+    """The time of its grant, or since which it waits: Unix time in seconds, by the store's clock.
+    """
     place: int
     """0 for a holder; 1 for the waiter that is next, and so on."""
     fence: int = 0
@@ -271,8 +273,8 @@ class Participant:
     """Whether its client still listens; if not, it is dead or cut off. Always True if the store
     cannot count listeners."""
     label: str = ""
-    """The label that it was given: see `Lock.acquire`. Empty for the first second or two, and in a
-    status that comes from a store alone."""
+    """Its label: see `Lock.acquire`. Empty for the first second or two, and in a status that comes
+    from a store alone."""
     task: int = 0
     """The number of the task, among those of its client, that holds this or does nothing but wait
     for it. 0 if unknown, as before there is a label."""
@@ -310,7 +312,8 @@ class Status:
     kind: str = ""
     """The kind: ``lock``, ``semaphore``, ``once``, …; empty if it comes from a store alone."""
     now: float = field(default=0.0, compare=False)
-    """When this was true: Unix time in seconds, by the store's clock, like `Participant.since`."""
+    """The time of this status: Unix time in seconds, by the store's clock, like
+    `Participant.since`."""
     more_holders: int = 0
     """How many holders it has beside those in `holders`: see ``waiters`` of `Store.status`. Always
     0 in what `Lock.status` gives."""
@@ -319,7 +322,7 @@ class Status:
         return "\n".join(self._lines())
 
     def _lines(self) -> Iterator[str]:
-        """For people: a line about the lock, then one for each holder and each waiter."""
+        """One line about the lock, then one for each holder and each waiter."""
         facts = "" if self.limit is None else f", limit {self.limit}"
         facts += f", closed for {self.closed:.1f} s" if self.closed else ""
         nobody = "" if self.holders or self.waiters else ": nobody holds it or waits"
@@ -334,12 +337,12 @@ def plain(text: str) -> str:
 
 
 def one_line(error: BaseException) -> str:
-    """What an error says, as a part of a sentence: drivers write several lines, and a full stop."""
+    """The text of an error as a part of a sentence: some have several lines, and a full stop."""
     return " ".join(str(error).split()).rstrip(".")
 
 
 _SHORT: Final = 6
-"""How many characters of a client's id people need to tell it from others."""
+"""How many characters of a client's id are shown: enough for people to tell clients apart."""
 
 
 class Page(NamedTuple):
@@ -347,15 +350,15 @@ class Page(NamedTuple):
 
     statuses: Sequence[Status]
     more: str
-    """Where the next page begins; opaque to the client, and empty for the last page."""
+    """The start of the next page: opaque to the client, and empty for the last page."""
 
 
 class Busy(NamedTuple):
     """The lock is taken and the waiter did not want to wait; the first lease ends in ``until`` ms.
 
-    ``holder`` has that lease, if the store tells. An ``until`` of 0 means that the waiter has been
-    released, and nothing is left of it; one of -1, that many leases have ended, so that the store
-    has not removed all of them yet: ask again at once.
+    ``holder`` has that lease, if the store reports it. An ``until`` of 0 means that the waiter has
+    been released, and nothing is left of it; one of -1, that many leases have ended, so that the
+    store has not removed all of them yet: ask again at once.
     """
 
     until: int
@@ -365,19 +368,19 @@ class Busy(NamedTuple):
 Answer = Granted | Queued | Busy | Full | Done | Differs
 
 WAS_ABSENT, WAS_HOLDER, WAS_QUEUED, WAS_UNKNOWN = 0, 1, 2, 3
-"""What `Store.release` found the waiter to be.
+"""The state in which `Store.release` found the waiter.
 
 `WAS_UNKNOWN`: the waiter is absent, but the release had been sent before and its reply was lost, so
 that first copy may have removed it.
 """
 
 BREAK_UNKNOWN: Final = -1
-"""What `Store.break_` answers if it finds none of the grants, but it had been sent before and its
+"""The answer of `Store.break_` if it finds none of the grants, but it had been sent before and its
 reply was lost, so that first copy may have ended them."""
 
 
 class Inbox(Protocol):
-    """Where a store delivers its pushes: called in the client's loop, never awaited."""
+    """The receiver of a store's pushes: called in the client's loop, never awaited."""
 
     def granted(  # noqa: PLR0917  # once for each hand-off, and keywords cost a tenth of it
         self, name: str, waiter: WaiterId, form: Form, fence: int, lease: int, now: int
@@ -398,7 +401,7 @@ class Inbox(Protocol):
         """
 
     def done(self, name: str) -> None:
-        """What the waiters for ``name`` know is outdated: ask again, for one of three reasons.
+        """The waiters for ``name`` have outdated answers: ask again, for one of three reasons.
 
         The work of a `once` is done, and its waiters have left the queue. Or the lock stays closed
         for a while, and the first waiter in the queue has to ask for how long. Or many have
@@ -410,15 +413,17 @@ class Inbox(Protocol):
         """Another client asks the holder of this grant to release the lock when it can."""
 
     def order_unknown(self, name: str, waiter: WaiterId) -> None:
-        """A waiter has come directly before this one that was not there when it was `Queued`."""
+        """The order is unknown: another waiter was inserted directly before this one since
+        `Queued`.
+        """
 
     def unconfirmed(
         self, name: str, waiter: WaiterId, form: Form, fence: int, error: Exception
     ) -> None:
         """This grant may be forgotten, so it must not be used: its waiter gets the error.
 
-        The waiter then gives the grant back, or the client, if the acquisition has ended. Only a
-        store that waits for its replicas calls this.
+        The waiter then gives the grant back, or its client does if the acquisition has ended. Only
+        a store that waits for its replicas calls this.
         """
 
     def reconnected(self) -> None:
@@ -440,7 +445,7 @@ class Inbox(Protocol):
 
 @runtime_checkable
 class Versioned(Protocol):
-    """A store where clients of several versions may meet.
+    """A store that clients of several versions may use at the same time.
 
     Each version has a protocol, which is a number. Clients of versions that cannot work together
     refuse each other by it.
@@ -448,7 +453,7 @@ class Versioned(Protocol):
 
     @property
     def protocols(self) -> tuple[int, ...]:
-        """Our own protocol, then those that other clients are known to speak there."""
+        """Our own protocol, then those that other clients are known to use there."""
         ...
 
 
@@ -460,16 +465,16 @@ class Store(Protocol):
     command is under way whether or not anyone awaits it, and commands about one waiter are
     carried out in the order in which they were called. A future's exception is a `StoreError`.
 
-    A client speaks only of its own waiters. After it cancels the future of an `acquire`, it calls
-    `release` next, so the store may drop the cancelled command as long as it keeps that order.
-    Every other command is carried out, even if its future is cancelled. No future stays open for
-    ever: a store gives up after 9.5 seconds at most.
+    A client sends commands about its own waiters only. After it cancels the future of an `acquire`,
+    it calls `release` next, so the store may drop the cancelled command as long as it keeps that
+    order. Every other command is carried out, even if its future is cancelled. Every future is
+    resolved: a store gives up after 9.5 seconds at most.
     """
 
     async def open(self, client: str, inbox: Inbox) -> None:
-        """Connect, and listen for pushes to ``client``; `StoreError` when that fails.
+        """Connect, and subscribe to pushes for ``client``; `StoreError` when that fails.
 
-        A store that cannot count listeners takes no client for dead.
+        A store that cannot count listeners considers no client dead.
         """
         ...
 
@@ -511,34 +516,33 @@ class Store(Protocol):
     ) -> asyncio.Future[int]:
         """Remove the waiter from the holders or the queue; grant the lock to the next if it held.
 
-        A ``fence`` releases only the grant with that fence; 0 releases the waiter whatever it is
-        now. Without ``entered``, the grant was given up or given back unused, so the lock does not
-        stay closed after it (see `Form.opens`). With ``lost``, the client takes its lease for
-        ended, so this is a loss, also if it ends at the store a little later. (A lease that has
-        ended there was lost in any case.) The client says so only with `Form.after_loss`.
-        Answers one of `WAS_ABSENT`, `WAS_HOLDER`, `WAS_QUEUED` and `WAS_UNKNOWN`.
+        A ``fence`` releases only the grant with that fence; 0 releases the waiter in any state.
+        Without ``entered``, the grant was given up or given back unused, so the lock does not stay
+        closed after it (see `Form.opens`). With ``lost``, the lease has ended by the client's
+        deadline, so this is a loss, even if it ends at the store a little later. (A lease that has
+        ended there was lost in any case.) The client sets it only with `Form.after_loss`. Answers
+        one of `WAS_ABSENT`, `WAS_HOLDER`, `WAS_QUEUED` and `WAS_UNKNOWN`.
         """
         ...
 
     def report_handoff(self, passed: HandoffReport) -> asyncio.Future[int]:
-        """Make the taker the holder, for its claim, instead of the giver; those between have left.
+        """Make ``target`` the holder instead of ``source``, for its claim; those between have left.
 
-        Called only if the store has answered with `Queued.before`. A store need not do that; then
-        it makes all hand-offs itself. A client that knows that its own waiter stands directly
-        behind its own holder also knows what the store would answer to a release. So it hands the
-        lock on at once, under the lease that the store respects, and reports that.
+        Called only if the store has answered with `Queued.before`. A store need not set that; then
+        it makes all hand-offs itself. If a client's own waiter is directly behind its own holder,
+        the client can tell what a release would do at the store. So it hands the lock on at once,
+        under the lease that the store respects, and reports that afterwards.
 
-        Answers `WAS_HOLDER`, or `WAS_ABSENT` if the giver was no holder, or `WAS_UNKNOWN` as for a
-        release. If another client's waiter comes to stand directly before one of this client (it
-        was displaced and comes back, or has a higher priority), `Inbox.order_unknown` tells the
-        latter.
+        Answers `WAS_HOLDER`, or `WAS_ABSENT` if the source was no holder, or `WAS_UNKNOWN` as for a
+        release. If another client's waiter is inserted directly before one of this client (it was
+        displaced and comes back, or has a higher priority), the latter gets `Inbox.order_unknown`.
         """
         ...
 
     def renew(self, renewals: Sequence[Renewal]) -> asyncio.Future[list[bool | None]]:
-        """For each: whether it is still a holder; then its lease ends ``ttl`` ms from now.
+        """Prolong these leases to ``ttl`` ms from now; for each: whether it is still a holder.
 
-        None if the store cannot tell, as when too few of its servers have answered. The client asks
+        None if that is unknown, as when too few of a store's servers have answered. The client asks
         for that one again until its deadline; the others of the call have their answer.
         """
         ...
@@ -547,9 +551,9 @@ class Store(Protocol):
         """The holders and the waiters of the lock; changes nothing.
 
         If there are many of them, they may be read in parts, each at a moment of its own: first the
-        waiters, and then the holders, as of `Status.now`. Then whoever waited or held from the
-        first part to the last is in it once. A waiter may be in it that has left meanwhile; and a
-        holder may be missing whose lease was made shorter meanwhile.
+        waiters, and then the holders, as of `Status.now`. A participant that waited or held from
+        the first part to the last is in it once. A waiter may be in it that has left meanwhile, and
+        a holder may be missing whose lease was made shorter meanwhile.
 
         Without ``waiters`` neither the queue, which may be long, nor all holders are read: `FEW` of
         them at most, and `Status.more_holders`, which may count some that have ended, or have no
@@ -570,15 +574,17 @@ class Store(Protocol):
     def finish(
         self, name: str, waiter: WaiterId, form: Form, fence: int, remember: int
     ) -> asyncio.Future[int]:
-        """End this grant: its work is done, which the store knows for ``remember`` ms.
+        """End this grant: its work is done, which the store remembers for ``remember`` ms.
 
-        Every waiter that wants that work done once leaves the queue, its client is told, and later
-        ones get `Done`. Answers as `release` does: `WAS_HOLDER`, also for a second call.
+        Every waiter for that work leaves the queue, its client is notified (`Inbox.done`), and
+        later ones get `Done`. Answers as `release` does: `WAS_HOLDER`, also for a second call.
         """
         ...
 
     def request(self, name: str) -> asyncio.Future[int]:
-        """Ask the holders to release the lock when they can; how many were told. No change."""
+        """Ask the holders to release the lock when they can; returns how many were asked. No
+        change.
+        """
         ...
 
     def downgrade(self, name: str, waiter: WaiterId, form: Form, fence: int) -> asyncio.Future[int]:
@@ -592,7 +598,7 @@ class Store(Protocol):
     def resize(self, name: str, declared: int, limit: int, remember: int) -> asyncio.Future[int]:
         """Set the number of permits to ``limit``, for ``remember`` ms; answers the number before.
 
-        If the store knows no number yet, that is ``declared``. From now on waiters may declare two
+        If the store has no number yet, that is ``declared``. From now on waiters may declare two
         numbers: the new ``limit``, and ``declared``, or the number before if that is the same.
         """
         ...
@@ -603,9 +609,9 @@ class Store(Protocol):
         """Raise the count to ``count`` if it is less, or by one for each new ``token``.
 
         Waiters for a count that is now reached enter. A ``value``, unless empty, replaces the one
-        posted before, unless the count is higher already. All this is known for ``remember`` ms at
-        least. Answers the count. If ``declared`` (0: none) differs from the number that the store
-        knows, answers minus that number, and nothing was done.
+        posted before, unless the count is higher already. All this is remembered for ``remember``
+        ms at least. Answers the count. If ``declared`` (0: none) differs from the store's number,
+        answers minus that number, and nothing was done.
         """
         ...
 
@@ -614,23 +620,23 @@ class Store(Protocol):
         ...
 
     def break_(self, name: str, fences: Sequence[int]) -> asyncio.Future[int]:
-        """End these grants, tell their holders, grant the lock to the next; how many were held.
+        """End these grants, notify their holders, grant the lock to the next; how many were held.
 
-        Or `BREAK_UNKNOWN`: none of them is held, and nobody knows whether this call has ended them.
+        Or `BREAK_UNKNOWN`: none of them is held, and whether this call has ended them is unknown.
         """
         ...
 
 
 @runtime_checkable
 class Sharded(Protocol):
-    """A store whose names are in several places, of which one may fail while others serve.
+    """A store whose names are in several shards, of which one may fail while others serve.
 
-    The leases of one call of `Store.renew` are then all of one place, so that a place that fails
-    does not keep the others from their answer.
+    The leases of one call of `Store.renew` are then all of one shard, so that a shard that fails
+    does not delay the answers of the others.
     """
 
     def shard_of(self, name: str) -> Hashable:
-        """The place of this name, as far as it is known."""
+        """The shard of this name, as far as it is known."""
         ...
 
 
@@ -667,15 +673,15 @@ ALL_KINDS: Final = frozenset(
         *("election", "periodic", "once"),
     }
 )
-"""Everything a store may offer, by the methods of `LockClient` that describe it."""
+"""All kinds that a store may offer, by the methods of `LockClient` that make them."""
 
 
 @runtime_checkable
 class Limited(Protocol):
-    """A store that does not offer everything that other stores do.
+    """A store that offers only some kinds, or has a longest ttl.
 
-    What it does not offer is an error where it is described, before anything is sent. The limits do
-    not change while the store exists.
+    A kind that it does not offer is an error where the lock is described, before anything is sent.
+    The limits do not change while the store exists.
     """
 
     @property
@@ -689,7 +695,9 @@ class Limited(Protocol):
         ...
 
     def why_not(self, kind: str) -> str:
-        """Why it does not offer this kind, and what to use instead: the end of a sentence."""
+        """The reason why it does not offer this kind, and what to use instead: the end of a
+        sentence.
+        """
         ...
 
 
@@ -712,7 +720,7 @@ Operation = Literal[
 
 
 class Relay:
-    """A store that does what another does; a base class for observing or disturbing one."""
+    """A store that delegates to another: a base class for observing or disturbing one."""
 
     def __init__(self, store: Store) -> None:
         self._store = store

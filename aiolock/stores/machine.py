@@ -1,9 +1,16 @@
 """The protocol as a pure state machine: no I/O, no clock, no event loop.
 
 From the state of one name, an operation, the store's clock and the set of listening clients follow
-the answer, the new state, and the pushes. The memory store runs this very code, and the Redis
-scripts are tested against it: read `Step` beside ``redis/lua/*.lua``, each method is the script of
-the same name.
+the answer, the new state, and the pushes. It is the reference for every store: the memory store
+runs this very code, SQLite and MySQL run it in a transaction, and the Redis scripts and PostgreSQL
+functions are tested against it. Read `Step` beside ``redis/lua/*.lua``: each method is the script
+of the same name.
+
+What holds after every step: an exclusive holder is alone; a fence is higher than all earlier ones
+of its name, including those that a client may have given by local hand-offs; and a step that ends a
+grant also grants the lock to the next waiters that fit, so it is never free and wanted without an
+owner. Where that would make a step too long, the step sends `PushDone` instead: a client asks, and
+the next step goes on.
 """
 
 from __future__ import annotations
@@ -42,26 +49,26 @@ from aiolock.stores._holders import RESERVED, Grant, Holder, Holders
 A_MINUTE: Final = 60_000
 """Milliseconds for which a declared number is remembered after the last lease has ended."""
 RESIZED: Final = 10_000
-"""Milliseconds for which a resize is recognized after its last copy may have come: for that long,
+"""Milliseconds for which a resize is recognized after its last copy may have arrived: until then
 the client may send another copy, with a later limit."""
 KEEP_ALIVE: Final = 60_000
-"""Milliseconds after which to ask again if no lease will end."""
+"""Milliseconds after which a waiter asks again if no lease will end."""
 
 STANDS_STILL: Final = 60_000_000
-"""Microseconds between the tickets of the first waiter and of a newcomer, where a queue does not
-move."""
+"""Microseconds between the tickets of the first waiter and of a newcomer from which on a queue is
+considered not to move."""
 LOOKERS: Final = 32
-"""Newcomers of which one looks for dead waiters in a short queue."""
+"""One newcomer in this many checks a short queue for dead waiters."""
 CHECKS: Final = 128
-"""How many waiters one of them checks on average, if the queue is longer."""
+"""The number of waiters that it checks on average, if the queue is longer."""
 GRANTS: Final = 128
-"""Grants that one step makes, and that it ends: all others wait so long. More of them follow, see
-`_advance` and `reap`."""
+"""The most grants that one step makes, or ends: a step blocks all other clients. The rest follow in
+further steps, see `_advance` and `reap`."""
 
 _CLOSED: Final = WaiterId(RESERVED, 0)
-"""Holds a lock that stays closed for a while."""
+"""The reserved holder of a lock that stays closed for a while."""
 _DONE: Final = WaiterId(RESERVED, 1)
-"""Holds a lock while the store remembers that its work is done."""
+"""The reserved holder of a lock whose work is done, for as long as that is remembered."""
 
 
 # Pushes
@@ -147,10 +154,11 @@ class NameState:
         self.waiting: dict[WaiterId, tuple[int, Form]] = {}
         """The same, by waiter."""
         self.tombstones: dict[WaiterId, int] = {}
-        """Waiters that gave up, and until when (ms) copies of their questions may come."""
+        """Waiters that gave up, and until when (ms) copies of their requests may arrive: such a
+        copy must not queue the waiter again, or be granted."""
         self.resized: dict[str, tuple[int, int]] = {}
         """For each token, the number of permits before, and until when (ms) that is remembered."""
-        # What follows is remembered until `until` (ms), and while a hold exists.
+        # The numbers below are remembered until `until` (ms), and as long as there is a holder.
         self.until = 0
         self.limit: int | None = None
         """The number of permits, or the number that was declared."""
@@ -174,7 +182,7 @@ class NameState:
 
     @property
     def over(self) -> int:
-        """When all leases, delays and numbers have ended, if nothing changes, in ms."""
+        """The time (ms) by which all leases, delays and numbers end, if nothing changes."""
         ends = [holder.end + holder.form.closes for holder in self.holders.values()]
         return max(self.until, *ends, 0, 0)
 
@@ -216,11 +224,11 @@ class NameState:
 
 
 def looks_for_dead(ticket: int, queue: Sequence[tuple[int, WaiterId]]) -> bool:
-    """Whether a newcomer with this ticket, which is in the queue, looks which waiters are dead.
+    """Whether a newcomer with this ticket, which is in the queue, removes dead waiters.
 
-    Else a dead waiter would stay until it came to the head: where a lock is held for long, the
-    queue would grow with each client that dies. A queue that moves has no need of it. It is left to
-    chance, by which all stores decide alike: a ticket is a time, so the microsecond decides. A
+    Otherwise a dead waiter would stay until it came to the head: where a lock is held for long, the
+    queue would grow with each client that dies. A queue that moves does not need this. The choice
+    is pseudo-random, and alike in all stores: a ticket is a time, so the microsecond decides. A
     newcomer checks four waiters on average at most, however many there are; and apart from the
     first two hundred, there are seldom more dead waiters than living ones.
     """
@@ -238,8 +246,8 @@ class Step:
 
     ``now`` is the store's clock, in µs. ``listens`` says whether a client is alive, as far as the
     store can tell. ``fence`` is the last one that was made. Afterwards `pushes` must be sent, in
-    order, and `fence` is the last one. ``metadata`` gives the host and the process of a client, for
-    `status`.
+    order, and `fence` is the new last one. ``metadata`` gives the host and the process of a client,
+    for `status`.
     """
 
     def __init__(
@@ -258,7 +266,8 @@ class Step:
         self.fence = fence
         self.pushes: list[Push] = []
         self._asker = ""
-        """The client that is being answered: it counts as alive, whether or not it listens."""
+        """The client that is being answered: it is alive, since it has just asked, listening or
+        not."""
         self._passing = 0
         """How many more waiters of a full group enter."""
         self._reaped = False
@@ -278,16 +287,17 @@ class Step:
         if known is not None:
             return known
         displaced = ticket > 0 and waiter not in state.waiting
+        # Nobody overtakes: while others wait, a waiter enters only by `_advance`, in its turn.
         if self._enters(waiter, form, wait=wait):
             state.dequeue(waiter)
             if self._passing:
                 self._advance()  # grants the others of its group, which came before it
             return Granted(self._grant(waiter, form, ttl), ttl, displaced)
         newcomer = wait and not ticket and waiter not in state.waiting
-        newcomer = newcomer and not (state.open or self._reaped)  # if the lock was simply taken
+        newcomer = newcomer and not (state.open or self._reaped)  # if nothing ended in this step
         if wait and not self._enqueue(waiter, form, ticket, max_waiters):
             full = Full(len(state.queue))
-            if state.open and not form.counts:  # dead waiters were removed: those behind may fit
+            if state.open and not form.counts:  # without the dead, others may fit
                 self._advance()
             return full
         fence = 0
@@ -303,6 +313,8 @@ class Step:
         """See `Store.report_handoff`."""
         state, form = self._state, passed.form
         grant = Grant(passed.target, passed.fence)
+        # Absent: either a first copy of this report was carried out, or the source's lease has
+        # ended and the lock may be another's by now.
         if state.holders.remove(Grant(passed.source, passed.source_fence)) is None:
             return WAS_HOLDER if grant in state.holders else WAS_ABSENT
         end = self._ms + form.claim
@@ -321,13 +333,16 @@ class Step:
         lost: bool = False,
         tombstone_until: int = 0,
     ) -> int:
-        """See `Store.release`; ``tombstone_until``: until when (µs) copies of its questions may
-        come.
+        """See `Store.release`; ``tombstone_until``: until when (µs) copies of its requests may
+        arrive.
         """
         state = self._state
         self._asker = waiter.client
+        # First of all, and in whatever state the waiter is: outdated requests may still arrive.
         if tombstone_until:
             self._give_up(waiter, -(-tombstone_until // 1000))
+        # One step for release, timeout and cancellation: it decides alone whether the waiter gave
+        # up before or after its grant.
         if not fence:
             if state.dequeue(waiter):
                 if state.queue and state.open:
@@ -340,6 +355,7 @@ class Step:
             return WAS_ABSENT
         # A lease that has ended was lost, although its holder could still release it.
         ended = min(holder.end, self._ms) if lost or holder.end <= self._ms else None
+        # Closed for exclusive waiters only, the lock may still have room for shared ones.
         exclusive = not holder.shared
         if not (entered and self._close(holder, lost=ended, entered=True) and exclusive):
             self._advance()
@@ -348,6 +364,8 @@ class Step:
     def renew(self, waiter: WaiterId, fence: int, ttl: int) -> bool:
         """One grant of `Store.renew`."""
         holder = self._state.holders.get(Grant(waiter, fence))
+        # An ended lease is not revived, even if no other was granted since: by its own deadline,
+        # the client has given up the lock already.
         if holder is None or holder.end <= self._ms:
             return False
         if ttl:
@@ -364,8 +382,8 @@ class Step:
         done = Grant(_DONE, fence)
         if state.holders.remove(Grant(waiter, fence)) is None:
             return WAS_HOLDER if done in state.holders else WAS_ABSENT
-        # A late copy is told "done" for as long as that is remembered, so until `tombstone_until`
-        # at least.
+        # A late copy gets the answer `Done` for as long as that is remembered: so that must be
+        # until `tombstone_until` at least.
         end = max(self._ms + remember, -(-tombstone_until // 1000))
         form = Form(claim=0, fixed=True, once=True)
         state.holders.add(Holder(done, form, end, shared=False))
@@ -412,7 +430,7 @@ class Step:
     def resize(
         self, declared: int, limit: int, remember: int, *, token: str = "", late: int = 0
     ) -> int:
-        """See `Store.resize`. Copies with the same ``token`` may come until ``late`` (µs)."""
+        """See `Store.resize`. Copies with the same ``token`` may arrive until ``late`` (µs)."""
         state = self._state
         if token in state.resized and state.resized[token][1] > self._ms:
             return state.resized[token][0]
@@ -466,13 +484,15 @@ class Step:
         return replace(found, more_holders=len(held) - passed)
 
     def holders(self, grants: Iterable[Grant]) -> list[Participant]:
-        """Those of these grants that are held, for a status; those without an owner as well."""
+        """The holders of these grants, as far as they are held, for a status; also
+        reserved ones.
+        """
         held = self._state.holders
         here = (held[grant] for grant in grants if grant in held)
         return [self._holder(holder) for holder in here if holder.end > self._ms]
 
     def waiters(self, queue: Iterable[tuple[int, WaiterId]], first: int = 1) -> list[Participant]:
-        """Those of these who wait, for a status; the first of them has that place."""
+        """The waiters among these, for a status; the first of them has the place ``first``."""
         waiting = self._state.waiting
         here = ((ticket, waiter) for ticket, waiter in queue if waiter in waiting)
         return [
@@ -485,7 +505,7 @@ class Step:
     ) -> Status:
         """The status with these holders, in any order, and these waiters in order.
 
-        Somebody may be in both, who has been granted the lock after the waiters were read.
+        A waiter may be in both: it was granted the lock after the waiters were read.
         """
         closed, holders = 0.0, list[Participant]()
         for party in held:
@@ -521,6 +541,8 @@ class Step:
             # A claim must be confirmed, whether or not the lease is renewed afterwards.
             if holder.claim or not holder.form.fixed:
                 stuck.add(holder.client)
+        # So a stuck client costs one claim, and not one for each of its waiters. If it was only
+        # slow, the push makes them ask again, with their old tickets.
         if stuck:
             state.remove(lambda waiter: waiter.client in stuck)
         if self._more_ended and state.queue and state.queue[0][1] != asking:
@@ -528,14 +550,16 @@ class Step:
 
     @property
     def _more_ended(self) -> bool:
-        """Whether the lease of a holder is over."""
+        """Whether another lease has ended: a step ends only so many."""
         first = self._state.holders.first
         return first is not None and first.end <= self._ms
 
     # Parts of the operations
 
     def _known(self, waiter: WaiterId, form: Form) -> Answer | None:
-        """The answer, if the waiter gave up, declares another number, holds, or wants work done."""
+        """The answer if the waiter gave up, declares another number, holds already, or its work is
+        done.
+        """
         state = self._state
         if state.tombstones.get(waiter, 0) > self._ms:
             return Busy(0)
@@ -545,14 +569,14 @@ class Step:
             self.reap(waiter)
         if holder := state.holders.of(waiter):
             if self._reaped:
-                self._advance()  # the ended leases may have held back other waiters
+                self._advance()  # the ended leases may have blocked other waiters
             return Granted(holder.grant.fence, holder.end - self._ms, claim=holder.claim)
         if form.once and (done := state.holders.of(_DONE)):
             return Done(done.end - self._ms)
         return None
 
     def _enters(self, waiter: WaiterId, form: Form, *, wait: bool) -> bool:
-        """Whether it enters at once; past the queue, if it blocks no other."""
+        """Whether it enters at once; past the queue if it blocks no other waiter."""
         state = self._state
         completes = form.rule is Rule.GROUP and not wait and waiter not in state.waiting
         past = form.counts or completes or not state.queue
@@ -577,6 +601,8 @@ class Step:
     def _before(self, waiter: WaiterId, form: Form) -> Before | None:
         """The waiter or holder directly before a newcomer, if it is of the same client."""
         state = self._state
+        # Only behind one exclusive holder, and at the tail: anywhere else the client could not tell
+        # what a release would do, so it must leave the hand-off to the store.
         if form.shared or state.open or state.queue[-1][1] != waiter:
             return None
         if len(state.queue) > 1:
@@ -596,6 +622,7 @@ class Step:
                 return False
         is_new, ticket = not ticket, ticket or self._ticket(form)
         state.enqueue(ticket, waiter, form)
+        # The client behind it may rely on its own waiter or holder being directly before it.
         for _, behind in state.queue[state.place(waiter) :][:1]:
             if behind.client != waiter.client:
                 self.pushes.append(PushOrderUnknown(behind))
@@ -614,9 +641,9 @@ class Step:
     ) -> int:
         """Grant the lock from the head of the queue while waiters fit; the fence of ``asking``.
 
-        With ``counted``, waiters for a count that is still too low are passed over. After many
-        grants, the client of the next waiter is told to ask: it goes on with them. (If it does not,
-        the clients ask by themselves, as for any push that was lost.) Not within a group, which
+        With ``counted``, waiters for a count that is still too low are passed over. After `GRANTS`
+        grants, the next waiter's client is asked to ask again, and that step goes on. (If the push
+        is lost, the clients ask by themselves, as after any lost push.) Not within a group, which
         enters as a whole; nor for a count, where each that asks enters, and no other.
         """
         state, mine, granted = self._state, 0, 0
@@ -625,6 +652,7 @@ class Step:
             ticket, head = state.queue[0]
             _, form = state.waiting[head]
             state.dequeue(head)
+            # Its client is gone, so it is skipped in this very step: a dead waiter costs nothing.
             if not self._is_there(head.client):
                 continue
             if not self._fits(form):
@@ -640,17 +668,22 @@ class Step:
             if head == asking:
                 mine = self._grant(head, form, ttl)
             else:
+                # Nobody knows whether a push is acted on. So its first lease is only the claim,
+                # which the client's first renewal turns into the full ttl.
                 fence = self._grant(head, form, form.claim, claim=True)
                 self.pushes.append(PushGranted(head, form, fence, form.claim, self._now))
             all_taken = form.permits and state.holders.permits >= (state.limit or 0)
             if not form.shared or all_taken:
                 break  # no other fits beside it
+        # They keep their places: they did not fit, or their turn is in the next step.
         for each in over:
             state.enqueue(*each)
         self._passing = 0
         return mine
 
     def _grant(self, waiter: WaiterId, form: Form, lease: int, *, claim: bool = False) -> int:
+        # The clock lets fences grow even if the last one was forgotten, or lost in a fail-over; the
+        # "+ 1", even if the clock was set back.
         self.fence = max(self.fence + 1, self._now)
         grant, end = Grant(waiter, self.fence), self._ms + lease
         self._state.holders.add(Holder(grant, form, end, shared=form.shared, claim=claim))
@@ -684,10 +717,10 @@ class Step:
         return True
 
     def _close(self, holder: Holder, *, lost: int | None, entered: bool = False) -> bool:
-        """Keep the lock closed for as long as the form of an ended grant demands; True if it does.
+        """Keep the lock closed for as long as the form of an ended grant demands; True if closed.
 
-        A hold without an owner keeps others out. It ends like any other hold, and is shared if the
-        ended grant was. ``entered``: its holder has said so.
+        A reserved holder keeps others out. Its lease ends like any other, and it is shared if the
+        ended grant was. ``entered``: the client has reported that the grant was entered.
         """
         form, fence = holder.form, holder.grant.fence
         if not form.closes:
@@ -714,11 +747,13 @@ class Step:
         return True
 
     def _end(self, holder: Holder) -> None:
-        """Its grant was lost. Its client may have handed it on since, under higher fences."""
+        """Its grant was lost. Its client may have handed the lock off locally, under
+        higher fences.
+        """
         self.fence = max(self.fence, holder.grant.fence + MAX_AHEAD)
 
     def _give_up(self, waiter: WaiterId, until: int) -> None:
-        """Remember that it gave up, for as long as copies of its questions may still come."""
+        """Leave a tombstone, for as long as copies of the waiter's requests may still arrive."""
         state = self._state
         alive = {each: end for each, end in state.tombstones.items() if end > self._ms}
         state.tombstones = alive | {waiter: until}
@@ -731,14 +766,14 @@ class Step:
         return client == self._asker or self._listens(client)
 
     def _permits(self, declared: int) -> int:
-        """The number of permits; if it is not known, the declared one becomes it."""
+        """The number of permits; the declared one becomes it if there is none yet."""
         if self._state.limit is None:
             self._state.limit = declared
             self._state.keep(self._ms + A_MINUTE)
         return self._state.limit
 
     def _differs(self, declared: int) -> bool:
-        """Whether another number is known."""
+        """Whether the store has another number than this."""
         return self._permits(declared) != declared != self._state.declared
 
     # What `status` shows
@@ -788,7 +823,7 @@ class Step:
 def _behind(
     holders: Iterable[Participant], waiting: Iterable[Participant]
 ) -> tuple[Participant, ...]:
-    """Those of the waiters that are no holders, each at its place."""
+    """The waiters that are not holders by now, each at its place."""
     held = {(party.client, party.seq) for party in holders}
     waiters = [party for party in waiting if (party.client, party.seq) not in held]
     return tuple(
