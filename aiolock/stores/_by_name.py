@@ -23,8 +23,8 @@ _PAGE: Final = 100
 class OperationsByName(Operations):
     """One task for each name that is in use carries out its operations, in the order of the calls.
 
-    Operations that gather while that task is at work are carried out together. You write
-    `_carry_out` and `_names`; ``open`` calls `_begin`, and ``aclose`` awaits `_end`.
+    Operations that arrive while that task is busy are carried out together. You write `_carry_out`
+    and `_names`; ``open`` calls `_begin`, and ``aclose`` awaits `_end`.
     """
 
     def __init__(self) -> None:

@@ -48,7 +48,7 @@ def _form(*data: Any) -> Form:
 
 
 def encode(state: NameState) -> str:
-    """The state of a name as text; each form stands in it once."""
+    """The state of a name as text; each form is written once."""
     forms = dict[Form, int]()
 
     def number(form: Form) -> int:

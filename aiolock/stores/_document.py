@@ -1,4 +1,4 @@
-"""All that a store keeps of one name, in one text: state, last fence, and pushes for others."""
+"""One text with all that a store keeps of a name: state, last fence, and pushes for others."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ ask for it."""
 
 
 def about_us() -> str:
-    """What a client says of itself to others, for `Document`."""
+    """A client's host and process as it writes them down for others, for `Document`."""
     return f"{os.getpid()} {socket.gethostname()}"
 
 
 class Document:
     """The state of one name, as operations see and change it: `Steps`, for `Operation.run`.
 
-    ``text`` is what was kept, or empty; ``living`` has what each living client says of itself
+    ``text`` is what was kept, or empty; ``living`` has the metadata of each living client
     (`about_us`). Afterwards, save what `changed` returns, deliver the `pushes`, and notify the
     clients in `mail`.
     """
@@ -46,7 +46,7 @@ class Document:
         self._before = [*kept[:3]]
         self._state = decode(state) if state else NameState()
         self.pushes: list[Push] = []
-        """Those for this client."""
+        """The pushes for this client."""
         self.mail: list[list[str]] = []
         """Other clients that are alive, and a push for each, as text."""
         for to, push in mail:

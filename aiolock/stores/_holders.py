@@ -1,4 +1,4 @@
-"""The holders of one name. However many they are, none of this looks at all of them."""
+"""The holders of one name. No operation here looks at all of them, however many there are."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from typing import Final, NamedTuple
 from aiolock.store import Form, WaiterId
 
 RESERVED: Final = "-"
-"""The client of a hold that means "closed" or "done": it ends like any other, but has no owner."""
+"""The client of a reserved grant, which means "closed" or "done": it ends like any other, but no
+client owns it."""
 
 
 class Grant(NamedTuple):
@@ -30,7 +31,7 @@ class Holder:
         self.grant = grant
         self.form = form
         self.end = end
-        """When its lease ends, in ms; see `Holders.prolong`."""
+        """The end of its lease, in ms; see `Holders.prolong`."""
         self.shared = shared
         """Whether others that share may enter: from the first, or since it was downgraded."""
         self.claim = claim
@@ -46,7 +47,7 @@ class Holder:
 
 
 class _End(NamedTuple):
-    """When a lease ends: of those that end at the same time, first that of the lower fence."""
+    """The end of a lease: of those that end at the same time, the lower fence comes first."""
 
     time: int
     fence: int
@@ -62,7 +63,7 @@ class Holders(Mapping[Grant, Holder]):
         self._by_grant = dict[Grant, Holder]()
         self._by_waiter = dict[WaiterId, Holder]()
         self._ends = list[_End]()
-        """When each lease ends, in order."""
+        """The ends of all leases, in order."""
         self.permits = 0
         """How many permits they have taken."""
 
@@ -82,7 +83,7 @@ class Holders(Mapping[Grant, Holder]):
         return self._by_grant.values()
 
     def add(self, holder: Holder) -> None:
-        """It holds from now on; instead of another with the same grant, if there is one."""
+        """Add a holder; it replaces another with the same grant, if there is one."""
         grant = holder.grant
         self.remove(grant)
         self._by_grant[grant] = self._by_waiter[grant.waiter] = holder
@@ -90,7 +91,7 @@ class Holders(Mapping[Grant, Holder]):
         self.permits += holder.form.permits
 
     def remove(self, grant: Grant) -> Holder | None:
-        """The holder with this grant, which holds no more; None if none has it."""
+        """Remove and return the holder with this grant; None if there is none."""
         holder = self._by_grant.get(grant)
         if holder is not None:
             self._remove_end(holder)
@@ -98,7 +99,7 @@ class Holders(Mapping[Grant, Holder]):
         return holder
 
     def take_ended(self, now: int, most: int) -> list[Holder]:
-        """Those whose lease has ended, the first of them first; they hold no more."""
+        """Remove and return holders whose lease has ended, in the order of the ends."""
         ended = min(most, bisect_right(self._ends, now, key=_time))
         holders = [self._by_grant[end.grant] for end in self._ends[:ended]]
         del self._ends[:ended]
@@ -107,18 +108,18 @@ class Holders(Mapping[Grant, Holder]):
         return holders
 
     def prolong(self, holder: Holder, end: int) -> None:
-        """Its lease ends then, whether that is later than before or earlier."""
+        """Move the end of its lease, to later or earlier."""
         self._remove_end(holder)
         holder.end = end
         insort(self._ends, _End(end, holder.grant.fence, holder.grant))
 
     def of(self, waiter: WaiterId) -> Holder | None:
-        """What this waiter holds."""
+        """The grant that this waiter holds, if any."""
         return self._by_waiter.get(waiter)
 
     @property
     def first(self) -> Holder | None:
-        """The one whose lease ends first."""
+        """The holder whose lease ends first."""
         return self._by_grant[self._ends[0].grant] if self._ends else None
 
     @property
@@ -128,7 +129,7 @@ class Holders(Mapping[Grant, Holder]):
 
     @property
     def open(self) -> bool:
-        """Whether every holder shares the lock, or there is none: one that does not is alone."""
+        """Whether shared waiters may enter: every holder shares the lock, or there is none."""
         return not self._ends or self._by_grant[self._ends[0].grant].shared
 
     def _remove_end(self, holder: Holder) -> None:

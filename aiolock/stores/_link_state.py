@@ -14,8 +14,9 @@ class LinkState:
     def __init__(
         self, inbox: Inbox, is_misconfigured: Callable[[BaseException], bool] | None = None
     ) -> None:
-        """``is_misconfigured`` tells whether the link stays down until somebody changes something:
-        see `StoreError.misconfigured`. Not needed if each reason is a `StoreError` already.
+        """``is_misconfigured`` tells whether the link stays down until the configuration is
+        changed: see `StoreError.misconfigured`. Not needed if each reason is a `StoreError`
+        already.
         """
         self._inbox = inbox
         self._is_misconfigured = is_misconfigured

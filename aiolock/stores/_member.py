@@ -1,8 +1,8 @@
 """The messages between a quorum and each of its members: commands, answers, and pushes.
 
-A *member* is one server that votes. It keeps a *line* of waiters for each name, as a single server
-keeps its queue, and has at most one *vote* out. It only speaks for itself: what follows from the
-votes of all members is in `aiolock.stores.quorum`.
+A *member* is one server that votes. It keeps a *queue* of waiters for each name, as a single server
+does, and gives *votes* instead of grants. Each message is about that member alone: what follows
+from the votes of all members is in `aiolock.stores.quorum`.
 
 Times are as in `aiolock.store`: leases in ms, and a member's own clock in µs.
 """
@@ -20,10 +20,10 @@ from aiolock.store import Form, Inbox, Participant, WaiterId
 UNBOUNDED = -1
 """As ``upto``, releases any vote of a waiter that does not come back: see `Member.release`."""
 GONE, ALONE, SHARED = 0, 1, 2
-"""Answers to `Member.reserve`: the vote does not stand; all waiters in line are of its client;
-waiters of other clients may be in line."""
+"""Answers to `Member.reserve`: the vote has ended; all waiters in the queue are of its client;
+waiters of other clients may be in the queue."""
 OUTSIDE, LOST = -1, -2
-"""Releases a vote that was never entered, or one that was entered and lost."""
+"""As ``entered``, releases a vote that was never entered, or one that was entered and lost."""
 
 
 class VoteRequest(NamedTuple):
@@ -46,20 +46,22 @@ class Voted(NamedTuple):
 
 
 class InQueue(NamedTuple):
-    """Another waiter has the vote, for ``until`` ms at most; this one is in line if it waits."""
+    """Another waiter has the vote, for ``until`` ms at most; this one is in the queue if
+    it waits.
+    """
 
     until: int
     place: int
-    """1 if no other stands before it; 0 if it does not wait."""
+    """1 if it is the first; 0 if it does not wait."""
     now: int
     holder: Participant | None = None
-    """The owner of the vote, for a waiter that does not wait, if the member tells."""
+    """The owner of the vote, for a waiter that does not wait, if the member reports it."""
 
 
 class NotVoting(NamedTuple):
     """The member does not vote for ``left`` ms, because it may have forgotten votes that are out.
 
-    Less than 0: until it is told the charter of its quorum.
+    Less than 0: until it has registered in its quorum (`Member.register`).
     """
 
     left: int
@@ -67,20 +69,20 @@ class NotVoting(NamedTuple):
 
 
 class QueueIsFull(NamedTuple):
-    """``waiters`` stand in line already, as many as are allowed."""
+    """``waiters`` are already in the queue, as many as are allowed."""
 
     waiters: int
     now: int
 
 
 class Refused(NamedTuple):
-    """The vote does not stand; or the waiter gave up before, and this is a late copy."""
+    """The vote has ended; or the waiter gave up before, and this is a late copy."""
 
     now: int
 
 
 class DoneMarker(NamedTuple):
-    """The work that the waiter wants is done, as this member knows for ``left`` ms more."""
+    """The work is done: this member keeps its done marker for ``left`` ms more."""
 
     number: int
     """The fence of the grant that did it."""
@@ -92,20 +94,20 @@ Answer = Voted | InQueue | NotVoting | QueueIsFull | Refused | DoneMarker
 
 
 class DoneRecord(NamedTuple):
-    """What a member knows of work to be done once, and whether it may have forgotten that."""
+    """A member's record of work to be done once, and whether it may have forgotten one."""
 
     number: int
-    """The fence of the grant that did it; 0 if it knows of none."""
+    """The fence of the grant that did it; 0 if there is no done marker."""
     left: int
-    """For how many ms it remembers that."""
+    """For how many ms it keeps that marker."""
     forgot: int
-    """At least this many ms ago it forgot what it knew; less than 0: it never did."""
+    """At least this many ms ago it lost its memory; less than 0: it never did."""
     now: int
 
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """What is posted at a member: see `Posted`."""
+    """The posted value of a member: see `Posted`."""
 
     count: int
     value: str
@@ -114,29 +116,31 @@ class Kept:
 
 
 class Registered(NamedTuple):
-    """What a member says of itself when it is told the charter of its quorum."""
+    """The answer of a member to `Member.register`."""
 
     left: int
-    """For how many ms it does not vote; less than 0 if it knows of no quorum, nor whether it ever
-    did."""
+    """For how many ms it does not vote; less than 0 if it has no quorum config, and cannot tell
+    whether it ever had one."""
     run: str
     """A name for this run of the server: no two runs of any servers have the same."""
     now: int
 
 
 class Memory(Enum):
-    """What a member is told that knows of no quorum, and has run for long enough to know."""
+    """The reason why a member has no quorum config: what the other members know about that."""
 
     UNSAID = ""
-    """Nothing yet: it does not vote until it is told more."""
+    """Not known yet: it does not vote until it is."""
     NEW = "new"
-    """The other members do not know of it either: it has forgotten nothing, and votes."""
+    """The quorum is new, the other members have no config either: it has forgotten nothing, and
+    votes."""
     LOST = "lost"
-    """The other members know of it: all votes it may have given must end before it votes again."""
+    """The other members have the config: all votes that it may have given must end before it votes
+    again."""
 
 
 class QuorumConfig(NamedTuple):
-    """The description of a quorum, the same for all members and for all their clients."""
+    """The configuration of a quorum, the same for all members and for all their clients."""
 
     members: tuple[str, ...]
     """The addresses of the members, in order."""
@@ -155,24 +159,24 @@ class Unfit(StoreError):
 
 
 class MemberInbox(Inbox, Protocol):
-    """Where a member delivers its pushes; `Inbox.granted` is its vote, with the vote's number."""
+    """The receiver of a member's pushes; `Inbox.granted` is its vote, with the vote's number."""
 
     def inquired(self, name: str, waiter: WaiterId, number: int) -> None:
-        """Another waiter, which comes before this one, wants this vote."""
+        """Another waiter, which comes before this one, needs this vote."""
 
     def registered(self, registered: Registered) -> None:
-        """The connection is a new one, and the member has told its state."""
+        """The member was registered, on a new connection."""
 
     def not_registered(self, error: Exception) -> None:
-        """The member was told its charter, and has refused it: it does not vote."""
+        """The member has refused to be registered: it does not vote."""
 
 
 Heard = Callable[[Any, Exception | None], None]
-"""Gets an answer, or the error instead; called once, in the loop, as soon as it comes."""
+"""A function that gets the answer, or the error instead: called once, in the loop."""
 
 
 class Member(Protocol):
-    """One server that votes, as its client sees it.
+    """One server that votes, from the side of a client.
 
     As with a `Store`, an operation is started by the call, operations about one waiter are carried
     out in the order of the calls, and each is answered, or fails, in the end.
@@ -180,7 +184,7 @@ class Member(Protocol):
 
     @property
     def address(self) -> str:
-        """Its name in the charter, and in errors."""
+        """Its address in the quorum config, and in errors."""
         ...
 
     @property
@@ -189,8 +193,8 @@ class Member(Protocol):
         ...
 
     async def join(self, client: str, inbox: MemberInbox, config: QuorumConfig) -> None:
-        """Connect, enrol, and listen. `StoreError` if that fails and may be tried again; `Unfit`
-        or `QuorumMismatch` if the server cannot be a member of this quorum.
+        """Connect, register, and subscribe. `StoreError` if that fails and may be tried again;
+        `Unfit` or `QuorumMismatch` if the server cannot be a member of this quorum.
         """
 
     async def leave(self, patience: float) -> None:
@@ -201,7 +205,7 @@ class Member(Protocol):
         ...
 
     def register(self, memory: Memory) -> None:
-        """Tell it the charter of its quorum once more; the inbox gets the answer, or the error."""
+        """Register it in its quorum once more; the inbox gets the answer, or the error."""
 
     def vote(
         self,
@@ -214,27 +218,27 @@ class Member(Protocol):
         new: bool,
         on_reply: Heard,
     ) -> None:
-        """Vote for this waiter, or let it stand in line; an `Answer`.
+        """Vote for this waiter, or put it in the queue; an `Answer`.
 
-        The vote's number must be at least ``proposal``; at most ``most`` waiters may stand in line
-        (0: any number). ``new``: this member was never asked for this waiter, so nothing has to be
-        released if the command is not sent.
+        The vote's number must be at least ``proposal``; at most ``most`` waiters may be in the
+        queue (0: any number). ``new``: this member was never asked for this waiter, so nothing has
+        to be released if the command is not sent.
         """
 
     def release(
         self, request: VoteRequest, highest: int, upto: int, *, entered: int, on_reply: Heard
     ) -> None:
-        """Take the waiter out of line, and its vote, if its number is not above ``upto``.
+        """Remove the waiter from the queue, and its vote if its number is not above ``upto``.
 
-        With `UNBOUNDED`, any vote of it is released, and it does not come back. The member must
-        know the number ``highest`` from now on. ``entered``: for how many ms the waiter was inside,
+        With `UNBOUNDED`, any vote of it is released, and it does not come back. The member's later
+        numbers must be above ``highest``. ``entered``: for how many ms the waiter was inside,
         because its form may close the lock for a while; or `OUTSIDE`, or `LOST`. Answers
         ``WAS_HOLDER`` and so on. Answers ``WAS_UNKNOWN`` if the waiter is not there and the member
         has lost its memory: then no other waiter has had that vote since.
         """
 
     def yield_vote(self, request: VoteRequest, number: int, on_reply: Heard) -> None:
-        """Take this vote back, and let the waiter stand in line; an `Answer`."""
+        """Take this vote back, and put the waiter in the queue again; an `Answer`."""
 
     def renew(
         self,
@@ -246,56 +250,57 @@ class Member(Protocol):
         entered: bool,
         on_reply: Heard,
     ) -> None:
-        """Let this vote last for at least ``ttl`` ms from now, and remember this fence.
+        """Prolong this vote to at least ``ttl`` ms from now, and remember this fence.
 
-        Answers whether the vote stands; a ttl of 0 asks only that. ``entered``: its waiter is
+        Answers whether the vote is still out; a ttl of 0 asks only that. ``entered``: its waiter is
         inside.
         """
 
     def reserve(self, request: VoteRequest, number: int, fence: int, on_reply: Heard) -> None:
-        """Remember this fence, if this vote stands; answer whether another client is in line.
+        """Remember this fence, if this vote is still out; answer whether other clients are in the
+        queue.
 
-        A client asks this that may hand the lock on among its own waiters: `GONE`, `ALONE` or
-        `SHARED`.
+        A client sends this before it hands the lock off among its own waiters. Answers `GONE`,
+        `ALONE` or `SHARED`.
         """
 
     def finish(
         self, request: VoteRequest, fence: int, remember: int, until: int, on_reply: Heard
     ) -> None:
-        """Keep in mind for ``remember`` ms that the waiter's work is done: the *mark* of that work.
+        """Keep a *done marker* for ``remember`` ms: the waiter's work is done.
 
-        Until then no waiter gets a vote; those in line that want the work done leave, and are told.
-        Refused if the vote is another waiter's, so a member never has both a mark and a vote out.
-        The mark ends at ``until`` at the latest, in ms of the member's own clock; 0 for no such
-        limit. A ``remember`` of 0 only asks whether this very fence is known. Answers whether it
-        is.
+        Until then no waiter gets a vote; the waiters for that work leave the queue, and are
+        notified. Refused if the vote is another waiter's, so a member never has both a marker and a
+        vote out. The marker ends at ``until`` at the latest, in ms of the member's own clock; 0 for
+        no such limit. A ``remember`` of 0 only asks whether there is a marker of this very fence.
+        Answers whether there is.
         """
 
     def query_done(self, name: str, on_reply: Heard) -> None:
-        """What it knows of work to be done once: a `DoneRecord`. Changes nothing."""
+        """The done marker, if there is one: a `DoneRecord`. Changes nothing."""
 
     def take_away(self, name: str, waiter: WaiterId, on_reply: Heard) -> None:
-        """Take the vote from this waiter, tell it, and give it to the next; how many had it.
+        """Take the vote from this waiter, notify it, and vote for the next; how many had it.
 
         ``BREAK_UNKNOWN`` as of `Store.break_`.
         """
 
     def request(self, name: str, on_reply: Heard) -> None:
-        """Tell the owner of the vote that another client wants the lock; how many were told."""
+        """Ask the owner of the vote to release the lock when it can; how many were asked."""
 
     def status(self, name: str, on_reply: Heard, *, waiters: bool = True) -> None:
-        """The owner of the vote, and the waiters in line, unless not wanted: a `Status`.
+        """The owner of the vote, and the waiters in the queue, unless not wanted: a `Status`.
 
         If there are many, they may be read in parts: see `Store.status`.
         """
 
     def names(self, start: str, on_reply: Heard) -> None:
-        """Some names of which there are votes: a tuple of them, and where the next page begins."""
+        """Some names with votes: a tuple of them, and the start of the next page."""
 
     def post(self, name: str, count: int, value: str, remember: int, on_reply: Heard) -> None:
-        """Post this value, unless a higher count is there already; answers the count.
+        """Post this value, unless the count is higher already; answers the count.
 
-        Waiters for a count that is now reached are told, as of a vote.
+        Waiters for a count that is now reached are notified, as of a vote.
         """
 
     def read(self, name: str, on_reply: Heard) -> None:

@@ -12,7 +12,9 @@ from aiolock.errors import StoreError
 
 
 class Opening:
-    """One opening at a time, in a task of our own: the caller's task is not ours to cancel."""
+    """One opening at a time, in a task of its own, because only that may be cancelled by
+    a close.
+    """
 
     def __init__(self) -> None:
         self._task: asyncio.Task[None] | None = None
@@ -61,7 +63,7 @@ class Opening:
 
 
 async def _ended(task: asyncio.Task[None]) -> asyncio.CancelledError | None:
-    """Wait until it has ended, whoever cancels us meanwhile; returns that cancellation.
+    """Wait until it has ended, even if cancelled meanwhile; returns that cancellation.
 
     If we left earlier, it would go on alone, and the store might be opened again beside it.
     """

@@ -32,7 +32,7 @@ Value = TypeVar("Value")
 
 
 class Told(NamedTuple):
-    """A push for an inbox."""
+    """A push, and the inbox and name that it is for."""
 
     name: str
     push: Push
@@ -55,7 +55,7 @@ class Operation(NamedTuple):
     """One operation of a client."""
 
     names: Sequence[str]
-    """The name whose state it needs, or none: a transaction is as large as the operations in it."""
+    """The name whose state it needs, or none: a transaction locks the names of its operations."""
     run: Callable[[Steps], Any]
     renews: bool = False
     """Whether it renews a lease, which must not wait behind everything else."""
@@ -80,7 +80,7 @@ class Operations(Uncopyable, ABC):
         """See `Store.snapshot`: the status of each state is `Step.status`."""
 
     def _token(self) -> str:
-        """A text that tells a resize from others, if it may be carried out twice; else empty."""
+        """A text that identifies a resize, if it may be carried out twice; else empty."""
         return ""
 
     def _step(self, name: str, operation: Callable[[Step], Value]) -> asyncio.Future[Value]:

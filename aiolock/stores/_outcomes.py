@@ -18,7 +18,7 @@ class Outcome(NamedTuple):
 
 
 class Held:
-    """For how long a transaction has locked what others wait for, from its making on."""
+    """The time for which a transaction has locked its names, from the making of this object on."""
 
     def __init__(self) -> None:
         self._wall = time.monotonic()
@@ -29,9 +29,9 @@ class Held:
         return time.monotonic() - self._wall
 
     def seconds(self) -> float:
-        """Seconds of this thread's processor time, or a part of all, if that is more.
+        """Seconds of this thread's processor time, or a share of the wall clock's, if that is more.
 
-        On a busy machine a short transaction may last, too: to do less in it would be no help.
+        On a busy machine even a short transaction takes long: to do less in it would not help.
         """
         return max(time.thread_time() - self._processor, self.wall() / 4)
 
@@ -45,13 +45,13 @@ class CarriedOut(NamedTuple):
     served: bool = True
     """Whether the store could be used; if not, other operations need not try for now."""
     held: float = 0.0
-    """Seconds for which what they lock was locked (`Held`)."""
+    """Seconds for which their names were locked (`Held`)."""
 
 
 def in_halves(
     operations: Sequence[Operation], carry_out: Callable[[Sequence[Operation]], CarriedOut]
 ) -> CarriedOut:
-    """What comes of each half alone; the second is not tried if the store could not be used."""
+    """The outcomes of each half alone; the second is not tried if the store could not be used."""
     outcomes: list[Outcome] = []
     told: list[Told] = []
     held = 0.0

@@ -1,7 +1,7 @@
 """Versions of aiolock beside each other, in one store.
 
-A protocol is all that clients write in a store, and say to each other through it. It has a number.
-A change that older clients would misread makes the next number. Each protocol works beside the one
+A protocol is the format of all that clients write in a store, for each other too. It has a number,
+which is raised by a change that older clients would misread. Each protocol works beside the one
 before it; clients that are further apart refuse each other.
 """
 
@@ -19,5 +19,5 @@ def both(ours: int, theirs: int) -> tuple[int, ...]:
 
 
 def spoken(ours: int) -> str:
-    """The protocol that we speak, for the text of an error."""
+    """The protocol of this version, for the text of an error."""
     return f"this version of aiolock speaks protocol {ours}, which works beside its neighbours only"

@@ -1,8 +1,9 @@
-"""Late copies of a command: until when each may act, by the server's own clock.
+"""The retry window: until when a copy of a command may act, by the server's own clock.
 
 When a command was sent again, its first copy may still arrive, from a proxy or a buffer on the way.
-So each command that could take, prolong, count or queue anything carries the time until which it
-may act. A release carries the time until which copies of earlier commands may arrive.
+By then its waiter may have given up. So each command that could take, prolong, count or queue
+anything carries the time until which it may act; and a release carries the time until which copies
+of earlier commands may arrive, for which the server keeps a tombstone of that waiter.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ _SAME_STAMP: Final = 0.1
 
 
 class RetryWindow:
-    """What one client knows of the server's clock, and of copies that may still arrive.
+    """One client's estimate of the server's clock, and whether late copies may still arrive.
 
     ``encode`` makes a number an argument. The number 0 means "at any time" for a command, and "no
     copies" for a release.

@@ -1,7 +1,7 @@
-"""A thread that carries out a client's operations: all that have gathered, together, in order.
+"""A thread that carries out a client's operations in order, in batches of all that are pending.
 
-The event loop hands it operations, and gets their outcomes. No caller waits for an operation that
-will not be carried out, even if the thread ends by a fault, or the loop is closed before it.
+The event loop hands it operations, and gets their outcomes. Every caller gets an answer, even if
+the thread ends by a fault, or the loop is closed before it.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from aiolock.stores._operations import Operation, Told
 from aiolock.stores._outcomes import CarriedOut, Outcome, failed, once_more, refusal
 
 _TOGETHER: Final = 256
-"""Operations, each on one name, that are carried out together: others wait until all are done."""
+"""Operations, each on one name, in one batch at most: other clients wait until all are done."""
 _FEWEST: Final = 16
 _STRETCH: Final = 0.1
-"""Seconds for which these may keep others waiting, and a server: fewer are taken after that."""
+"""Seconds for which a batch may block other clients: after a longer one, fewer are taken."""
 _LOOK: Final = 0.05
-"""Seconds between looks of the thread for whether an event loop that it waits for is closed."""
+"""Seconds between checks of whether the event loop that the thread waits for is closed."""
 _SHARE: Final = 4
-"""This part of them is left to operations that renew nothing, while many leases are due."""
+"""One in this many is left to operations that renew nothing, while many leases are due."""
 
 
 class Job:
@@ -47,7 +47,7 @@ class Job:
         self.single = single
         """Whether the answer is that of the only operation, not a list."""
         self.since = time.monotonic()
-        """When it was asked for."""
+        """The time of the call."""
         self.answers: list[Any] = [None] * len(operations)
         self.answered = False
         """Whether any of them has an answer: then the others' places are None."""
@@ -78,7 +78,7 @@ class _Task(NamedTuple):
 
 
 class _Lanes:
-    """The operations that wait: renewals in one lane, others in another, so that both go on.
+    """The pending operations: renewals in one lane, others in another, so that both go on.
 
     All on one name are in one lane at a time, because they must be carried out in order.
     """
@@ -93,7 +93,7 @@ class _Lanes:
         return bool(self._renewals or self._others)
 
     def add(self, job: Job) -> None:
-        """Have these wait behind all that are there."""
+        """Add these behind all that are there."""
         for place, operation in enumerate(job.operations):
             lane = self._renewals if operation.renews else self._others
             for name in operation.names:
@@ -103,7 +103,7 @@ class _Lanes:
             lane.append(_Task(job, place, operation))
 
     def take(self, most: int, names: int) -> list[_Task]:
-        """The operations that come next: so many at most, on as many names."""
+        """Take the next operations: so many at most, on as many names."""
         others = min(len(self._others), max(most - len(self._renewals), most // _SHARE))
         renewals = min(len(self._renewals), most - others)
         used, tasks = set[str](), list[_Task]()
@@ -130,7 +130,7 @@ class _Lanes:
         return task
 
     def take_all(self) -> list[_Task]:
-        """All that wait."""
+        """Take all."""
         tasks = [*self._renewals, *self._others]
         self._renewals.clear()
         self._others.clear()
@@ -173,13 +173,14 @@ class Worker:
         self._loop = loop = asyncio.get_running_loop()
         self._jobs = queue.SimpleQueue[Job | None]()
         self._lanes = _Lanes()
-        """What the thread has taken out of that; only the thread uses it, until it has ended."""
+        """The operations that the thread has accepted; only the thread uses it, until it
+        has ended."""
         self._most = self._names = _TOGETHER
-        """How many operations to carry out together, and on how many names now."""
+        """The present limits of a batch: operations, and names."""
         self.progressed = time.monotonic()
         """When operations were last carried out."""
         self._going_on = True
-        """Whether `stop` is still to be called, as far as the thread knows."""
+        """Whether the thread has not been asked to stop yet."""
         self._begun: asyncio.Future[None] = loop.create_future()
         self._ended = asyncio.Event()
         self._dead: StoreError | None = None
@@ -242,7 +243,7 @@ class Worker:
     # In the thread
 
     def say(self, call: Callable[..., object], *arguments: object) -> None:
-        """Have the event loop call that, if it is still there."""
+        """Have the event loop call that, unless it is closed."""
         with contextlib.suppress(RuntimeError):  # the loop is closed
             self._loop.call_soon_threadsafe(call, *arguments)
 
@@ -251,7 +252,7 @@ class Worker:
         self.say(self._answered, (), told)
 
     def wait_for_loop(self, within: float) -> bool:
-        """Return when the event loop has done what it was told; False if that takes longer."""
+        """Return when the event loop has made these calls; False if that takes longer."""
         done = threading.Event()
         self.say(done.set)
         until = time.monotonic() + within
@@ -285,7 +286,7 @@ class Worker:
             self._work.look_after()
 
     def _accept_all(self) -> None:
-        """Put all that was asked for meanwhile into the lanes."""
+        """Put all operations that have arrived into the lanes."""
         while not self._jobs.empty():
             self._accept(self._jobs.get())
 
@@ -321,7 +322,7 @@ class Worker:
         self._tell_outcomes(tasks, outcomes, done.told)
 
     def _pace(self, held: float, count: int) -> None:
-        """Take fewer names after those have kept others waiting for long, or as many again.
+        """Take fewer names after a batch that has blocked others for long, or as many again.
 
         A name with a long queue costs as much for one operation as for many.
         """

@@ -1,7 +1,7 @@
-"""What the author of a store builds on: the protocol is here already, as a pure state machine.
+"""The parts for the author of a store: the protocol is here already, as a pure state machine.
 
 A store that keeps the state of each name as a whole, and can change it in one atomic step, need not
-know the protocol. This module brings together what it does need. In the order of the work:
+implement the protocol. This module collects what it does need. In the order of the work:
 
 1. Inherit from `Operations`. It has all methods of `~aiolock.store.Store` that start something, and
    makes an `Operation` of each call. You write ``open``, ``aclose``, ``snapshot``, which lists the
@@ -10,7 +10,8 @@ know the protocol. This module brings together what it does need. In the order o
    apart.
 2. To carry out an operation, load what is kept of its ``names``: for each a `NameState` (`decode`)
    and the last fence. If nothing is kept, that is ``NameState()``, and 0.
-3. Then, and not before, read the clock, and find out which clients are alive.
+3. Then, and not before, read the clock, and find out which clients are alive: what was read before
+   the state was locked may be older than the state.
 4. Call ``operation.run(steps)``. It is plain code, and does not wait for anything. You provide
    ``steps``, an object with the methods of `Steps`: for each name it makes a `Step` of the state,
    the clock, the living clients and the last fence, and applies the given function to it.
@@ -24,9 +25,9 @@ know the protocol. This module brings together what it does need. In the order o
 7. Notify the other clients. Each reads the pushes that were left for it (`decode_push`), deletes
    them, and delivers them to its own inbox.
 
-If the reply was lost and nobody knows whether it was saved, begin again at 2, with ``steps.again``
-true. Make sure that the first attempt, if it arrives late, has no effect any more. Call
-``inbox.reconnected()`` afterwards, because pushes may have been lost with the reply.
+If the reply was lost, so that it is unknown whether it was saved, begin again at 2, with
+``steps.again`` true. Make sure that the first attempt, if it arrives late, has no effect any more.
+Call ``inbox.reconnected()`` afterwards, because pushes may have been lost with the reply.
 
 What a later version has written may be unreadable: `decode` and `decode_push` raise one of
 `UNREADABLE`. Such a state fails the operations on its name, and nothing else. Such a push is left
@@ -37,7 +38,7 @@ itself. `OperationsByName` is `Operations` with ``_call``, ``_token``, ``snapsho
 each name in use. You write ``_carry_out(name, operations)``, which returns the answers, and
 ``_names``, which lists names; ``open`` calls ``_begin``, and ``aclose`` awaits ``_end``. `Document`
 is ``steps`` for a store that keeps all of a name in one text: it does 2, 4 and 5, but does not load
-or save that text. If certainly nothing was done, raise ``refusal(text)``.
+or save that text. If the operation was certainly not carried out, raise ``refusal(text)``.
 
 ``examples/document_store.py`` is all of this, in a hundred lines, for any database with
 compare-and-swap. Test a store with `aiolock.testing.StoreContract`. So far only these names are

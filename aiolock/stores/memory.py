@@ -38,11 +38,11 @@ Value = TypeVar("Value")
 _PAGE: Final = 200
 """Names on one page of a snapshot."""
 _LISTINGS: Final = 32
-"""Snapshots that may be taken at a time, before one has to begin again."""
+"""Snapshots that may be under way at a time, before one has to begin again."""
 _SWEPT: Final = 2
-"""Names that are looked at for each new one."""
+"""Names that are checked, to be forgotten, for each new one."""
 _PARTIES: Final = 100
-"""Holders and waiters of which the status is read at one moment."""
+"""Holders and waiters that are read at one moment, for a status."""
 
 
 class MemoryServer:
@@ -60,7 +60,7 @@ class MemoryServer:
         self._epoch: float | None = None
         self._states = OrderedDict[str, NameState]()
         self._listings = OrderedDict[str, list[str]]()
-        """The names of snapshots that are being taken, by their numbers."""
+        """The names of the snapshots under way, by their numbers."""
         self._numbers = count(1)
         self._fence = 0
         self._inboxes: dict[str, Inbox] = {}
@@ -82,7 +82,7 @@ class MemoryServer:
         self._inboxes[client] = inbox
 
     def leave(self, client: str) -> None:
-        """The client listens no more, whether it was closed or died."""
+        """Remove a client that was closed, or died: it does not listen any more."""
         self._inboxes.pop(client, None)
 
     def listens(self, client: str) -> bool:
@@ -201,14 +201,14 @@ class MemoryServer:
         return self._must_run(name, lambda step: step.status(name, waiters=waiters))
 
     def is_large(self, name: str) -> bool:
-        """Whether so many hold it or wait for it that its status is to be read in parts."""
+        """Whether it has so many holders and waiters that its status is to be read in parts."""
         state = self._states.get(name)
         return state is not None and len(state.queue) + len(state.holders) > _PARTIES
 
     def status_in_parts(self, name: str) -> Generator[int, None, Status]:
-        """The status, part by part, and before each part how many units of work it is.
+        """The status, part by part; yields, before each part, how many units of work it is.
 
-        The holders come last: who waits at first and holds later is seen in any case.
+        The holders come last: so a waiter that is granted the lock meanwhile is not missed.
         """
         state = self._states.get(name) or NameState()
         waiters, holders = list[Participant](), list[Participant]()
@@ -225,7 +225,7 @@ class MemoryServer:
         return self._reading(state).status_of(name, holders, waiters)
 
     def listed(self, start: str) -> tuple[list[str], str]:
-        """The names of a page that are held or waited for, and where the next page begins.
+        """The names of a page that are held or waited for, and the start of the next page.
 
         The names are listed once, for the first page. If that list is forgotten, because so many
         were asked for since, all names are listed again.
@@ -281,10 +281,10 @@ class MemoryServer:
             self._states.pop(name, None)
 
     def _sweep(self) -> None:
-        """Forget names that were neither released nor asked for since their lease ended.
+        """Forget names that were not used since their lease ended.
 
-        For each new name two others are looked at, in turn: so no more are kept than twice as many
-        as are in use, and no operation takes longer than others.
+        For each new name two others are checked, in turn: so at most twice as many are kept as are
+        in use, and no operation takes longer than others.
         """
         now = self.now()
         for name, state in list(islice(self._states.items(), _SWEPT)):

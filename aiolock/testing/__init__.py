@@ -1,8 +1,8 @@
 """For tests: a suite that every store passes, and a store that fails on purpose.
 
 **Testing code that uses aiolock.** No server is needed: ``aiolock.connect("memory://")`` keeps the
-locks in the event loop that opened it. Clients of one `~aiolock.stores.memory.MemoryServer`
-exclude each other like those of one Redis, so two of them stand for two processes::
+locks in the event loop that opened it. Clients of one `~aiolock.stores.memory.MemoryServer` exclude
+each other like those of one Redis, so two of them represent two processes::
 
     server = MemoryServer()
     async with aiolock.connect(server) as ours, aiolock.connect(server) as theirs:
@@ -16,7 +16,7 @@ whose time you control, hours of locking pass in no time.
 
 **Testing what your code does when the store fails.** Wrap a store in a `FaultyStore`.
 
-**Testing that every lease is released.** `dropped_leases` has those that were not.
+**Testing that every lease is released.** `dropped_leases` lists those that were not.
 
 **Writing a store.** Have a test class inherit from `StoreContract`. It needs pytest with
 `pytest-asyncio <https://pytest-asyncio.readthedocs.io>`_, in whichever mode, or any other way to

@@ -1,4 +1,4 @@
-"""What all parts of the suite share: the store under test, and its clients."""
+"""The base of all parts of the suite: the store under test, and its clients."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Contract(ABC):
     """See `StoreContract`."""
 
     counts_who_listens: ClassVar[bool] = True
-    """Whether the store can count listeners. A store that cannot must take no client for dead."""
+    """Whether the store can count listeners. A store that cannot must consider no client dead."""
 
     def __init_subclass__(cls, **options: Any) -> None:
         """Have its tests run in whichever mode pytest-asyncio is, where that is what runs them.
@@ -27,7 +27,7 @@ class Contract(ABC):
         Those of a store's author are the author's affair, as are fixtures.
         """
         super().__init_subclass__(**options)
-        # Whoever wants nothing but the store that fails needs no pytest.
+        # pytest is not needed for a `FaultyStore` alone.
         if "pytest_asyncio" in sys.modules and not _is_ours(cls):
             import pytest
 
@@ -42,14 +42,14 @@ class Contract(ABC):
         """Another unopened store, of the same server each time."""
 
     async def left_behind(self, name: str) -> object:  # noqa: ARG002  # for subclasses
-        """What the server keeps for ``name`` and would not forget by itself within minutes.
+        """The data that the server keeps for ``name``, and would not forget within minutes.
 
         For stores that can look into their server; any true value fails a test.
         """
         return None
 
     async def spoil(self, name: str) -> bool:  # noqa: ARG002  # for subclasses
-        """Write something that is not of aiolock where the server keeps what it has of ``name``.
+        """Write something that is not aiolock's where the server keeps the data of ``name``.
 
         For stores that can look into their server; False if nothing was written.
         """
@@ -73,7 +73,7 @@ class Contract(ABC):
         await peer.renew_for_a_moment(name, grant)
 
     async def _closed(self, name: str, peer: Peer, *, most: int) -> None:
-        """Check that there is no holder, no waiter enters, and a try is told when it opens."""
+        """Check that there is no holder, no waiter enters, and a try learns when it opens."""
         answer = await peer.ask(name, wait=False)
         assert isinstance(answer, Busy), answer
         assert 0 < answer.until <= most

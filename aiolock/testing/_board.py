@@ -19,7 +19,7 @@ class BoardContract(Contract):
     """See `StoreContract`: for stores that offer elections."""
 
     async def test_observers_of_different_speed(self) -> None:
-        """If two watch a count, the slow one is not held up by the one that is ahead."""
+        """If two clients watch a count, the slow one is not delayed by the one that is ahead."""
         async with self.peers(3) as (ann, bob, cat):
             name = fresh_name()
             assert await self._count_up(ann, name, 1) == 1

@@ -10,7 +10,7 @@ from aiolock.testing._shared import SharedContract
 
 
 class StoreContract(LockContract, OnceContract, BoardContract, ServerContract, SharedContract):
-    """What every store must do: one test for each requirement, for a store's author to inherit.
+    """The requirements of every store, one test for each, for a store's author to inherit.
 
     ::
 

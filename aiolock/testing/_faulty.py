@@ -15,7 +15,7 @@ from aiolock.store import Operation as _Called
 Value = TypeVar("Value")
 
 Operation = _Called | Literal["open", "push"]
-"""What can go wrong: each operation of a `Store`, and its pushes to the client."""
+"""The names of what can fail: each operation of a `Store`, and its pushes to the client."""
 
 _HELD: Final[tuple[Operation, ...]] = (*get_args(_Called), "push")
 _REFUSED: Final[tuple[Operation, ...]] = (*get_args(_Called), "open")
@@ -55,8 +55,8 @@ class FaultyStore(Relay):
     def refuse(self, operation: Operation, times: float = 1) -> None:
         """Make the next ``times`` calls (`math.inf`: all) fail with `StoreError`, not carried out.
 
-        The error says so: its ``refused`` is true.
-        A push cannot be refused; `lose` it. `ValueError` for any other name.
+        The error's ``refused`` is true. A push cannot be refused; `lose` it. `ValueError` for any
+        other name.
         """
         _check(operation, _REFUSED)
         self._refused[operation] = times

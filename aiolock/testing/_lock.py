@@ -44,7 +44,7 @@ _ONCE: Final = Form(CLAIM, once=True)
 
 
 class LockContract(Contract):
-    """What every store of locks does, on one server or several: one test for each requirement.
+    """The requirements of a store of locks, on one server or several: one test for each.
 
     For a store that offers only exclusive locks (see `Limited`); for others, inherit from
     `StoreContract`, which says how.
@@ -86,7 +86,7 @@ class LockContract(Contract):
             ] * len(odd)
 
     async def test_taken_lock_queues(self) -> None:
-        """A waiter for a taken lock is queued at the tail, and told when to look again."""
+        """A waiter for a taken lock is queued at the tail, and learns when to look again."""
         async with self.peers(2) as (ann, bob):
             await ann.take(name := fresh_name())
             first = await bob.ask(name)
@@ -190,7 +190,7 @@ class LockContract(Contract):
         """Waiters whose client is gone do not count, and leave a full queue."""
         async with self.peers(3) as (ann, bob, cat):
             if not self.counts_who_listens:
-                return  # then no client is taken for dead
+                return  # then no client is considered dead
             await ann.take(name := fresh_name())
             await bob.queue(name)
             place = await ann.queue(name)
@@ -346,7 +346,7 @@ class LockContract(Contract):
         """Waiters whose client is gone are skipped in the call that would have granted to them."""
         async with self.peers(4) as (ann, bob, cat, dan):
             if not self.counts_who_listens:
-                return  # then no client is taken for dead
+                return  # then no client is considered dead
             grant = await ann.take(name := fresh_name())
             await bob.queue(name)
             await cat.queue(name)
@@ -364,7 +364,7 @@ class LockContract(Contract):
         """If the clients of all waiters are gone, the lock is free."""
         async with self.peers(2) as (ann, bob):
             if not self.counts_who_listens:
-                return  # then no client is taken for dead
+                return  # then no client is considered dead
             grant = await ann.take(name := fresh_name())
             await bob.queue(name)
             await ann.sees_end_of(bob)
@@ -373,7 +373,7 @@ class LockContract(Contract):
             assert not await self.left_behind(name)
 
     async def test_hand_on_where_nobody_is_counted(self) -> None:
-        """If listeners cannot be counted, no client is taken for dead."""
+        """If listeners cannot be counted, no client is considered dead."""
         async with self.peers(2) as (ann, bob):
             if self.counts_who_listens:
                 return  # then see `test_hand_on_past_the_dead`
@@ -483,7 +483,7 @@ class LockContract(Contract):
             assert await ann.store.renew([ann.renewal(fresh_name(), grant, LONG)]) == [False]
 
     async def test_lease_ends(self) -> None:
-        """A lease that has ended blocks no waiter, and its client is told."""
+        """A lease that has ended blocks no waiter, and its client is notified."""
         async with self.peers(2) as (ann, bob):
             grant = await ann.take(name := fresh_name())
             await ann.expire(name, grant)
@@ -593,7 +593,7 @@ class LockContract(Contract):
             await bob.release(name, await self._opened(name, bob))
 
     async def test_closed_after_a_loss_that_its_holder_tells(self) -> None:
-        """A holder that takes its lease for ended says so, and `after_loss` closes the lock."""
+        """A holder whose deadline has passed reports the loss, and `after_loss` closes the lock."""
         async with self.peers(2) as (ann, bob):
             for exact in (True, False):
                 form = Form(CLAIM, after_loss=LONG)
@@ -643,7 +643,7 @@ class LockContract(Contract):
     # request, break_ and status
 
     async def test_request(self) -> None:
-        """The holders hear that their release is asked for; nothing else changes."""
+        """The holders are asked to release the lock; nothing else changes."""
         async with self.peers(2) as (ann, bob):
             name = fresh_name()
             assert await bob.store.request(name) == 0
@@ -655,7 +655,7 @@ class LockContract(Contract):
             assert await bob.queue(name, place.waiter, ticket=place.ticket) == place
 
     async def test_break(self) -> None:
-        """A broken lock is taken from its holder, who is told, and granted to the next."""
+        """A broken lock is taken from its holder, who is notified, and granted to the next."""
         async with self.peers(3) as (ann, bob, cat):
             grant = await ann.take(name := f"{fresh_name()} {{é}}\n%7B x")
             place, own = await bob.queue(name), await ann.queue(name)

@@ -16,7 +16,9 @@ class OnceContract(Contract):
     """See `StoreContract`: for stores that offer ``once``."""
 
     async def test_finish(self) -> None:
-        """Finished work is remembered: its waiters leave and are told, and so are later ones."""
+        """Finished work is remembered: its waiters leave and are notified, and so are
+        later ones.
+        """
         async with self.peers(2) as (ann, bob):
             name = fresh_name()
             grant = await ann.take(name, ann.waiter(_ONCE))

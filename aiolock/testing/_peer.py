@@ -71,7 +71,7 @@ class Lost(NamedTuple):
 
 
 class Grant(NamedTuple):
-    """What a holder releases and renews by."""
+    """The waiter and fence by which a holder releases and renews."""
 
     waiter: WaiterId
     fence: int
@@ -168,7 +168,9 @@ class Peer:
         return self.release(name, Grant(waiter, 0), entered=entered)
 
     def passed(self, name: str, grant: Grant, *via: WaiterId) -> HandoffReport:
-        """The report that this grant was passed on, from one to the next, to the last of these."""
+        """The report that this grant was handed off, from one waiter to the next, to the last of
+        these.
+        """
         fence, form = grant.fence + len(via), self.form(grant.waiter)
         return HandoffReport(name, form, grant.waiter, grant.fence, via[-1], fence, via)
 

@@ -34,7 +34,7 @@ class ReadersContract(Contract):
             assert not await self.left_behind(name)
 
     async def test_readers_do_not_starve_a_writer(self) -> None:
-        """A waiting writer holds back the readers behind it, and those that do not wait."""
+        """A waiting writer blocks the readers behind it, and those that do not wait."""
         async with self.peers(2) as (ann, bob):
             name = fresh_name()
             reading = await self._read(ann, name)
@@ -88,7 +88,7 @@ class ReadersContract(Contract):
     async def _past_a_dead_writer(self, max_waiters: int) -> None:
         async with self.peers(3) as (ann, bob, cat):
             if not self.counts_who_listens:
-                return  # then no client is taken for dead
+                return  # then no client is considered dead
             name = fresh_name()
             await self._read(ann, name)
             await bob.queue(name)
@@ -146,7 +146,7 @@ class ReadersContract(Contract):
             assert again.lease > 98 * LONG
 
     async def test_break_of_readers(self) -> None:
-        """Only the readers that are named are broken, and told."""
+        """Only the readers that are named are broken, and notified."""
         async with self.peers(2) as (ann, bob):
             name = fresh_name()
             one, two = await self._read(ann, name), await self._read(bob, name)

@@ -32,7 +32,7 @@ class RunsContract(SharedContract):
     """For a store that answers with `Queued.before`: inherit from this class, too."""
 
     async def test_who_stands_before(self) -> None:
-        """A newcomer hears who is directly before it, if that is of its own client."""
+        """A newcomer learns which waiter is directly before it, if that is of its own client."""
         async with self.peers(2) as (ann, bob):
             held = await ann.take(name := fresh_name())
             first, before_first = await _before(ann, name)
@@ -46,13 +46,13 @@ class RunsContract(SharedContract):
             assert again.before is None, "only a newcomer hears it"
 
     async def test_who_stands_before_a_reader(self) -> None:
-        """A waiter that shares a lock does not hear it: others may enter with it."""
+        """A waiter that shares a lock does not learn it: others may enter with it."""
         async with self.peers(1) as (ann,):
             await ann.take(name := fresh_name())
             assert (await _before(ann, name, READER))[1] is None
 
     async def test_pass_on(self) -> None:
-        """The taker holds it for its claim; earlier holders have left, and others still wait."""
+        """The target holds it for its claim; earlier holders have left, and others still wait."""
         async with self.peers(2) as (ann, bob):
             held = await ann.take(name := fresh_name())
             first, _ = await _before(ann, name)
@@ -86,7 +86,7 @@ class RunsContract(SharedContract):
             assert await ann.holds(name, Grant(second.waiter, two.fence))
 
     async def test_pass_on_of_what_has_ended(self) -> None:
-        """A grant that has ended cannot be passed on, and its takers still wait."""
+        """A grant that has ended cannot be handed off, and its targets still wait."""
         async with self.peers(2) as (ann, bob):
             held = await ann.take(name := fresh_name())
             other = await bob.queue(name)
@@ -100,7 +100,7 @@ class RunsContract(SharedContract):
             assert await ann.leave(name, waiting.waiter) == WAS_QUEUED
 
     async def test_what_was_passed_on_is_a_claim(self) -> None:
-        """The taker confirms its grant, or loses it with the claim."""
+        """The target confirms its grant, or loses it with the claim."""
         short = Form(claim=1)
         async with self.peers(2) as (ann, bob):
             held = await ann.take(name := fresh_name(), ann.waiter(short))
@@ -113,7 +113,7 @@ class RunsContract(SharedContract):
             assert await ann.told() == Lost(name, waiting.waiter, passed.fence, "expired")
 
     async def test_fences_after_a_run_that_was_not_reported(self) -> None:
-        """A lease that ended, or was broken, may have been passed on: the next fence is above."""
+        """A lease that ended, or was broken, may have been handed off: the next fence is above."""
         async with self.peers(2) as (ann, bob):
             held = await ann.take(name := fresh_name())
             await ann.expire(name, held)
@@ -126,7 +126,7 @@ class RunsContract(SharedContract):
             assert handed.fence > after.fence + MAX_AHEAD
 
     async def test_who_comes_back_between_two_is_told_of(self) -> None:
-        """A waiter back at an old place may come before another client's, which is told."""
+        """A waiter back at an old place may come before another client's, which is notified."""
         async with self.peers(2) as (ann, bob):
             await ann.take(name := fresh_name())
             old = await bob.queue(name)

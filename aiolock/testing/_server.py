@@ -1,4 +1,4 @@
-"""The part of the suite about stores on one server, with one clock and one queue for each name."""
+"""The part of the suite about stores on one server: one clock, and one queue for each name."""
 
 # ruff: noqa: PLR2004  # a number in an assertion explains itself
 
@@ -35,12 +35,12 @@ _FIXED: Final = Form(CLAIM, fixed=True)
 
 
 class ServerContract(Contract):
-    """See `StoreContract`: what a store on one server does in addition."""
+    """See `StoreContract`: the further requirements of a store on one server."""
 
     # acquire
 
     async def test_waiter_comes_back_to_its_old_place(self) -> None:
-        """A waiter that had left the queue stands at its old ticket again, not at the end."""
+        """A waiter that had left the queue comes back at its old ticket, not at the end."""
         async with self.peers(2) as (ann, bob):
             await ann.take(name := fresh_name())
             first = await bob.queue(name)
@@ -61,7 +61,7 @@ class ServerContract(Contract):
         """A lock without a holder and without living waiters is never busy."""
         async with self.peers(3) as (ann, bob, cat):
             if not self.counts_who_listens:
-                return  # then no client is taken for dead
+                return  # then no client is considered dead
             name = fresh_name()
             grant = await ann.take(name)
             for form in (PLAIN, READER, PLAIN):
@@ -216,7 +216,7 @@ class ServerContract(Contract):
             assert (await bob.handed()).waiter == place.waiter
             status = await bob.store.status(name)
             assert [waiter.client for waiter in status.waiters] == [cat.client]
-            # It was only slow: when it is told, its waiters come back to where they stood.
+            # It was only slow: when it is notified, its waiters come back to their old places.
             assert (await ann.told()).reason == "expired"
             assert [await ann.queue(name, w, ticket=ticket) for w, ticket in own] == own
             status = await bob.store.status(name)
@@ -283,7 +283,7 @@ class ServerContract(Contract):
                 await self._closed(name, bob, most=LONG)
 
     async def test_closing_is_told(self) -> None:
-        """The first waiter in the queue hears that it stays closed, and is told for how long."""
+        """The first waiter in the queue is notified that it stays closed, and asks for how long."""
         async with self.peers(2) as (ann, bob):
             for end in (ann.release, ann.expire):
                 form = Form(CLAIM, after_loss=LONG, after_grant=LONG)

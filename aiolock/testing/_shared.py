@@ -91,7 +91,7 @@ class SharedContract(ReadersContract):
             assert not await self.left_behind(name)
 
     async def test_a_late_question_of_one_that_was_downgraded(self) -> None:
-        """A holder that asks again gets its grant, and does not stand in the queue as well."""
+        """A holder that asks again gets its grant, and is not in the queue as well."""
         async with self.peers(1) as (ann,):
             waiter = ann.waiter(_DOWNGRADES)
             grant = await ann.take(name := fresh_name(), waiter)
@@ -199,7 +199,9 @@ class SharedContract(ReadersContract):
             assert (await ann.handed()).waiter == place.waiter
 
     async def test_other_limits(self) -> None:
-        """A waiter that declares another limit is told; after a resize both numbers are valid."""
+        """A waiter that declares another limit is refused; after a resize both numbers
+        are valid.
+        """
         async with self.peers(2) as (ann, bob):
             name = fresh_name()
             await self._permits(ann, name, 1)
@@ -248,7 +250,7 @@ class SharedContract(ReadersContract):
         """A waiter that has left, or whose client is gone, does not count."""
         async with self.peers(3) as (ann, bob, cat):
             if not self.counts_who_listens:
-                return  # then no client is taken for dead
+                return  # then no client is considered dead
             name = fresh_name()
             places = [await ann.queue(name, ann.waiter(group_of(3)))]
             await bob.queue(name, bob.waiter(group_of(3)))
@@ -281,7 +283,7 @@ class SharedContract(ReadersContract):
         """Permits without living waiters are granted to one that does not wait."""
         async with self.peers(3) as (ann, bob, cat):
             if not self.counts_who_listens:
-                return  # then no client is taken for dead
+                return  # then no client is considered dead
             name = fresh_name()
             gone = await self._permits(ann, name, 3)
             await bob.queue(name, bob.waiter(permits(2, 3)))
@@ -298,7 +300,7 @@ class SharedContract(ReadersContract):
         """A waiter that may not join also lets in those behind the dead that it removes."""
         async with self.peers(4) as (ann, bob, cat, dan):
             if not self.counts_who_listens:
-                return  # then no client is taken for dead
+                return  # then no client is considered dead
             name = fresh_name()
             assert isinstance(await ann.ask(name, ann.waiter(permits(1, 2))), Granted)
             await bob.queue(name, bob.waiter(permits(2, 2)))

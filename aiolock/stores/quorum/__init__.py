@@ -1,9 +1,10 @@
 """A fair lock over several independent servers, of which a majority decides.
 
 `_votes` counts votes, without I/O; `tests/quorum` models it. `_server` is one server as a state
-machine. `_connection` is one member as a client sees it, `_membership` all members, `_candidates`
-the acquisitions that ask for votes, `_marks` the part for what is done once, and `_store` the store
-made of these.
+machine. `_connection` is one member as a client sees it, `_membership` all members. `_candidates`
+has the acquisitions that ask for votes: it builds on `_handing` (hand-offs within one client),
+`_marks` (work that is done once) and `_asking` (the questions and their answers). `_store` is the
+store made of these.
 """
 
 from __future__ import annotations

@@ -13,18 +13,18 @@ from aiolock.stores._member import Answer, InQueue, VoteRequest
 from aiolock.stores.quorum._votes import Phase, VoteSet
 
 KEEP_ALIVE: Final = 60.0
-"""Seconds after which every waiter asks again, so that a line in use does not expire."""
+"""Seconds after which every waiter asks again, so that a queue in use does not expire."""
 JUST_AFTER: Final = 0.003
 """Seconds to wait past the end of a lease: it must have ended by the member's clock."""
 
 
 def lasts(lease: int) -> float:
-    """Seconds for which a lease of so many ms is certainly ours, reckoned as the engine does."""
+    """Seconds for which a lease of so many ms is certainly ours, computed as the engine does."""
     return lease * 0.00099 - 0.002
 
 
 def lease_until(deadline: float, since: float, most: int) -> int:
-    """The longest lease from ``since`` that a client reckons to end by ``deadline``; in ms."""
+    """The longest lease (ms) from ``since`` that ends by ``deadline`` as a client computes it."""
     return max(0, min(most, int((deadline - since + 0.002) / 0.00099 + 1e-6)))
 
 
@@ -62,7 +62,7 @@ class QuorumAcquisition:
         "wait",
     )
 
-    def __init__(  # what is asked for, and by whom
+    def __init__(  # the request
         self,
         request: VoteRequest,
         ttl: int,
@@ -74,29 +74,31 @@ class QuorumAcquisition:
     ) -> None:
         self.request = request
         self.own = own or request.waiter
-        """Its waiter as the client knows it. For the members it has another number if it has come
-        back after it was released for good: a late copy of that release must not find it."""
+        """The waiter in the numbering of its client. At the members it has another number if it has
+        come back after it was released for good: a late copy of that release must not find it."""
         self.ttl = ttl
         self.wait = wait
         self.most = most
         self.admitted = False
-        """It has a place in line, so `max_waiters` does not count for it any more."""
+        """It has a place in a queue, so `max_waiters` does not apply to it any more."""
         form = request.form
         self.vote_set = VoteSet(servers, once=form.once, periodic=form.period > 0)
         self.asked = [False] * servers
         """Whether the member was ever asked, so that it has to be sent a release."""
         self.arrived = [False] * servers
-        """Whether anything of it may be there: not while each question was refused."""
+        """Whether the member may have a vote or a place of it: not while each question
+        was refused."""
         self.asking = [False] * servers
-        """Whether a question to the member is out."""
+        """Whether a question to the member has no answer yet."""
         self.sent = [0.0] * servers
-        """When the member was asked first: it has given no vote to this waiter before that."""
+        """The time of the first question to the member: it has given this waiter no vote before."""
         self.last_answer: list[tuple[float, int] | None] = [None] * servers
-        """When the last answered question was sent, and the member's clock in the answer."""
+        """The time at which the last answered question was sent, and the member's clock in the
+        answer."""
         self.said: list[Answer | Exception | None] = [None] * servers
         """The member's last answer, if that was no vote."""
         self.ask_at = [math.inf] * servers
-        """When to ask the member again if nothing else causes a question."""
+        """The time to ask the member again, if nothing else causes a question."""
         self.refused = dict[int, Exception]()
         """By member: the error with which it has answered, for a while. That may concern this name
         alone, so it counts for this acquisition only."""
@@ -104,26 +106,28 @@ class QuorumAcquisition:
         self.answers: list[Prompt] = []
         """The answers that its client waits for: several if it has asked several times."""
         self.called = 0.0
-        """When its client asked."""
+        """The time of its client's question."""
         self.queued = False
-        """Its client knows that it waits, so its grant is pushed, even if a question is out."""
+        """Its client was answered `Queued`, so its grant is pushed, even if a question is open."""
         self.entered_at = 0.0
         self.promised = 0.0
-        """The latest deadline that its client may reckon with, since it has entered."""
+        """The latest deadline that its client may have, since it has entered."""
         self.ahead_at = -math.inf
-        """When the members were last asked whether the lock may be handed on."""
+        """The time of the last `Member.reserve`, which asks whether the lock may be handed off."""
         self.holder = self.own
-        """The holder of the lock by these votes: after a hand-off, another of this client."""
+        """The holder of the lock by these votes: after a hand-off, another waiter of this
+        client."""
         self.undecided: asyncio.Future[int] | None = None
-        """The answer to the release of its bearer, while it is not known who is next."""
+        """The answer to the release of its holder, while the next one is undecided."""
         self.local = False
-        """It stands in no line, but waits at its client behind a waiter that has entered."""
+        """It is in no queue of a member, but waits at its client behind a waiter that has
+        entered."""
         self.idle = False
         """It gave its votes back, and its client has not asked again."""
         self.mark: tuple[int, float] | None = None
-        """The known mark, if its work is done: the fence, and until when the mark is known."""
+        """The known done marker, if its work is done: the fence, and until when it lasts."""
         self.recalled_at = -math.inf
-        """When the members were last asked whether its work is done."""
+        """The time of the last `Member.query_done`."""
 
     @property
     def waits(self) -> bool:
@@ -149,7 +153,7 @@ class QuorumAcquisition:
         return any(not answer.done() for answer in answers)
 
     def knows(self, fence: int, until: float) -> None:
-        """A member knows of a mark: see `aiolock.stores.quorum._marks`."""
+        """A member has reported a done marker: see `aiolock.stores.quorum._marks`."""
         if self.mark is None or self.mark[1] < until:
             self.mark = fence, until
 
@@ -172,7 +176,8 @@ class QuorumAcquisition:
         return self.request.form.claim
 
     def began(self, server: int, now: int, received: float) -> float:
-        """The latest time at which a pushed vote was given: at ``now``, by the member's clock.
+        """An upper bound for the local time at which a pushed vote was given: at ``now``, by the
+        member's clock.
 
         It was given before the push came. It also came so long after an answer of the member as the
         member's clock says, and the question of that answer had been sent by then. Without such an
@@ -191,8 +196,8 @@ class QuorumAcquisition:
         """Another waiter has the vote of that member; returns when to ask again.
 
         The waiter that is next asks when that lease ends: so a dead holder is noticed. A waiter
-        further back may not hear of hand-offs before it, so it asks often enough to learn of each
-        claim before that claim ends.
+        further back gets no push about hand-offs before it, so it asks often enough to learn of
+        each claim before that claim ends.
         """
         self.said[server], self.last_answer[server] = answer, (sent, answer.now)
         until = answer.until if answer.place == 1 else min(answer.until, self.claim, CLAIM)
@@ -206,11 +211,11 @@ class NameQueue:
     def __init__(self, due: Callable[[NameQueue], None], servers: int) -> None:
         self._due = due
         self.alone = [-math.inf] * servers
-        """When the question was sent that a member last answered with "no other client in line"."""
+        """The time of the question to which a member last answered `ALONE`."""
         self.shared_until = -math.inf
         """Until then no hand-off is tried: another client waits, or the members are too slow."""
         self.in_order = True
-        """Whether each acquisition has come behind all that were there."""
+        """Whether each acquisition came behind all that were there."""
         self.last = -(1 << 62)
         """The ticket of the last one."""
         self.timer_of_locals: asyncio.TimerHandle | None = None

@@ -1,4 +1,4 @@
-"""What a client is told about an acquisition, and how long it waits for that answer."""
+"""The answers to a client about an acquisition, and how long the client waits for them."""
 
 from __future__ import annotations
 
@@ -22,8 +22,9 @@ ASK_AGAIN: Final = 10_000
 def granted(acquisition: QuorumAcquisition, deadline: float) -> Granted:
     """The answer "entered", until ``deadline``: a lease that counts from the client's question."""
     lease = lease_until(deadline, acquisition.called, acquisition.ttl)
-    # To be confirmed if the members have to know that the waiter is inside. With a period only such
-    # a waiter has a run; and the end of a lease that is not renewed says nothing of its client.
+    # The client must confirm this (`claim`) if the members have to know that the waiter is inside:
+    # with a period only such a waiter counts as a run; and the end of a lease that is not renewed
+    # proves nothing about its client.
     form = acquisition.request.form
     claim = form.period > 0 or (form.fixed and not form.counts)
     return Granted(acquisition.vote_set.fence, lease, claim=claim)
@@ -39,7 +40,9 @@ def queued(acquisition: QuorumAcquisition) -> Queued:
 def denied(
     acquisition: QuorumAcquisition, connections: Sequence[MemberConnection]
 ) -> Queued | Busy | Full | Done | StoreError | None:
-    """Why the waiter cannot enter at once, if a majority says so; None if that is not known yet."""
+    """The reason why the waiter cannot enter at once, if a majority gives one; None if it
+    is open.
+    """
     votes, quorum = acquisition.vote_set.votes, acquisition.vote_set.quorum
     minority = len(votes) - quorum
     if len(votes) - acquisition.said.count(None) <= minority and is_due(acquisition, connections):
@@ -54,7 +57,7 @@ def denied(
     no = others_first + sum(isinstance(each, NotVoting) for each in said)
     errors = [each for each in said if isinstance(each, Exception)]
     if len(full) > minority:
-        return Full(max(full))  # a member may not have heard of all yet
+        return Full(max(full))  # a member may not have got all requests yet
     if no <= minority and len(errors) > minority:
         error = StoreError("; ".join(map(str, errors)))
         error.__cause__ = errors[0].__cause__ or errors[0]
@@ -65,7 +68,7 @@ def denied(
 
 
 def is_due(acquisition: QuorumAcquisition, connections: Sequence[MemberConnection]) -> bool:
-    """Whether a member that can be reached has still to answer."""
+    """Whether an answer of a reachable member is missing."""
     return any(
         asked and connection.in_reach
         for asked, connection in zip(acquisition.asking, connections, strict=True)
@@ -75,10 +78,10 @@ def is_due(acquisition: QuorumAcquisition, connections: Sequence[MemberConnectio
 def _falls_short(
     acquisition: QuorumAcquisition, connections: Sequence[MemberConnection], others_first: int
 ) -> bool:
-    """Whether a majority has voted or said that others come first, and no answer is due.
+    """Whether a majority has voted, or has others first, and no answer is due.
 
-    The other members cannot be reached; or the votes are of two periods; or a member that cannot be
-    reached has to be told the fence.
+    The other members cannot be reached; or the votes are of two periods; or a member that must get
+    the fence cannot be reached.
     """
     vote_set = acquisition.vote_set
     answered = others_first + len(vote_set.votes) - vote_set.votes.count(None)
@@ -90,7 +93,7 @@ def _falls_short(
 
 
 def _busy(taken: list[InQueue]) -> Busy:
-    """Another client holds the lock: the one that most members name."""
+    """The answer that another client holds the lock: the one that most members name."""
     until = max((each.until for each in taken), default=1)
     holders = dict[tuple[str, int], list[Participant]]()
     for each in taken:

@@ -34,7 +34,7 @@ from aiolock.stores.quorum._periods import ENDLESS, UNKNOWN, Period, period_of
 from aiolock.stores.quorum._votes import Phase, YieldVote
 
 SOON: Final = 0.02
-"""Seconds until it is asked again if a vote that was to be given back does not stand any more."""
+"""Seconds until a member is asked again where a vote that was to be given back had ended."""
 
 
 class Asking:
@@ -52,28 +52,28 @@ class Asking:
         """The highest number of any vote that this client got."""
 
     def _look(self, acquisition: QuorumAcquisition, reason: str = "expired") -> None:
-        """Act on the votes; ``reason`` says why a vote was taken away, if one was."""
+        """Act on the votes; ``reason``: why a vote was taken away, if one was."""
         raise NotImplementedError
 
     def _answer(self, acquisition: QuorumAcquisition) -> None:
-        """Tell the client what is known, once that is enough."""
+        """Answer the client, once enough is known."""
         raise NotImplementedError
 
     def _ask(self, acquisition: QuorumAcquisition, server: int, now: float) -> None:
-        """Ask the member for a vote, unless there is one, or a question for it is out."""
+        """Ask the member for a vote, unless there is one, or a question has no answer yet."""
         vote_set, connection = acquisition.vote_set, self._connections[server]
         if acquisition.asking[server] or vote_set.votes[server] is not None:
             return
         if acquisition.idle or acquisition.local or acquisition.over or not connection.in_reach:
             return
         if vote_set.suspended:
-            # As the member would say.
+            # As the member would answer.
             acquisition.said[server] = acquisition.refused.get(server) or NotVoting(1, 0)
             self._loop.call_soon(self._answer, acquisition)
             return
         wait = acquisition.wait or acquisition.inside
         if not wait and acquisition.asked[server]:
-            return  # once: it does not stand in line
+            return  # once: it is not queued there
         if connection.silent_until > now:
             acquisition.said[server] = NotVoting(1, 0)
             vote_set.forgotten(server)
@@ -82,7 +82,8 @@ class Asking:
             return
         new = not acquisition.asked[server]
         if isinstance(acquisition.said[server], QueueIsFull) and not any(acquisition.asking):
-            # All have answered, and too few say "crowded": the waiter gets a place there as well.
+            # All have answered, and too few of them have a full queue: the waiter gets a place in
+            # those as well.
             acquisition.admitted = True
         acquisition.asking[server] = acquisition.asked[server] = True
         acquisition.said[server] = None
@@ -141,13 +142,13 @@ class Asking:
             if acquisition.refused.pop(server, None) is not None:
                 self._weigh(acquisition)
         elif acquisition.waits and self._connections[server].in_reach:
-            # Out of reach, it would be no answer of the member.
+            # If it is out of reach, the error is not an answer of the member.
             acquisition.refused[server] = error
             self._weigh(acquisition)
             self._loop.call_later(RETRY, self._may_vote, acquisition, server, error)
 
     def _may_vote(self, acquisition: QuorumAcquisition, server: int, error: Exception) -> None:
-        """The member has refused a while ago; if it has to be asked whether it still does, ask."""
+        """Whether the member may vote after a refusal; if that is unknown, ask it."""
         if acquisition.refused.get(server) is error:
             del acquisition.refused[server]
             self._weigh(acquisition)
@@ -160,7 +161,7 @@ class Asking:
         answer: Answer | None,
         error: Exception | None,
     ) -> None:
-        """The same, or a member has answered a waiter that gives way."""
+        """A member has answered a request for a vote, or `Member.yield_vote`."""
         acquisition.asking[server] = False
         if not (isinstance(error, StoreError) and error.refused):
             acquisition.arrived[server] = True
@@ -175,7 +176,7 @@ class Asking:
         self._clocks.learn(server, answer.now, now)
         vote_set = acquisition.vote_set
         if vote_set.phase is Phase.OVER:
-            return  # what releases it goes behind what had asked
+            return  # its release was sent behind that question
         if isinstance(answer, Voted):
             if acquisition.request.form.counts or vote_set.may_count(server, answer.number):
                 at_once = answer.lease in {acquisition.ttl, acquisition.claim}  # else some time ago
@@ -202,7 +203,7 @@ class Asking:
         sent: float,
         answer: NotVoting | QueueIsFull | Refused | DoneMarker,
     ) -> None:
-        """A member gives no vote and no place in line: it is asked again in a while."""
+        """A member gives no vote and no place in its queue: it is asked again in a while."""
         now = self._time()
         acquisition.said[server] = answer
         when = now + (SOON if isinstance(answer, Refused) else RETRY)
@@ -219,7 +220,7 @@ class Asking:
 
     def _ask_by(self, acquisition: QuorumAcquisition, server: int, when: float) -> None:
         if isinstance(acquisition.said[server], InQueue):
-            acquisition.said[server] = None  # it may have no place there, so it asks for itself
+            acquisition.said[server] = None  # it may have no place there, so it asks again
         acquisition.ask_at[server] = when
         queue = self._queues.get(acquisition.request.name)
         if queue is not None:
@@ -258,7 +259,7 @@ class Asking:
         server = step.server
         if not acquisition.wait:
             self._release_at(acquisition, server, step.vote, unheard)
-            acquisition.said[server] = InQueue(0, 0, 0)  # others come first, or it comes too early
+            acquisition.said[server] = InQueue(0, 0, 0)  # others come first, or it is too early
             return
         sent = self._time()
         connection = self._connections[server]
@@ -270,7 +271,7 @@ class Asking:
     # Whether a majority votes
 
     def voting_changed(self) -> None:
-        """Members have begun to vote, or ceased to."""
+        """The number of members that vote has changed."""
         for acquisition in list(self.acquisitions.values()):
             self._weigh(acquisition)
 
@@ -283,7 +284,7 @@ class Asking:
         return votes.count(True) >= membership.quorum
 
     def _weigh(self, acquisition: QuorumAcquisition) -> None:
-        """Stand aside if no majority votes, and come back once one does."""
+        """Suspend the acquisition while no majority votes, and resume it once one does."""
         if not acquisition.waits or acquisition.idle:
             return
         suspended = not self._can_enter(acquisition)
@@ -293,7 +294,7 @@ class Asking:
             self._queue_again(acquisition)
 
     def _step_aside(self, acquisition: QuorumAcquisition) -> None:
-        """No majority votes: leave the lines, so that no waiter of others is blocked."""
+        """No majority votes: leave the queues, so that no waiter of other clients is blocked."""
         for leave in acquisition.vote_set.suspend():
             if acquisition.asked[leave.server]:
                 self._release_at(acquisition, leave.server, leave.upto, unheard)
@@ -308,13 +309,11 @@ class Asking:
         self._answer(acquisition)
 
     def _ask_again(self, acquisition: QuorumAcquisition, now: float) -> None:
-        acquisition.said = [
-            None
-        ] * self._membership.size  # what was said before may not hold any more
+        acquisition.said = [None] * self._membership.size  # earlier answers may not hold any more
         for server in range(self._membership.size):
             self._ask(acquisition, server, now)
 
-    # Votes that there are
+    # The votes of an acquisition
 
     def _renew(  # which vote, and with what
         self,
@@ -326,7 +325,7 @@ class Asking:
         *,
         entered: bool = False,
     ) -> None:
-        """Renew one vote, and tell the member this fence; ``entered``: also that it is inside."""
+        """Renew one vote, and make this fence known; ``entered``: the waiter is inside."""
         vote, connection, sent = (
             acquisition.vote_set.votes[server],
             self._connections[server],
@@ -376,7 +375,7 @@ class Asking:
         highest = acquisition.vote_set.highest
         member.release(acquisition.request, highest, upto, entered=OUTSIDE, on_reply=on_reply)
 
-    # What is due by the clock
+    # Timers
 
     def _look_after(self, queue: NameQueue) -> None:
         """Renew the votes that make no majority yet, and ask again in case a push was lost."""

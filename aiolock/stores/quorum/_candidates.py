@@ -1,4 +1,9 @@
-"""All acquisitions of one client: what follows from their votes, and what the client is told."""
+"""All acquisitions of one client: the effects of votes, and the answers to the client.
+
+This is where the parts meet. The client asks (`acquire`, `renew`, `release`), members answer and
+push (`granted`, `inquired`, `vote_lost`), and after each of these `_look` lets the acquisition's
+`VoteSet` decide the next steps.
+"""
 
 from __future__ import annotations
 
@@ -37,9 +42,9 @@ from aiolock.stores.quorum._votes import Enter, QueryDone, Raise, YieldVote
 _LATELY: Final = 1.0
 """Seconds after a release in which a push about its waiter may have been sent before it."""
 _COME_BACK: Final = 1 << 40
-"""Numbers from here on are of waiters that have come back: no client counts as far as that."""
+"""Numbers from here on are for waiters that have come back: no client has as many acquisitions."""
 _FEW: Final = 2
-"""With up to so many acquisitions, each goes on in the very call that brings its votes."""
+"""With up to so many acquisitions, the task of each continues in the call that brings its votes."""
 
 
 class Candidates(Handing):
@@ -52,16 +57,16 @@ class Candidates(Handing):
         self._patience = Patience(membership)
         self._releases = Releases(self._time)
         self._renewals = dict[WaiterId, Renewing]()
-        """The last renewal of each waiter that has entered."""
+        """The latest renewal of each waiter that has entered."""
         self._newest = 0
-        """The highest number of a waiter that has asked: a lower one has asked before."""
+        """The highest number of any waiter so far: a lower one is no newcomer."""
         self._come_back = itertools.count(_COME_BACK)
         self._left: set[WaiterId] = set()
-        """The waiters that were released lately."""
+        """The waiters that were released within `_LATELY`."""
         self._left_at: deque[tuple[float, WaiterId]] = deque()
         """When each of these waiters was released, in order."""
 
-    # What a client asks
+    # Requests of the client
 
     def acquire(
         self,
@@ -102,14 +107,14 @@ class Candidates(Handing):
         return answer
 
     def _named(self, waiter: WaiterId) -> WaiterId:
-        """What the members call it. Its first acquisition may have been released for good."""
+        """Its id at the members: another one, if its first acquisition was released for good."""
         if waiter.seq > self._newest:
             self._newest = waiter.seq
             return waiter
         return WaiterId(waiter.client, next(self._come_back))
 
     def _begin(self, acquisition: QuorumAcquisition, answer: Prompt, now: float) -> None:
-        """A newcomer asks all members, unless it waits at this client."""
+        """Start a newcomer: ask all members, unless it waits at this client."""
         name, waiter = acquisition.request.name, acquisition.request.waiter
         self.acquisitions[waiter] = acquisition
         if acquisition.own != waiter:
@@ -127,7 +132,7 @@ class Candidates(Handing):
 
     def _is_asked(self, acquisition: QuorumAcquisition, answer: Prompt, now: float) -> None:
         if not acquisition.is_waited_for:
-            acquisition.called = now  # of several questions the first counts
+            acquisition.called = now  # of several questions, the first counts
             acquisition.answers.clear()
         acquisition.answers.append(answer)
         self._patience.wait_for(answer, now)
@@ -139,10 +144,10 @@ class Candidates(Handing):
         self._last_tickets[form.priority] = ticket
         return ticket
 
-    # What the members push
+    # Pushes of the members
 
     def granted(self, server: int, waiter: WaiterId, number: int, lease: int, now: int) -> None:
-        """A member has voted for a waiter that stood in line."""
+        """A member has voted for a waiter in its queue."""
         acquisition = self.acquisitions[waiter]
         acquisition.arrived[server] = True
         began = acquisition.began(server, now, self._time())
@@ -151,16 +156,18 @@ class Candidates(Handing):
             self._look(acquisition)
 
     def foreign(self, server: int, name: str, waiter: WaiterId, form: Form) -> None:
-        """A member has voted for an ended waiter: it has not heard of the end, or forgot it."""
+        """A member has voted for a waiter that has ended: the release is missing there, or
+        forgotten.
+        """
         self._forget(self._time())
         if waiter in self._left:
-            return  # its release was not there yet, and is by now, or will be
+            return  # its release has arrived by now, or will
         member = self._connections[server].member
         request = VoteRequest(name, waiter, form, 0)
         member.release(request, 0, UNBOUNDED, entered=OUTSIDE, on_reply=unheard)
 
     def inquired(self, server: int, waiter: WaiterId, number: int) -> None:
-        """A waiter with a lower ticket wants this vote."""
+        """A waiter with a lower ticket needs this vote."""
         acquisition = self.acquisitions.get(waiter)
         if acquisition is not None:
             acquisition.vote_set.inquired(server, number)
@@ -169,8 +176,8 @@ class Candidates(Handing):
     def may_be_inquired(self, server: int) -> None:
         """Pushes of that member may be lost, so it may have inquired.
 
-        Who is short of a majority gives its vote back there. If nobody comes before it, the member
-        votes for it once more, in the same step.
+        An acquisition without a majority gives its vote back there. If no other comes before it,
+        the member votes for it once more, in the same step.
         """
         for acquisition in list(self.acquisitions.values()):
             vote, counts = acquisition.vote_set.votes[server], acquisition.request.form.counts
@@ -188,7 +195,7 @@ class Candidates(Handing):
             self._look(acquisition, reason)
         queue = self._queues.get(name)
         if queue is not None and reason == "expired":
-            # The member took this client for stuck, so all its waiters have left the line.
+            # The member considered this client stuck, so all its waiters have left the queue.
             for other in list(queue.acquisitions.values()):
                 self._ask(other, server, now)
 
@@ -198,7 +205,7 @@ class Candidates(Handing):
             self._inbox.done(name)
 
     def requested(self, waiter: WaiterId) -> None:
-        """A client asks this waiter to let go; several members push that."""
+        """A client asks this waiter to release the lock; several members push that."""
         acquisition = self.acquisitions.get(waiter)
         if acquisition is not None and acquisition.inside:
             self._inbox.requested(
@@ -208,25 +215,27 @@ class Candidates(Handing):
     # Members in reach
 
     def forget_clock(self, server: int) -> None:
-        """The server was restarted or replaced, so what is known of its clock is void."""
+        """The server was restarted or replaced: forget the estimate of its clock."""
         for acquisition in self.acquisitions.values():
             acquisition.last_answer[server] = None
 
     def ask_there(self, server: int) -> None:
-        """All waiters without a vote there ask: a push may be lost, or they did not ask before."""
+        """Ask that member for all waiters without a vote there: a push may be lost, or they did not
+        ask before.
+        """
         now = self._time()
         for acquisition in list(self.acquisitions.values()):
             self._ask(acquisition, server, now)
             if acquisition.vote_set.stuck:
-                self._look(acquisition)  # it may have to tell the fence there
+                self._look(acquisition)  # the member may need the fence
 
     def out_of_reach(self) -> None:
-        """A member does not answer, and a majority does: no waiter waits for its answer."""
+        """A member does not answer, but a majority does: do not wait for that member."""
         for acquisition in list(self.acquisitions.values()):
             if not acquisition.over:
                 self._look(acquisition)
 
-    # What follows from the votes
+    # The effects of votes
 
     def _look(self, acquisition: QuorumAcquisition, reason: str = "expired") -> None:
         if acquisition.waits:
@@ -266,16 +275,16 @@ class Candidates(Handing):
         name = acquisition.request.name
         waiter, fence = acquisition.holder, acquisition.vote_set.fence
         if deadline is None:
-            # The votes left are no majority, and no later vote replaces one that was counted.
+            # The remaining votes are no majority, and no later vote replaces one that was counted.
             self._abandon(acquisition, entered=True)
             self._inbox.lost(name, waiter, fence, reason)
         else:
-            # Said now, and not when it is over: a timer may fire late, if the loop is blocked.
+            # Now, and not at that deadline: a timer may fire late, if the loop is blocked.
             acquisition.promised = deadline
             self._inbox.shortened(name, waiter, fence, deadline)
 
     def _enter(self, acquisition: QuorumAcquisition, fence: int) -> None:
-        """The waiter has entered: tell its client, by the answer that is due or by a push."""
+        """The waiter has entered: report that by the answer that is due, or by a push."""
         now, deadline = self._time(), acquisition.vote_set.deadline
         assert deadline is not None
         acquisition.entered_at, acquisition.promised = now, deadline
@@ -309,7 +318,7 @@ class Candidates(Handing):
                 self._abandon(acquisition, entered=False)
 
     def _ask_the_full(self, acquisition: QuorumAcquisition) -> None:
-        """Ask the members that had no place: other members have let the waiter stand in line."""
+        """Ask the members whose queue was full: others have given the waiter a place."""
         for server, said in enumerate(acquisition.said):
             if isinstance(said, QueueIsFull):
                 self._ask(acquisition, server, self._time())
@@ -317,7 +326,7 @@ class Candidates(Handing):
     # Renewing
 
     def renew(self, waiter: WaiterId, fence: int, ttl: int, concluded: Concluded) -> None:
-        """One renewal of `Store.renew`: True, False, or None if nobody knows."""
+        """One renewal of `Store.renew`: True, False, or None for unknown."""
         acquisition = self._has(waiter)
         if acquisition is None or not acquisition.inside or acquisition.vote_set.fence != fence:
             concluded(False)  # noqa: FBT003  # what is known
@@ -355,7 +364,7 @@ class Candidates(Handing):
         """Renew the votes that end long before the deadline of the others, up to that.
 
         A vote that is pushed lasts for a claim. The holder may not be due to renew before that is
-        over, and then its server would take it for stuck. That it is inside is not said by this:
+        over, and then that server would consider it stuck. This does not report that it is inside:
         its client may still find that it is too late.
         """
         vote_set, form = acquisition.vote_set, acquisition.request.form
@@ -422,9 +431,10 @@ class Candidates(Handing):
         lost: bool = False,
         again: bool = True,
     ) -> asyncio.Future[int]:
-        """End an acquisition: release it at each member that was asked, in whatever state.
+        """End an acquisition in any state: release it at each member that was asked.
 
-        ``again``: a release that fails is sent again, where the member may have anything of it.
+        ``again``: a release that fails is sent again, if the member may have a vote or a place of
+        it.
         """
         vote_set, inside = acquisition.vote_set, acquisition.inside
         if acquisition.local:
@@ -527,12 +537,13 @@ class Candidates(Handing):
         return future
 
     def close(self) -> None:
-        """End all, and stop all timers: what members still answer has no consequences.
+        """End all, and stop all timers: later answers of members have no effect.
 
-        What is undecided is released. Of all else the members hear that this client has gone.
+        Undecided hand-offs are released. Everything else ends at the members because this client
+        stops listening.
         """
         acquisitions, queues = list(self.acquisitions.values()), list(self._queues.values())
-        # Before any release: it would have those behind it stand in line.
+        # Before any release, which would queue those behind it at the members.
         self.acquisitions.clear()
         self._queues.clear()
         for queue in queues:

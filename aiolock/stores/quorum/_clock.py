@@ -1,8 +1,8 @@
 """One clock made of the servers' clocks; a client gives out tickets by it.
 
 Every answer carries the time of its server. Subtract the client's own time when the answer came:
-the server is ahead by at least that, and the shorter the way, the nearer this is. The median of all
-servers counts, so a clock that is years off changes nothing.
+the server is ahead by at least that, and the shorter the way, the closer is this bound. The median
+of all servers counts, so a clock that is years off changes nothing.
 
 No safety depends on this: tickets only decide who is first.
 """
@@ -17,7 +17,7 @@ _SAMPLES: Final = 8
 
 
 class Clocks:
-    """How far each server's clock is ahead of ours, in µs."""
+    """An estimate of how far each server's clock is ahead of ours, in µs."""
 
     def __init__(self, servers: int) -> None:
         self._samples = [deque[int](maxlen=_SAMPLES) for _ in range(servers)]
@@ -52,6 +52,6 @@ class Clocks:
         return None if ahead is None else (int(local * 1e6) + ahead) // 1000
 
     def off(self, server: int) -> float | None:
-        """By how many seconds this server is ahead of the median; None if that is not known."""
+        """The seconds by which this server is ahead of the median; None if unknown."""
         ahead = self._ahead[server]
         return None if ahead is None else (ahead - self._median) / 1e6

@@ -1,4 +1,4 @@
-"""One member as a client sees it: whether it is in reach, whether it votes, and its pushes."""
+"""The connection to one member: whether it is in reach, whether it votes, and its pushes."""
 
 from __future__ import annotations
 
@@ -26,19 +26,21 @@ _LONGEST_PAUSE: Final = 1.0
 
 
 class Host(Protocol):
-    """The receiver of a seat's news of its member, which it names by number."""
+    """The receiver of a connection's events; a member is named by its number."""
 
     def joined(self, connection: MemberConnection) -> None:
         """The member was joined, or joining it has failed."""
 
     def registered(self, connection: MemberConnection, registered: Registered) -> None:
-        """The member has said which run it is, and for how long it does not vote."""
+        """The member was registered: which run of the server it is, and for how long it does not
+        vote.
+        """
 
     def reach_changed(self, connection: MemberConnection) -> None:
         """The member came in reach, or went out of reach."""
 
     def voting_changed(self) -> None:
-        """The member may have begun to vote, or ceased to."""
+        """The member may have begun or stopped to vote."""
 
     def ask_there(self, server: int) -> None:
         """Pushes of the member may have been lost: ask it again."""
@@ -54,7 +56,7 @@ class Host(Protocol):
         ...
 
     def inquired(self, server: int, waiter: WaiterId, number: int) -> None:
-        """The member wants this vote back, unless the waiter needs it."""
+        """The member asks for this vote back, unless the waiter has a majority."""
 
     def vote_lost(self, server: int, name: str, waiter: WaiterId, number: int, reason: str) -> None:
         """The member has taken this vote away."""
@@ -63,7 +65,7 @@ class Host(Protocol):
         """The member gives no votes of this name for a while."""
 
     def requested(self, waiter: WaiterId) -> None:
-        """A client asks this waiter to let go."""
+        """A client asks this waiter to release the lock."""
 
 
 class MemberConnection:
@@ -79,20 +81,20 @@ class MemberConnection:
         self.tried = False
         """Whether an attempt to join it has ended."""
         self.error: Exception | None = None
-        """Why the member could not be joined, or why its link is down."""
+        """The reason why the member could not be joined, or why its link is down."""
         self.unfit: Exception | None = None
-        """Why the server cannot be a member, whatever it answers."""
+        """The reason why the server cannot be a member at all."""
         self._down = False
         self._overdue = False
         self.run = ""
         self.unknown = False
-        """It knows of no quorum, so it has to be told whether it ever did."""
+        """It has no quorum config, so it needs to be told whether it ever had one (`Memory`)."""
         self.silent_until = 0.0
-        """Until when the member does not vote, by our clock; endless until it is enrolled."""
+        """The local time until which the member does not vote; endless until it is registered."""
         self._silence: asyncio.TimerHandle | None = None
-        """Runs out when the member votes again."""
+        """Fires when the member votes again."""
         self.refusal: Exception | None = None
-        """Why the member could not be enrolled, the last time."""
+        """The last error of a registration."""
         self._enrolling = False
         self._enrol_again: asyncio.TimerHandle | None = None
         self._enrol_pause = _FIRST_PAUSE
@@ -164,7 +166,7 @@ class MemberConnection:
     # Whether it answers
 
     def asked(self) -> None:
-        """A question was sent just now: check in time that it is answered."""
+        """A question was sent just now: check later that it is answered."""
         if self._timer is None:
             self._timer = self._loop.call_later(self._patience, self._look)
 
@@ -199,7 +201,7 @@ class MemberConnection:
             self._overdue = late
             self._host.reach_changed(self)
 
-    # Enrolment
+    # Registration
 
     def registered(self, registered: Registered) -> None:
         """See `MemberInbox`."""
@@ -234,17 +236,19 @@ class MemberConnection:
         self._register_later()
 
     def register(self, memory: Memory) -> None:
-        """Tell the member again of what quorum it is a member, unless that is under way."""
+        """Register the member again, unless that is under way."""
         if memory is Memory.UNSAID and self._enrolling:
             return
         self._register_no_more()
         self._enrolling = True
         if memory is Memory.NEW:
-            self.not_voting(0)  # it votes: what is asked from now on comes behind this
+            self.not_voting(0)  # it votes: later questions come behind this
         self.member.register(memory)
 
     def _register_later(self) -> None:
-        """Enrol it again in a while: here, and not once for each waiter that asks it for a vote."""
+        """Register it again in a while: here, and not once for each waiter that asks it
+        for a vote.
+        """
         self._register_no_more()
         pause, self._enrol_pause = self._enrol_pause, min(_LONGEST_PAUSE, 2 * self._enrol_pause)
         self._enrol_again = self._loop.call_later(pause, self.register, Memory.UNSAID)
@@ -257,7 +261,7 @@ class MemberConnection:
     def not_voting(self, left: int) -> float:
         """The member does not vote for so many ms; returns until when, by our clock.
 
-        Less than 0: until it is enrolled, and then all who wait ask it.
+        Less than 0: until it is registered, and then all waiters ask it.
         """
         if left < 0:
             self.silent_until = math.inf
@@ -276,11 +280,11 @@ class MemberConnection:
         self._loop.call_soon(self._host.voting_changed)
 
     def forgot(self) -> None:
-        """The member has answered that it does not vote until it is enrolled: see to that."""
+        """The member has answered that it does not vote until it is registered: do so."""
         if self._enrol_again is None:
             self.register(Memory.UNSAID)
 
-    # What comes unasked
+    # Pushes
 
     def granted(  # noqa: PLR0917  # see `Inbox`
         self, name: str, waiter: WaiterId, form: Form, fence: int, lease: int, now: int
@@ -300,7 +304,7 @@ class MemberConnection:
         self._host.vote_lost(self.number, name, waiter, fence, reason)
 
     def shortened(self, name: str, waiter: WaiterId, fence: int, until: float) -> None:
-        """Never pushed by a member: its votes last as long as it has said."""
+        """Never pushed by a member: its votes last as long as it has promised."""
 
     def done(self, name: str) -> None:
         """See `Inbox`."""
@@ -311,12 +315,12 @@ class MemberConnection:
         self._host.requested(waiter)
 
     def order_unknown(self, name: str, waiter: WaiterId) -> None:
-        """Never pushed by a member: no waiter is told which waiter stands before it."""
+        """Never pushed by a member: no answer has a `before`."""
 
     def unconfirmed(
         self, name: str, waiter: WaiterId, form: Form, fence: int, error: Exception
     ) -> None:
-        """Never pushed by a member: it waits for no replica."""
+        """Never pushed by a member: it does not wait for replicas."""
 
     def reconnected(self) -> None:
         """See `Inbox`."""

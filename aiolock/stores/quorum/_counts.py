@@ -11,7 +11,7 @@ from aiolock.store import WAS_ABSENT, WAS_HOLDER, WAS_UNKNOWN
 from aiolock.stores.quorum._acquisition import QuorumAcquisition
 
 Concluded = Callable[[bool | None], None]
-"""Gets the majority's answer to a renewal; None if nobody knows."""
+"""A function that gets the majority's answer to a renewal; None if unknown."""
 
 
 class Tally:
@@ -20,9 +20,9 @@ class Tally:
     def __init__(
         self, quorum: int, was: int, held: int, *, lost: bool = False, at_once: bool = False
     ) -> None:
-        """``held`` votes were counted; ``lost``: as far as the client knows, they have ended.
+        """``held`` votes were counted; ``lost``: they have ended by the client's deadline.
 
-        ``at_once``: the task that waits for this goes on in the call that brings the last answer.
+        ``at_once``: the waiting task continues in the call that brings the last answer.
         """
         self.future = Prompt(loop=asyncio.get_running_loop())
         self._at_once = at_once
@@ -59,7 +59,7 @@ class Tally:
                 self.future.set_exception(error)
 
     def _verdict(self) -> int:
-        """The state before the release, unless a majority of its votes may have been lost.
+        """The state before the release, or unknown if a majority of its votes may have been lost.
 
         Until the deadline a vote counts unless its server misses it; after it, only if found.
         """
@@ -91,7 +91,7 @@ class Renewing:
         concluded: Concluded,
     ) -> None:
         self.ttl = ttl
-        """The lease that is asked for, in ms; 0 if the votes are only looked for."""
+        """The requested lease, in ms; 0 to ask only whether the votes are still out."""
         self._until = until
         self._standing = acquisition
         self._asked = set(servers)
@@ -112,7 +112,7 @@ class Renewing:
         return True
 
     def on_reply(self, still: Any, error: Exception | None) -> None:
-        """A member has answered; the standing knows already what became of its vote."""
+        """A member has answered; the vote set was updated before this."""
         self._pending -= 1
         if error is None and still:
             self._renewed += 1
@@ -121,7 +121,7 @@ class Renewing:
     def look(self) -> None:
         """Conclude once a majority has given the same answer, or no more answers are to come."""
         if self._concluded is None:
-            return  # it may be about what was given back since
+            return  # it may be about votes that were given back since
         votes, quorum = self._standing.vote_set.votes, self._standing.vote_set.quorum
         if self._renewed >= quorum and self._lasts():
             if self.ttl:
@@ -134,12 +134,12 @@ class Renewing:
             self._conclude(None)
 
     def _lasts(self) -> bool:
-        """Whether a majority stands for as long as was asked: a renewed vote may be lost since."""
+        """Whether a majority lasts for as long as was asked: a renewed vote may be lost since."""
         deadline = self._standing.vote_set.deadline
         return not self.ttl or (deadline is not None and deadline >= self._until)
 
     def give_back(self) -> None:
-        """The votes are given back: later answers say nothing of what is entered next."""
+        """The votes are given back: later answers are not about the next time that it enters."""
         self._conclude(False)  # noqa: FBT003
 
     def _conclude(self, still: bool | None) -> None:  # noqa: FBT001

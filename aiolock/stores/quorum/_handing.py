@@ -1,21 +1,21 @@
 """Hand-offs within one client, without the members.
 
 A waiter that has entered has the votes of a majority, and its client may let another of its own
-waiters have the lock by these very votes. No member hears of that: for the members the votes still
+waiters have the lock by these very votes. No message goes to the members: for them the votes still
 belong to the first waiter, until the last waiter of this *run* has left. So the deadline stays as
-it was, and news of the votes (renewed, taken away, lost) concerns the waiter that holds the lock
-by then, the *bearer*.
+it was, and every event about the votes (renewed, taken away, lost) concerns the waiter that holds
+the lock by then, the *holder*.
 
-* **The fences are known beforehand.** A majority of the votes has to stand, and their members have
+* **The fences are known beforehand.** A majority of the votes has to be out, and their members have
   to know the next fence, before a waiter enters with it. So any later vote has a higher number,
   even if no message that is sent after this arrives.
-* **No other client waits.** A majority has to have said so lately; else the votes are given back,
-  and the members hand on. So a waiter that stands in line at a majority is not overtaken for longer
-  than that.
-* **A new waiter waits at its client** during a run, without a place in line, for a short while.
-  Then its client asks the members for it; it asks them at once if another client waits, and before
-  the votes are given back. The ticket is from when the waiter came, so its place is the one that it
-  would have had.
+* **No other client waits.** A majority has to have confirmed that within `FRESH`; otherwise the
+  votes are given back, and the members grant the lock. So a waiter that is in the queues of a
+  majority is not overtaken for longer than that.
+* **A new waiter waits at its client** during a run, without a place in a queue, for a short while
+  (`LAZY`). Then its client asks the members for it; it asks them at once if another client waits,
+  and before the votes are given back. The ticket is from when the waiter came, so its place is the
+  one that it would have had.
 """
 
 from __future__ import annotations
@@ -37,28 +37,28 @@ from aiolock.stores.quorum._membership import Membership
 FRESH: Final = 0.01
 """Seconds for which "no other client waits" is relied on, from before that was asked."""
 _AHEAD: Final = 64
-"""How many fences the members know in advance."""
+"""How many fences are made known to the members in advance."""
 LAZY: Final = 0.05
-"""Seconds for which a waiter may wait at its client, without a place in line."""
+"""Seconds for which a waiter may wait at its client, without a place in a queue."""
 _SHARED: Final = 0.1
-"""Seconds in which no hand-off is tried after a member has said that another client waits."""
+"""Seconds in which no hand-off is tried after a member has reported that another client waits."""
 _FAR: Final = 1.0
-"""The same after the members have answered too late for a hand-off."""
+"""The same, after the members have answered too late for a hand-off."""
 _UNDECIDED: Final = 0.02
-"""Seconds for which the next bearer may be undecided before the lock is released."""
+"""Seconds for which the next holder may be undecided before the lock is released."""
 _MARGIN: Final = 4
-"""A hand-off needs at least a claim divided by this to be left of the deadline."""
+"""A hand-off needs at least this part of a claim until the deadline."""
 
 
 class Handing(Marking):
-    """The acquisitions of one client, among which it may hand locks on."""
+    """The acquisitions of one client, among which it may hand locks off."""
 
     def __init__(self, membership: Membership, inbox: Inbox) -> None:
         super().__init__(membership)
         self._inbox = inbox
         self._runs: dict[WaiterId, QuorumAcquisition] = {}
-        """Bearers after a hand-off, with the acquisition whose votes they have; and waiters that
-        have come back, with the acquisition that has another number at the members."""
+        """The holders after a hand-off, each with the acquisition whose votes it has; and waiters
+        that have come back, each with the acquisition that has another number at the members."""
 
     def leave(self, acquisition: QuorumAcquisition, *, entered: bool) -> asyncio.Future[int]:
         """End an acquisition: release it at each member that was asked."""
@@ -69,7 +69,7 @@ class Handing(Marking):
         raise NotImplementedError
 
     def _has(self, waiter: WaiterId) -> QuorumAcquisition | None:
-        """The acquisition that this waiter bears, or waits with."""
+        """The acquisition by whose votes this waiter holds the lock, or with which it waits."""
         acquisition = self._runs.get(waiter) if self._runs else None
         if acquisition is None:
             acquisition = self.acquisitions.get(waiter)
@@ -80,7 +80,9 @@ class Handing(Marking):
     # Waiters that come during a run
 
     def _waits_here(self, queue: NameQueue, acquisition: QuorumAcquisition) -> bool:
-        """Whether a newcomer waits here, behind a waiter that has entered; then it is set up."""
+        """Whether a newcomer waits at this client, behind a waiter that has entered; if so, start
+        that.
+        """
         if len(queue.acquisitions) == 1:
             return False
         first, now = next(iter(queue.acquisitions.values())), acquisition.called
@@ -117,15 +119,18 @@ class Handing(Marking):
                     self._ask_all(acquisition, now)
 
     def _enqueue_locally(self, acquisition: QuorumAcquisition) -> None:
-        """The votes are to be given back: before that, those behind them have to stand in line."""
+        """Queue the local waiters at the members, before the votes in front of them are
+        given back.
+        """
         queue = self._queues.get(acquisition.request.name)
         if queue is not None and len(queue.acquisitions) > 1:
             self._enqueue(queue)
 
-    # Handing on
+    # Handing off
 
     def _hand_off(self, acquisition: QuorumAcquisition) -> asyncio.Future[int] | None:
-        """The bearer leaves: let the next waiter of this client have the lock, if it may.
+        """The holder leaves: hand the lock off to the next waiter of this client, if that is
+        allowed.
 
         Returns the answer to the release; None if the votes are to be released.
         """
@@ -143,7 +148,7 @@ class Handing(Marking):
         return left
 
     def _next(self, queue: NameQueue, acquisition: QuorumAcquisition) -> QuorumAcquisition | None:
-        """The next waiter of this client, if the lock can be handed on to it."""
+        """The next waiter of this client, if the lock can be handed off to it."""
         if not queue.in_order:
             return None
         waiting = iter(queue.acquisitions.values())
@@ -160,7 +165,7 @@ class Handing(Marking):
         return sum(asked >= since for asked in queue.alone) >= self._membership.quorum
 
     def _ask_ahead(self, acquisition: QuorumAcquisition, now: float) -> None:
-        """In advance, make the next fences known, and ask whether another client waits."""
+        """Ahead of a hand-off, make the next fences known, and ask whether another client waits."""
         vote_set = acquisition.vote_set
         if (
             now - acquisition.ahead_at < FRESH / 3
@@ -221,7 +226,7 @@ class Handing(Marking):
             self._abandon(acquisition, entered=True)
 
     def _decide(self, queue: NameQueue, acquisition: QuorumAcquisition) -> None:
-        """The bearer has left: let the next waiter have the lock once it is surely its turn."""
+        """The holder has left: hand the lock off once it is certainly the next waiter's turn."""
         now, vote_set = self._time(), acquisition.vote_set
         target = self._next(queue, acquisition)
         deadline = vote_set.deadline or 0.0
@@ -259,16 +264,16 @@ class Handing(Marking):
         """Tell a queued waiter that it has entered."""
         now = self._time()
         lease, since = lease_until(deadline, now, acquisition.ttl), now
-        if lease < acquisition.claim:  # as for any pushed grant, no earlier than its question
+        if lease < acquisition.claim:  # as of any pushed grant, no earlier than its question
             since = max(deadline - lasts(acquisition.claim), called)
             lease = lease_until(deadline, since, acquisition.claim)
-        # Two µs earlier, for rounding: it must not seem to be ours for longer.
+        # Two µs earlier, for rounding: it must not seem to last longer.
         when = max(int(since * 1e6) - 2, int(called * 1e6))
         request = acquisition.request
         self._inbox.granted(request.name, waiter, request.form, fence, lease, when)
 
     def _says_again(self, acquisition: QuorumAcquisition, ttl: int) -> Granted:
-        """The answer to a waiter that asks after the lock was handed on to it: it has the lock."""
+        """The answer to a waiter that asks after the lock was handed off to it: it has the lock."""
         deadline = acquisition.vote_set.deadline or 0.0
         acquisition.promised = max(acquisition.promised, deadline)
         lease = lease_until(deadline, self._time(), ttl)
@@ -277,9 +282,9 @@ class Handing(Marking):
     # Questions of other clients
 
     def as_handed_off(self, status: Status) -> Generator[int, None, Status]:
-        """A status, part by part, that shows the bearer in place of the waiter whose votes it has.
+        """A status, part by part, that shows the holder in place of the waiter whose votes it has.
 
-        A waiter that has come back has the number by which its client knows it.
+        A waiter that has come back is shown with the number that its client uses.
         """
 
         def present(party: Participant) -> Participant:
@@ -299,7 +304,7 @@ class Handing(Marking):
         return replace(status, holders=tuple(holders), waiters=tuple(waiters))
 
     def fences(self) -> dict[int, WaiterId]:
-        """The fences that were handed on, with the waiter whose votes they rest on."""
+        """The fences that were handed off, with the waiter whose votes they rest on."""
         runs = self._runs.values()
         return {each.vote_set.fence: each.request.waiter for each in runs if each.inside}
 

@@ -1,37 +1,39 @@
-"""What is done once: how a majority learns that it is done, and why no client does it again.
+"""Work that is done once: how a majority learns that it is done, and why no client does it again.
 
-The client that has done it leaves a *mark* with its fence at every server, in place of its vote. A
-server has a mark or a vote out, never both, until the mark ends: ``remember`` after it was left, by
-the server's clock. From this follows, whichever servers answer:
+The client that has done it leaves a *done marker* with its fence at every server, in place of its
+vote. A server has a marker or a vote out, never both, until the marker ends: ``remember`` after it
+was left, by the server's clock. From this follows, whichever servers answer:
 
-* **A majority knows before any client is told.** `finish` answers once a majority is marked, and a
-  candidate is told *done* once it has found that a majority is. A client that is to enter after
-  that needs a vote of one of these servers, which has none. So no body begins once any client was
-  told that it is done.
-* **A mark of a minority is written back.** The client that did it may have died half way, or a
-  server was not there. A candidate that learns of a mark turns each vote that it gets into that
-  mark, and is told "done" once a majority has it (the write-back of Attiya, Bar-Noy and Dolev). It
-  then leaves the mark at all other servers as well. A candidate that enters without having met the
-  mark does it again; `finish` has told the first client that nobody knows. Both marks are true.
-* **A copy ends no later than the mark that it copies**, by the clock of the server where it is
-  left. So marks that end unevenly do not keep each other alive. Until then a mark of a minority
-  keeps candidates from their votes as long as any asks; it is over once some majority has no mark.
-* **A server that has lost its memory does not say that it is not done.** Such a server does not
-  vote for the longest lease, which is much less than ``remember``. So a candidate that has a
-  majority asks all servers once more before it enters, and counts those that have not lost their
-  memory in all that time. It needs answers from q of these, or from all of these if they are
-  fewer. Then it has heard a marked server, if any has not lost its memory: of N servers q were
-  marked, and f have lost it; the candidate has not heard at most q - 1 - f of the others, and at
-  least q - f of these were marked.
+* **A majority has the marker before any client is told.** `finish` answers once a majority has it,
+  and a candidate gets `Done` once it has found that a majority has it. A client that is to enter
+  after that needs a vote of one of these servers, which has none. So no body begins once any client
+  was told that the work is done.
+* **A marker of a minority is written back.** The client that did the work may have died half way,
+  or a server was out of reach. A candidate that learns of a marker turns each vote that it gets
+  into that marker, and gets `Done` once a majority has it (the write-back of Attiya, Bar-Noy and
+  Dolev). It then leaves the marker at all other servers as well. A candidate that enters without
+  having met the marker does the work again; `finish` has told the first client that its outcome is
+  unknown. Both markers are true.
+* **A copy ends no later than the marker that it copies**, by the clock of the server where it is
+  left. So markers that end unevenly do not keep each other alive. Until then a marker of a minority
+  keeps candidates from their votes as long as any asks; it is over once some majority has no
+  marker.
+* **A server that has lost its memory does not count as "not done".** Such a server does not vote
+  for the longest lease, which is much less than ``remember``. So a candidate that has a majority
+  asks all servers once more before it enters, and counts those that have not lost their memory in
+  all that time. It needs answers from q of these, or from all of these if they are fewer. Then a
+  marked server has answered, if any has not lost its memory: of N servers q were marked, and f have
+  lost it; at most q - 1 - f of the others have not answered, and at least q - f of these were
+  marked.
 
-* **A finish that fails leaves the votes where they are.** The client sends it again until its
-  lease ends (`aiolock._engine.pending_finishes`). If the votes were given back before, another
-  client would do the work meanwhile. So a server is sent the release once it has answered that it
-  has the mark, or that its vote is another's; and any server once the finish is over: a majority
-  has answered alike, or the lease ends.
+* **A finish that fails leaves the votes where they are.** The client sends it again until its lease
+  ends (`aiolock._engine.pending_finishes`). If the votes were given back before, another client
+  would do the work meanwhile. So a server is sent the release once it has answered that it has the
+  marker, or that its vote is another's; and any server once the finish is over: a majority has
+  answered alike, or the lease ends.
 
-If all marked servers have lost their memory, the mark is forgotten. It is also forgotten if a
-majority was emptied at once: a quorum of which a majority knows nothing is a new one.
+If all marked servers have lost their memory, the marker is forgotten. It is also forgotten if a
+majority was emptied at once: a quorum of which a majority has no config is a new one.
 """
 
 from __future__ import annotations
@@ -50,25 +52,26 @@ from aiolock.stores.quorum._counts import unheard
 from aiolock.stores.quorum._membership import Membership
 
 _AGAIN: Final = 0.5
-"""Seconds after which the members are asked again whether it is done."""
+"""Seconds after which the members are asked again whether the work is done."""
 _PATIENCE: Final = 5.0
-"""Seconds after which a waiting client is told that too few members know whether it is done."""
+"""Seconds after which a waiting client gets an error because too few members can tell whether the
+work is done."""
 _LONGEST: Final = 3600.0
 """Seconds after which a finish that fails is not sent again, whatever the lease."""
 
 
 class Marking(Asking):
-    """The acquisitions of one client; here, the part about what is done once."""
+    """The acquisitions of one client: the part about work that is done once."""
 
     def __init__(self, membership: Membership) -> None:
         super().__init__(membership)
         self._finishing = dict[WaiterId, _Finish]()
-        """The finishes that are not over, by the waiter as the client knows it."""
+        """The finishes that are not over, by the waiter in the client's numbering."""
 
-    # A known mark
+    # A known done marker
 
     def _mark_votes(self, acquisition: QuorumAcquisition) -> None:
-        """Turn the votes of an acquisition into the mark that it knows of."""
+        """Turn the votes of an acquisition into the done marker that it has met."""
         now = self._time()
         for server, vote in enumerate(acquisition.vote_set.votes):
             if vote is not None and (copy := self._copy(acquisition, server, now)) is not None:
@@ -79,7 +82,9 @@ class Marking(Asking):
     def _copy(
         self, acquisition: QuorumAcquisition, server: int, now: float
     ) -> tuple[int, int, int] | None:
-        """The known mark for this member; None if it has ended, or no clock of it is known."""
+        """A copy of the known marker for this member; None if that has ended, or the member's clock
+        is unknown.
+        """
         if acquisition.mark is None:
             return None
         fence, until = acquisition.mark
@@ -108,7 +113,7 @@ class Marking(Asking):
         connection.member.finish(acquisition.request, fence, remember, end, marked)
 
     def _write_back(self, acquisition: QuorumAcquisition) -> None:
-        """The client is told "done": leave the mark at the members that do not have it yet."""
+        """The client gets `Done`: leave the marker at the members that do not have it yet."""
         now = self._time()
         for server, connection in enumerate(self._connections):
             copy = self._copy(acquisition, server, now)
@@ -120,7 +125,7 @@ class Marking(Asking):
     # A candidate with a majority, before it enters
 
     def _query_done(self, acquisition: QuorumAcquisition) -> None:
-        """Ask all members whether it is done, and whether they would know."""
+        """Ask all members for their done records."""
         now = self._time()
         if now < acquisition.recalled_at + _AGAIN:
             return  # that is under way
@@ -156,7 +161,7 @@ class Marking(Asking):
         self._look(acquisition)
 
     def _is_not_done(self, acquisition: QuorumAcquisition, said: dict[int, DoneRecord]) -> bool:
-        """Whether enough members that have not lost their memory meanwhile say "not done"."""
+        """Whether enough members that have not lost their memory meanwhile have no marker."""
         if any(each.number for each in said.values()):
             return False
         size, quorum = self._membership.size, self._membership.quorum
@@ -165,7 +170,7 @@ class Marking(Asking):
 
     @staticmethod
     def _lost(acquisition: QuorumAcquisition, said: dict[int, DoneRecord]) -> int:
-        """How many members have lost their memory within the time for which a mark is kept."""
+        """How many members have lost their memory within the time for which a marker is kept."""
         ever = acquisition.request.form.remember
         return sum(each.forgot >= 0 and (not ever or each.forgot < ever) for each in said.values())
 
@@ -184,7 +189,7 @@ class Marking(Asking):
             )
         self._look(acquisition)
 
-    # It is done
+    # Finishing
 
     def finish(
         self, name: str, waiter: WaiterId, form: Form, fence: int, remember: int
@@ -192,7 +197,7 @@ class Marking(Asking):
         """See `Store.finish`."""
         finish = self._finish_of(waiter, fence)
         if finish is None:
-            remember = 0  # the lock was lost, or it is done: then the members know
+            remember = 0  # it was lost, or is done: the members can tell
         request = (
             VoteRequest(name, waiter, form, 0) if finish is None else finish.acquisition.request
         )
@@ -244,7 +249,7 @@ class Marking(Asking):
             finish.timer = self._loop.call_later(left, self._settle, finish)
 
     def _settle(self, finish: _Finish) -> None:
-        """The finish is over: nothing of it is to stay at any member except its mark."""
+        """The finish is over: leave nothing of it at any member except the done marker."""
         if not finish.over:
             finish.over = True
             del self._finishing[finish.waiter]
@@ -257,7 +262,7 @@ class Marking(Asking):
                 self._leave_behind(finish, connection)
 
     def _leave_behind(self, finish: _Finish, connection: MemberConnection) -> None:
-        """Release the vote, or the place in line, at this member, unless that was done."""
+        """Release the vote, or the place in the queue, at this member, unless that was done."""
         if finish.present[connection.number]:
             finish.present[connection.number] = False
             acquisition = finish.acquisition
@@ -277,7 +282,7 @@ class Marking(Asking):
                 self._leave_behind(finish, connection)
 
     def _has(self, waiter: WaiterId) -> QuorumAcquisition | None:
-        """The acquisition that this waiter bears, or waits with."""
+        """The acquisition by whose votes this waiter holds the lock, or with which it waits."""
         raise NotImplementedError
 
     def _end(self, acquisition: QuorumAcquisition) -> None:

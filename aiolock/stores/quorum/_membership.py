@@ -1,4 +1,4 @@
-"""All members together: a client joins them, enrols them, and asks all of them at once."""
+"""All members together: a client joins and registers them, and asks all of them at once."""
 
 from __future__ import annotations
 
@@ -49,9 +49,10 @@ class Membership:
         ]
         self._progress = asyncio.Event()
         self._decided = False
-        """Whether the members that knew of no quorum at opening have been told what they are."""
+        """Whether the members without a config at opening were told whether the quorum is new."""
         self.decides = False
-        """Whether a majority votes, as far as that concerns all names: else all stand aside."""
+        """Whether a majority votes, as far as that concerns all names: if not, all acquisitions are
+        suspended."""
         self.closed = False
 
     # Joining
@@ -84,7 +85,7 @@ class Membership:
         return sum(connection.is_joined for connection in self.connections)
 
     def _is_settled(self, soon: float) -> bool:
-        """Whether there is nothing left to wait for."""
+        """Whether opening need not wait any longer."""
         if any(connection.unfit for connection in self.connections):
             return True
         if soon and self.time() >= soon:
@@ -101,7 +102,9 @@ class Membership:
                 raise connection.unfit
 
     def registered(self, connection: MemberConnection, registered: Registered) -> None:
-        """A member has said which run it is, and for how long it does not vote."""
+        """A member was registered: which run of the server it is, and for how long it does not
+        vote.
+        """
         if connection.run and connection.run != registered.run:
             self.clocks.forget(connection.number)
         connection.run = registered.run
@@ -115,11 +118,11 @@ class Membership:
                 )
                 log.error("aiolock: %s", second.unfit)
         if connection.unknown and self._decided:
-            # The other members know of this quorum, so this one has forgotten it.
+            # The other members have the config of this quorum, so this one has lost its memory.
             connection.register(Memory.LOST)
 
     def _decide(self) -> None:
-        """Tell the members that know of no quorum: if they are a majority, the quorum is new."""
+        """Decide about the members without a config: if they are a majority, the quorum is new."""
         self._decided = True
         unknown = [
             connection
@@ -190,7 +193,7 @@ class Membership:
         ]
 
     def _why(self, connection: MemberConnection, now: float) -> str:
-        """Why it does not answer, or does not vote; empty if it does."""
+        """The reason why it does not answer, or does not vote; empty if it does."""
         if not connection.in_reach or connection.refusal is not None:
             return connection.why
         return _FORGETS if self._not_voting(connection, now) else ""
@@ -273,7 +276,7 @@ class _Poll:
         self._look()
 
     def _is_enough(self) -> None:
-        """The other members have had their time."""
+        """The other members have had their time: conclude without them."""
         self._enough = True
         self._look()
 

@@ -31,7 +31,7 @@ _SWEEP_AT: Final = 1024
 _PAGE: Final = 200
 """Names on one page."""
 _LISTINGS: Final = 32
-"""Listings of names that may be read at a time, before one has to begin again."""
+"""Listings of names that may be under way at a time, before one has to begin again."""
 
 
 class MemoryQuorumServer:
@@ -41,7 +41,7 @@ class MemoryQuorumServer:
         self._server = server
         self.run = secrets.token_hex(20)
         self.began: int | None = None
-        """When the server was started, in ms; None if that is not known."""
+        """The start of the server, in ms; None if unknown."""
         self.states: dict[str, QuorumServerState] = {}
         self.listeners: dict[str, MemberInbox] = {}
         self.config: QuorumConfig | None = None
@@ -49,7 +49,7 @@ class MemoryQuorumServer:
         self._its_run = ""
         self._sweep_at = _SWEEP_AT
         self._listings = OrderedDict[str, list[str]]()
-        """The names of snapshots that are being taken, by their numbers."""
+        """The names of the listings under way, by their numbers."""
         self._numbers = itertools.count(1)
 
     def now(self) -> int:
@@ -70,11 +70,11 @@ class MemoryQuorumServer:
 
     @property
     def left_behind(self) -> list[str]:
-        """The names with a vote or a line."""
+        """The names with a vote or a queue."""
         return [name for name, state in self.states.items() if state.out or state.queue]
 
     def listed(self, start: str) -> tuple[tuple[str, ...], str]:
-        """Some names with a vote or a line, and where the next page begins.
+        """Some names with a vote or a queue, and the start of the next page.
 
         As in `MemoryServer.listed`, the names are listed for the first page.
         """
@@ -105,7 +105,7 @@ class MemoryQuorumServer:
             if self._its_run != self.run and not config.durable:
                 self._votes_from = max(self._votes_from, ms + config.longest)
         elif self.began is not None and ms - self.began < config.longest:
-            since = ms if config.durable else self.began  # as the script says
+            since = ms if config.durable else self.began  # as in the script
             self._votes_from = since + config.longest + 1000
         elif memory is Memory.UNSAID:
             return Registered(-1, self.run, now)
@@ -131,7 +131,7 @@ class MemoryQuorumServer:
         return answer
 
     def status(self, name: str, *, waiting: bool) -> Generator[int, None, Status]:
-        """The holders of a vote of this name, and the waiters in line, part by part."""
+        """The owners of the votes of this name, and the waiters in the queue, part by part."""
         state = self.states.get(name) or QuorumServerState()
         waiters = list[Participant]()
         for ticket, waiter in list(state.queue) if waiting else ():

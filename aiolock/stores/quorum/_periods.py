@@ -8,7 +8,7 @@ later.
 
 Clocks differ, so at the turn of a period the votes of a waiter may be of two periods. Then it
 enters with neither. It gives a vote back once the period of that vote is over at its server, and
-gets the next one there by the same command. So it keeps its place in line, and its turn.
+gets the next one there by the same command. So it keeps its place in the queue, and its turn.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ class Period(NamedTuple):
     """The period in which a server gave a vote."""
 
     number: int | None
-    """Only votes with the same number count together; None: not known, so with no other vote."""
+    """Only votes with the same number count together; None: unknown, so with no other vote."""
     over_at: float
-    """When that period is over at the server, by the client's clock and at the latest."""
+    """The local time by which that period is certainly over at the server."""
 
 
 ENDLESS: Final = Period(0, math.inf)
-"""That of all votes for a lock without periods."""
+"""The period of all votes for a lock without periods."""
 UNKNOWN: Final = Period(None, -math.inf)
-"""That of a vote which was given some time ago: another one tells more."""
+"""The period of a vote of unknown age."""
 
 
 def period_of(given: int, period: int, received: float) -> Period:
     """The period, of so many ms, of a vote that was given at ``given`` (µs, the server's clock).
 
-    The client has heard of the vote at ``received``, so the server's clock had come as far by then.
+    The vote arrived at ``received``, so the server's clock had come as far by then.
     """
     number, since = divmod(given, period * 1000)
     return Period(number, received + (period * 1000 - since) / 1e6)

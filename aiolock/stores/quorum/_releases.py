@@ -1,9 +1,9 @@
 """Releases that a member has not carried out: sent again until what they release has ended.
 
-A release concerns each member for itself. The client is told what a majority has answered, and its
-acquisition has ended by then. But a vote, or a place in line, stays at a member that refuses its
-release or does not answer, and keeps other waiters out. So it is sent there again, ever less often,
-and not for ever: a vote ends with its lease.
+Each member needs its own release. The client gets the answer of a majority, and its acquisition has
+ended by then. But a vote, or a place in the queue, stays at a member that refuses its release or
+does not answer, and blocks other waiters. So it is sent there again, with growing pauses, until the
+vote must have ended with its lease.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from aiolock.stores._member import UNBOUNDED, VoteRequest
 from aiolock.stores.quorum._connection import MemberConnection
 
 _FIRST_PAUSE: Final = 1.0
-"""Seconds until one is sent again for the first time; each later pause of it is twice as long."""
+"""Seconds until a release is sent again for the first time; each later pause is twice as long."""
 _LONGEST_PAUSE: Final = 30.0
 _SLACK: Final = 1.0
-"""Seconds for a renewal that was on its way."""
+"""Seconds added for a renewal that was on its way."""
 _LONGEST: Final = 3600.0
-"""Seconds after which to give up in any case: with a lease of days an operator must step in."""
+"""Seconds after which it is given up in any case: with a lease of days an operator must step in."""
 
 
 class Release(NamedTuple):
@@ -35,12 +35,12 @@ class Release(NamedTuple):
     highest: int
     entered: int
     at: float
-    """When it was sent first; from then on it was outside."""
+    """The time of the first release; from then on it was outside."""
     lasts_for: float
-    """For how many seconds from then its vote, or one that comes by then, may last."""
+    """The seconds from then for which its vote, or one that is on its way, may last."""
     again: int = 0
-    """How often it was kept before. The pauses are its own: what fails for the first time must not
-    wait as long as what has failed for an hour, its vote may have ended by then."""
+    """The number of failed attempts. Each release has its own pauses: one that fails for the first
+    time must not wait as long as one that has failed for an hour."""
 
     @property
     def pause(self) -> float:
@@ -49,18 +49,18 @@ class Release(NamedTuple):
 
     @property
     def until(self) -> float:
-        """When the member has nothing of it any more."""
+        """The time by which the member has nothing of it any more."""
         return self.at + min(_LONGEST, self.lasts_for * 1.02 + _SLACK)
 
 
 class Releases:
-    """Those of one client, of all its acquisitions."""
+    """The pending releases of one client, of all its acquisitions."""
 
     def __init__(self, time: Callable[[], float]) -> None:
         self._time = time
         self._loop = asyncio.get_running_loop()
         self._left: list[tuple[float, int, Release]] = []
-        """When each is due, and the release: a heap, in which no two numbers are the same."""
+        """A heap of releases by the time when each is due; the number in between is unique."""
         self._numbers = itertools.count()
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
@@ -78,7 +78,7 @@ class Releases:
         self._wait()
 
     def _wait(self) -> None:
-        """Wait for the one that is due first."""
+        """Wait for the release that is due first."""
         if not self._left:
             return
         due = self._left[0][0]
@@ -107,7 +107,7 @@ class Releases:
 
     def _send(self, release: Release) -> None:
         connection, at, entered = release.connection, release.at, release.entered
-        if entered >= 0:  # else it was never inside, or has lost that
+        if entered >= 0:  # otherwise it was never inside, or was lost
             entered += int((self._time() - at) * 1000)
         on_reply = partial(self._answered, release)
         connection.asked()

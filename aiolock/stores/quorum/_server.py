@@ -5,19 +5,20 @@ Members in this process run this code, and the Redis scripts are tested against 
 
 A server is a fair queue whose grants are votes; `aiolock.stores.quorum._votes` says what follows
 from the votes of several servers. The differences from `aiolock.stores.machine` serve that. A
-waiter brings its ticket, so that all lines have one order. A vote has a number that only grows, and
-every message about a vote names it. A waiter that gives way stands in line again, and gets a new
-number even if it is first. A server that may have forgotten its votes gives none for a while.
+waiter brings its ticket, so that the queues of all servers have one order. A vote has a number that
+only grows, and every message about a vote names it. A waiter that yields its vote goes back to the
+queue, and gets a new number even if it is first. A server that may have forgotten its votes gives
+none for a while.
 
 There is one vote out, or there are several to waiters that share, as with the grants of a single
-server: a reader stands behind a waiting writer, and readers next to each other in line get votes
-together. If a waiter comes before waiters with votes, and does not share with them, the server
-inquires of all of them.
+server: a reader waits behind a waiting writer, and readers next to each other in the queue get
+votes together. If a waiter comes before waiters with votes, and does not share with them, the
+server inquires of all of them.
 
-What is done once leaves a *mark* in place of its vote: as long as it is remembered, that is a vote
-without an owner, so a server never has both a mark and a vote out. See
+Work that is done once leaves a *done marker* in place of its vote: as long as it is remembered,
+that is a vote with a reserved owner, so a server never has both a marker and a vote out. See
 `aiolock.stores.quorum._marks` for what follows. A waiter for a count needs no vote and blocks no
-other waiter: it is told when the count is reached.
+other waiter: it is notified when the count is reached.
 """
 
 from __future__ import annotations
@@ -59,14 +60,14 @@ from aiolock.stores.machine import (
 REMEMBERED: Final = 600_000
 """Milliseconds for which the last number of a name is kept after the last vote has ended."""
 RESERVED: Final = "-"
-"""The client that owns the vote of a name that stays closed for a while."""
+"""The reserved owner of a vote that keeps a name closed for a while."""
 _CLOSED: Final = WaiterId(RESERVED, 0)
 _DONE: Final = WaiterId(RESERVED, 1)
-"""Owns a mark: the vote of a name whose work is done."""
+"""The reserved owner of a done marker."""
 LOOKED_AT: Final = 128
-"""How many waiters in line are checked for other clients; a longer line may have some."""
+"""How many waiters in a queue are checked for other clients; a longer queue may have some."""
 COUNTED: Final = 31_536_000_000
-"""Milliseconds, a year: a count that was reached stays reached, for its waiters."""
+"""Milliseconds, a year: the lease of a vote for a count, which stays reached."""
 
 
 class PushInquired(NamedTuple):
@@ -91,11 +92,11 @@ class Vote:
     number: int
     ticket: int
     end: int
-    """When the lease ends, in ms."""
+    """The end of the lease, in ms."""
     granted: int
-    """When the vote was given, in ms."""
+    """The time of the vote, in ms."""
     unsure: bool = True
-    """No client has said that its waiter is inside."""
+    """Its client has not confirmed that the waiter is inside."""
 
     @property
     def is_reserved(self) -> bool:
@@ -103,12 +104,12 @@ class Vote:
 
     @property
     def marks(self) -> bool:
-        """Whether it is a mark."""
+        """Whether it is a done marker."""
         return self.waiter == _DONE
 
     @property
     def place(self) -> tuple[int, WaiterId]:
-        """Where its waiter would stand in line."""
+        """The place that its waiter would have in the queue."""
         return self.ticket, self.waiter
 
 
@@ -130,9 +131,9 @@ class QuorumServerState:
 
     def __init__(self) -> None:
         self.vote: Vote | None = None
-        """The vote that is out to a waiter that does not share."""
+        """The vote that is out to an exclusive waiter, or to a reserved owner."""
         self.shared: list[Vote] = []
-        """Or the votes that are out to waiters that share."""
+        """The votes that are out to waiters that share, if `vote` is None."""
         self.queue: list[tuple[int, WaiterId]] = []
         """Tickets and waiters, in order."""
         self.waiting: dict[WaiterId, tuple[int, Form]] = {}
@@ -141,7 +142,7 @@ class QuorumServerState:
         """The highest number known here, until `last_until` (ms)."""
         self.last_until = 0
         self.tombstones: dict[WaiterId, int] = {}
-        """Waiters that gave up, and until when (ms) copies of their questions may come."""
+        """Waiters that gave up, and until when (ms) copies of their requests may arrive."""
         self.count = 0
         self.value = ""
         """The posted value, until `posted_until` (ms)."""
@@ -176,7 +177,7 @@ class QuorumServerState:
         return self.vote is None and (form.shared or not self.shared)
 
     def idle(self, ms: int) -> bool:
-        """Whether nothing of it has to be kept."""
+        """Whether nothing of this name has to be kept."""
         if any(vote.end > ms for vote in self.out) or self.queue:
             return False
         if self.posted_until > ms:
@@ -201,8 +202,8 @@ class QuorumServerStep:
     """One operation on the state of one name, at one moment.
 
     ``now`` is the server's clock, in µs; ``not_voting`` is for how many ms it does not vote, 0 if
-    it does (see `NotVoting`). ``listens`` says whether a client is there. Afterwards `pushes` are
-    to be sent, in their order.
+    it does (see `NotVoting`). ``listens`` says whether a client is there. Afterwards `pushes` must
+    be sent, in order.
     """
 
     def __init__(
@@ -220,7 +221,7 @@ class QuorumServerStep:
         self.pushes: list[Push] = []
         self._asker = ""
         self._proposed = 0
-        """What the asker proposes as the number of its own vote."""
+        """The number that the asking client proposes for its own vote."""
         if state.last_until <= self._ms:
             state.last = 0
         if state.posted_until <= self._ms:
@@ -251,15 +252,15 @@ class QuorumServerStep:
             removed = self._enqueue(place, form)
             if not fits:
                 self._inquire(place, form)
-        # Dead waiters may have kept others from sharing.
+        # Dead waiters may have blocked those that would share.
         voted = self._advance(asking=waiter) if fits or (removed and state.shared) else None
         return voted or self._in_queue(waiter, wait=wait)
 
     def release(
         self, waiter: WaiterId, highest: int, upto: int, *, entered: int, tombstone_until: int = 0
     ) -> int:
-        """See `Member.release`; ``tombstone_until``: until when, in µs, copies of its questions may
-        come.
+        """See `Member.release`; ``tombstone_until``: until when (µs) copies of its requests may
+        arrive.
         """
         state = self._state
         self._asker = waiter.client
@@ -271,7 +272,7 @@ class QuorumServerStep:
         vote = state.vote_of(waiter)
         if vote is None or (upto != UNBOUNDED and vote.number > upto):
             if was_in_line and state.shared:
-                self._advance()  # it may have kept waiters behind it from sharing
+                self._advance()  # it may have blocked waiters behind it
             missing = WAS_UNKNOWN if vote is None and self._not_voting else WAS_ABSENT
             return WAS_QUEUED if was_in_line else missing
         state.take(vote)
@@ -393,7 +394,7 @@ class QuorumServerStep:
     # The steps of the operations
 
     def _without_a_vote(self, request: VoteRequest, *, wait: bool) -> Answer | None:
-        """The answer if the waiter gets no vote, or has one already; else None."""
+        """The answer if the waiter gets no vote, or has one already; None otherwise."""
         state, (_, waiter, form, _) = self._state, request
         if self._not_voting:
             return NotVoting(self._not_voting, self._now)
@@ -412,7 +413,7 @@ class QuorumServerStep:
         return None
 
     def _counted(self, request: VoteRequest, *, wait: bool) -> Answer:
-        """A waiter for a count has it once it is reached; before, it waits in line for a push."""
+        """The answer to a waiter for a count: reached, or it waits in the queue for a push."""
         state, form = self._state, request.form
         if state.count >= form.number:
             state.leave(request.waiter)
@@ -422,7 +423,7 @@ class QuorumServerStep:
         return InQueue(KEEP_ALIVE, int(wait), self._now)
 
     def _inquire(self, place: tuple[int, WaiterId], form: Form) -> None:
-        """Inquire of all waiters behind this one that have votes and do not share with it."""
+        """Ask for the votes of all waiters behind this one that do not share with it."""
         for vote in self._state.out:
             if (
                 place < vote.place
@@ -463,7 +464,7 @@ class QuorumServerStep:
         return client == self._asker or self._listens(client)
 
     def _crowd(self, waiter: WaiterId, most: int) -> QueueIsFull | None:
-        """The answer if ``most`` others stand in line; dead ones do not count."""
+        """The answer if ``most`` other waiters are in the queue; dead ones do not count."""
         state = self._state
         if 0 < most <= len(state.queue) and waiter not in state.waiting:
             self._remove_dead()
@@ -475,7 +476,7 @@ class QuorumServerStep:
         return None
 
     def _enqueue(self, place: tuple[int, WaiterId], form: Form) -> bool:
-        """Give it a place in line; whether dead waiters were removed, see `looks_for_dead`."""
+        """Put it in the queue; returns whether dead waiters were removed, see `looks_for_dead`."""
         state, (ticket, waiter) = self._state, place
         is_new = waiter not in state.waiting
         state.enqueue(place, form)
@@ -499,9 +500,9 @@ class QuorumServerStep:
     def _cast(self, place: tuple[int, WaiterId], form: Form, lease: int, proposal: int) -> Voted:
         """Vote for this waiter; without a proposal, under the next number."""
         state, (ticket, waiter) = self._state, place
-        # The last number is forgotten if the name was not used for long: then the ticket counts,
-        # a time as well, or what the asker proposes for itself, which may be a later one. Not the
-        # clock of this server: all servers would have to follow it.
+        # The last number is forgotten if the name was not used for long. Then the ticket, which is
+        # a time as well, or the proposal of the asking client takes its place: the higher one. Not
+        # the clock of this server: all servers would have to follow it.
         least = proposal or max(ticket - form.priority * PRIORITY, self._proposed)
         number = state.last + 1 if state.last and not proposal else max(state.last + 1, least)
         self._learn(number, lasts=lease)
@@ -509,14 +510,16 @@ class QuorumServerStep:
         return Voted(number, lease, self._now)
 
     def _learn(self, number: int, lasts: int = 0) -> None:
-        """The last number known is at least this from now on."""
+        """Later numbers are above this one."""
         state = self._state
         if number:
             state.last = max(state.last, number)
             state.last_until = max(state.last_until, self._ms + lasts + REMEMBERED)
 
     def _advance(self, *, asking: WaiterId | None = None) -> Voted | None:
-        """Vote for the first waiters in line while they fit; returns the vote of ``asking``."""
+        """Vote for the first waiters in the queue while they fit; returns the vote of
+        ``asking``.
+        """
         state, mine = self._state, None
         while not self._not_voting and (head := self._head()) is not None:
             _, waiter = head
@@ -535,7 +538,7 @@ class QuorumServerStep:
         return mine
 
     def _close(self, vote: Vote, *, lost: int | None = None, entered: int = 0) -> None:
-        """Keep the name closed for as long as the terms of a vote that has ended say.
+        """Keep the name closed for as long as the terms of an ended vote demand.
 
         If the vote was shared, only waiters that do not share are kept out.
         """

@@ -1,4 +1,4 @@
-"""The statuses that several members give for one name, as one status."""
+"""Merging the statuses of several members for one name into one."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ def merged(name: str, said: Mapping[int, Status], size: int, now: float) -> Stat
 
     The other waiters are sorted by ticket, and holders by fence.
 
-    It is not known for whom the members without an answer vote. So a waiter that may have a
-    majority with them is taken for the holder, if it has more votes than any other.
+    The votes of members without an answer are unknown. So a waiter that may have a majority with
+    them counts as the holder, if it has more votes than any other.
     """
     return at_once(merging(name, said, size, now))
 
@@ -65,9 +65,9 @@ def merging(
 
 
 _FOR_A_UNIT: Final = 8
-"""So many parties are looked at for a unit of work."""
+"""Participants that are read for one unit of work."""
 _SORTED: Final = 500
-"""So many are sorted at a time."""
+"""Participants that are sorted at a time."""
 
 _turn = attrgetter("since", "client", "seq")
 
@@ -82,21 +82,21 @@ def _in_order(parties: list[Participant]) -> Generator[int, None, Iterable[Parti
 
 
 class _Most:
-    """The most votes that any waiter has, and the most of any other."""
+    """The highest number of votes that any waiter has, and the highest of any other."""
 
     def __init__(self) -> None:
         self._who: WaiterId | None = None
         self._most = self._next = 0
 
     def count(self, who: WaiterId, votes: int) -> None:
-        """A waiter has so many."""
+        """Record the number of votes of a waiter."""
         if votes > self._most:
             self._who, self._most, self._next = who, votes, self._most
         else:
             self._next = max(self._next, votes)
 
     def beside(self, who: WaiterId) -> int:
-        """The most that any other than this one has."""
+        """The highest number of votes of any other than this one."""
         return self._next if who == self._who else self._most
 
 

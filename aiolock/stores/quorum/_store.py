@@ -1,7 +1,8 @@
 """`QuorumStore`: several independent servers as one store, of which a majority decides.
 
-It has no clock of its own. Its answers are in µs of its client's clock, by which the client reckons
-deadlines: so a grant's deadline is exactly the time until which a majority of its votes stands.
+It has no clock of its own. Its answers are in µs of its client's clock, by which the client
+computes deadlines: so a grant's deadline is exactly the time until which a majority of its votes
+stands.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ _WHY_NOT: Final = {
     "barrier": _NOT_COUNTED,
 }
 _RENEWAL_TIMEOUT: Final = 1.0
-"""Seconds for the members to answer a renewal; after that nobody knows."""
+"""Seconds for the members to answer a renewal; after that its outcome is unknown."""
 _NO_DOWNGRADE: Final = (
     "who writes on several servers cannot go on as a reader: those that have not heard of it would"
     " take it for somebody else. Release it and acquire the read lock, or use one server"
@@ -56,7 +57,7 @@ _NO_DOWNGRADE: Final = (
 _TOGETHER: Final = 32
 """Statuses of a snapshot that are asked for at a time."""
 _ASKED: Final = 30
-"""Units of work to ask all members for one: see `Turns`."""
+"""Units of work to ask all members for one status: see `Turns`."""
 _A_MOMENT: Final = 1_000
 """Milliseconds: a value that ends sooner than this is not written back."""
 
@@ -134,7 +135,7 @@ class QuorumStore(Uncopyable):
             self._candidates.close()
             await membership.leave()
 
-    # News from the seats
+    # Events of the connections
 
     def joined(self, connection: MemberConnection) -> None:
         """See `Host`."""
@@ -308,8 +309,8 @@ class QuorumStore(Uncopyable):
     async def _snapshot(self, start: str) -> Page:
         """Ask all members for a page, each from its own position.
 
-        A member that did not answer stays where it is, so that a majority has named all it has in
-        the end. When those that answer have, the others are waited for no longer.
+        A member that did not answer keeps its position, so that a majority has listed all its names
+        in the end. Once the members that answer have, the others are not waited for.
         """
         if self._membership is None:
             raise _closed()
@@ -356,7 +357,9 @@ class QuorumStore(Uncopyable):
         return asyncio.ensure_future(self._break(name, fences))
 
     async def _break(self, name: str, fences: Sequence[int]) -> int:
-        """Break by waiter: members know a grant by their own numbers, one of which is its fence."""
+        """Break by waiter: members identify a grant by their own numbers, one of which is its
+        fence.
+        """
         if self._membership is None:
             raise _closed()
         membership = self._membership
@@ -402,10 +405,11 @@ class QuorumStore(Uncopyable):
     async def _read(
         self, name: str, membership: Membership, asked: asyncio.Future[dict[int, Kept]]
     ) -> Posted:
-        """The highest count of a majority; a majority has to have it before the client is told.
+        """The highest count of a majority; a majority has to have it before the client gets it.
 
-        Members that have less are told in any case: they may have lost their memory. A value that
-        ends in a moment is not written back, because copies of copies would keep it alive.
+        It is written back to members that have less in any case: they may have lost their memory. A
+        value that ends in a moment is not written back, because copies of copies would keep it
+        alive.
         """
         said = await asked
         best = max(said.values(), key=lambda kept: kept.count)
@@ -421,10 +425,10 @@ class QuorumStore(Uncopyable):
                 told.add_done_callback(_retrieve)
         return Posted(best.count, best.value)
 
-    # What is not offered
+    # Operations that are not offered
 
     def report_handoff(self, passed: HandoffReport) -> asyncio.Future[int]:
-        """Never called: no waiter is told which one stands directly before it. See `_handing`."""
+        """Never called: no answer has a `before`. Local hand-offs are made in `_handing`."""
         return self._unsupported()
 
     def downgrade(self, name: str, waiter: WaiterId, form: Form, fence: int) -> asyncio.Future[int]:
@@ -452,7 +456,7 @@ def _retrieve(future: asyncio.Future[int]) -> None:
 
 
 def _taken(said: dict[int, int]) -> int:
-    """How many members have taken their vote away; less than 0 if none, but one may have."""
+    """How many members have taken their vote away; less than 0 if that is unknown."""
     taken = sum(each for each in said.values() if each > 0)
     return taken or min(said.values(), default=0)
 

@@ -1,34 +1,36 @@
-"""What follows from one waiter's votes at several servers: no I/O, no clock, no timer.
+"""The votes for one waiter at several servers, and what they allow: no I/O, no clock, no timer.
 
-Every server is a fair queue of its own, and its grant is a *vote*. A waiter stands in the lines of
-all servers under one ticket, and enters once it has the votes of a majority. This is Maekawa's
+Every server is a fair queue of its own, and its grant is a *vote*. A waiter is in the queues of all
+servers under one ticket, and enters once it has the votes of a majority. This is Maekawa's
 algorithm (1985), with leases in place of servers that never fail:
 
-* **A waiter that is short of a majority gives way.** A server that has voted, and is then asked by
-  a waiter with a lower ticket, inquires. The waiter that it has voted for gives that vote back,
-  unless it has a majority. So the waiter with the lowest ticket never gives way, and gets all
-  votes.
-* **A vote that is given back is never counted again.** It is void, by its number, before the
-  command is sent: a late answer cannot revive it, and a later vote has a higher number.
+* **A waiter without a majority yields.** A server that has voted, and is then asked by a waiter
+  with a lower ticket, inquires. The waiter that it has voted for gives that vote back, unless it
+  has a majority. So the waiter with the lowest ticket never yields, and gets all votes.
+* **A vote that is given back is never counted again.** Its number is excluded before the command is
+  sent: a late answer cannot revive it, and a later vote has a higher number.
 * **The fence is known to a majority before the waiter enters.** Each server numbers its votes by
   itself, so the numbers of one acquisition differ. The fence is the lowest number that a majority
   of the votes does not exceed. Servers whose last number is lower are told the fence first: the
-  write-back of Attiya, Bar-Noy and Dolev (1995). Any two majorities have a server in common, so
-  the next fence is higher, and no clock is compared to another.
+  write-back of Attiya, Bar-Noy and Dolev (1995). Any two majorities have a server in common, so the
+  next fence is higher, and no clock is compared to another.
 * **The deadline is the latest one that a majority of the votes reaches.** Each vote has its own, by
   the client's clock, counted from before the question was sent.
 * **A vote that was taken away stays away.** If the vote of a holder ended at a server before its
   time, no vote of that server is counted again while it holds, though the server may vote for it at
-  once. Else a holder that is broken at one server after the other would get each vote back, and
-  keep a lock that was another's in between. Once the deadline was over, no new vote of any server
-  is counted: another may have been inside.
+  once. Otherwise a holder that is broken at one server after the other would get each vote back,
+  and keep a lock that was another's in between. Once the deadline was over, no new vote of any
+  server is counted: another may have been inside.
 * **Readers and writers need nothing here.** A server votes for any number of waiters that share,
   and for no other waiter beside one that does not. So the majorities of two waiters that must not
   be inside together still meet. Only for such a pair is the later fence the higher one.
 
-* **What is done once is asked for first.** A waiter for such work keeps its majority, and enters
-  only once it was found that the work is not done: see `_marks`.
+* **Work that is done once is asked for first.** A waiter for such work keeps its majority, and
+  enters only once it was found that the work is not done: see `_marks`.
 * **Of a periodic job only the votes of one period count together**: see `_periods`.
+
+A client's events (a vote, a renewal, an inquiry, a loss) go into a `VoteSet` by its methods;
+`VoteSet.look` then returns the steps that the client has to take. `_candidates` sends them.
 
 Times are seconds of the client's clock. Servers are numbers from 0 on.
 """
@@ -44,7 +46,7 @@ from aiolock.stores.quorum._periods import ENDLESS, Period
 
 
 class Phase(Enum):
-    """How far a waiter has come."""
+    """The phase of a waiter."""
 
     WAITING = "waiting"
     ENTERED = "entered"
@@ -66,25 +68,25 @@ class Raise(NamedTuple):
 
 
 class YieldVote(NamedTuple):
-    """Give this vote back, and stand in line there again."""
+    """Give this vote back, and join the queue there again."""
 
     server: int
     vote: int
 
 
 class Release(NamedTuple):
-    """Leave the line there, and give back votes up to this number."""
+    """Leave the queue there, and give back votes up to this number."""
 
     server: int
     upto: int
 
 
 class QueryDone(NamedTuple):
-    """Ask whether the work is done, now that no other waiter can do it."""
+    """Ask whether the work is done, now that no other waiter can begin it."""
 
 
 Step = Enter | Raise | YieldVote | QueryDone
-"""What the client has to do now."""
+"""The next step of the client."""
 
 
 class Vote:
@@ -96,9 +98,9 @@ class Vote:
         self.number = number
         """The server's number of this vote; each later vote of that name has a higher one."""
         self.known = number
-        """The highest fence that the server is known to know."""
+        """The highest fence that the server has certainly got."""
         self.deadline = deadline
-        """Until when the vote certainly stands."""
+        """The time until which the vote certainly lasts."""
         self.period = period
         self.raising = False
         """The server was told a fence, and has not answered yet."""
@@ -108,7 +110,7 @@ class Vote:
 
 
 class VoteSet:
-    """The votes of one waiter, and what follows from them."""
+    """The votes for one waiter, and the decisions by them."""
 
     def __init__(self, servers: int, *, once: bool = False, periodic: bool = False) -> None:
         self.quorum = servers // 2 + 1
@@ -119,18 +121,19 @@ class VoteSet:
         self._once = once
         self._periodic = periodic
         self._confirmed = False
-        """A majority knows that the waiter is inside: later votes may be of other periods."""
+        """A majority has recorded that the waiter is inside: later votes may be of other
+        periods."""
         self.phase = Phase.WAITING
         self.votes: list[Vote | None] = [None] * servers
         self.fence = 0
         """The fence under which the waiter has entered."""
         self.highest = 0
-        """The highest number that it was ever given; a release tells it to all servers, which then
-        agree, so that the next waiter need not tell a fence before it enters."""
+        """The highest number that it was ever given. A release carries it to all servers, so that
+        their numbers agree, and the next waiter need not write a fence back before it enters."""
         self.suspended = False
-        """The waiter stands in no line: see `suspend`."""
+        """The waiter has left the queues: see `suspend`."""
         self.stuck = False
-        """It has a majority, and too few of these servers can be told the fence."""
+        """It has a majority, but too few of these servers can be reached to get the fence."""
         self._given_back = [0] * servers
         """By server: votes with numbers up to this are not ours any more."""
         self._inquired = [0] * servers
@@ -140,7 +143,7 @@ class VoteSet:
         self._expired = False
         """Whether the deadline was over at any time."""
 
-    # News from the servers
+    # Events from the servers
 
     def voted(
         self, server: int, number: int, deadline: float, period: Period = ENDLESS
@@ -166,7 +169,7 @@ class VoteSet:
         return number > self._given_back[server]
 
     def counted(self, server: int, number: int, deadline: float) -> None:
-        """The count that we wait for is reached, and stays so: no answer is too late for that."""
+        """The count that the waiter waits for is reached, and stays so: no answer is too late."""
         if not self.suspended:
             self.votes[server] = Vote(number, deadline)
 
@@ -175,7 +178,7 @@ class VoteSet:
         return self._given_back[server] + 1 if self._given_back[server] else 0
 
     def renewed(self, server: int, number: int, deadline: float, fence: int = 0) -> None:
-        """A server has renewed this vote, and knows this fence."""
+        """A server has renewed this vote, and has got this fence."""
         vote = self.votes[server]
         if vote is not None and vote.number == number:
             vote.deadline = max(vote.deadline, deadline)
@@ -183,13 +186,13 @@ class VoteSet:
             vote.raising = False
 
     def unanswered(self, server: int, number: int) -> None:
-        """A renewal got no answer, so its effect is unknown: the fence is to be told once more."""
+        """A renewal got no answer, so its effect is unknown: the fence is sent once more."""
         vote = self.votes[server]
         if vote is not None and vote.number == number:
             vote.raising = False
 
     def gone(self, server: int, number: int, now: float) -> None:
-        """The server says that this vote does not stand any more."""
+        """The server has answered that this vote has ended."""
         vote = self.votes[server]
         if vote is not None and vote.number <= number:
             self.votes[server] = None
@@ -217,23 +220,23 @@ class VoteSet:
             self._given_back[server] = min(self._given_back[server], self.fence - 1)
 
     def inquired(self, server: int, number: int) -> None:
-        """A waiter with a lower ticket wants this vote."""
+        """A waiter with a lower ticket needs this vote."""
         self._inquired[server] = max(self._inquired[server], number)
 
-    # What follows from the votes
+    # Decisions
 
     def look(self, now: float, reaches: Callable[[int], bool] = lambda _: True) -> list[Step]:
-        """What the client has to do; to be called after all news, and now and then.
+        """The steps that the client has to take; to be called after each event, and now and then.
 
         If the waiter may enter, it has entered by this call: the clock is read for that, so it
-        enters at once. ``reaches`` says whether a server can be asked.
+        enters at once. ``reaches``: whether a server can be asked.
         """
         self.stuck = False
         if self.phase is not Phase.WAITING:
             unconfirmed = self._periodic and self.phase is Phase.ENTERED and not self._confirmed
             return self._exchange(self.together, now) if unconfirmed else []
         votes, quorum = self.votes, self.quorum
-        if len(votes) - votes.count(None) < quorum:  # whether they still stand or not
+        if len(votes) - votes.count(None) < quorum:  # whether they have ended or not
             self.unsure = self._once
             return self._give_way(now)
         acquisition = self._of_one_period(
@@ -261,11 +264,11 @@ class VoteSet:
         now: float,
         reaches: Callable[[int], bool],
     ) -> list[Step]:
-        """Tell the fence to the servers of these votes that do not know it yet."""
+        """Send the fence to the servers of these votes that do not have it yet."""
         able = sum([vote.known >= fence or reaches(server) for server, vote in acquisition])
         if able < self.quorum:
-            # It is short of a majority until then. Else it would keep what others need: they have
-            # a majority without the server that does not answer.
+            # It counts as without a majority until then. Otherwise it would keep votes that others
+            # need: they can have a majority without the server that does not answer.
             self.stuck, self.unsure = True, self._once
             return self._give_way(now)
         steps: list[Step] = []
@@ -276,7 +279,9 @@ class VoteSet:
         return steps + self._exchange([server for server, _ in acquisition], now)
 
     def _of_one_period(self, votes: list[tuple[int, Vote]]) -> list[tuple[int, Vote]]:
-        """Those that count together: of a periodic job the period with the most votes."""
+        """The votes that count together: of a periodic job, those of the period with the most
+        votes.
+        """
         if not self._periodic or self._confirmed:
             return votes
         numbers = [vote.period.number for _, vote in votes]
@@ -321,7 +326,7 @@ class VoteSet:
         return steps
 
     def _exchange(self, counted: list[int], now: float) -> list[Step]:
-        """Give back what is of a period that is over, and does not count with those.
+        """Give back votes of a period that is over, if they do not count with ``counted``.
 
         One of those servers may have stopped: then the next vote of another one makes a majority.
         """
@@ -337,7 +342,7 @@ class VoteSet:
         return YieldVote(server, vote.number)
 
     def turned(self, server: int) -> None:
-        """The vote of that server becomes a mark: it is not counted from now on."""
+        """The vote of that server becomes a done marker: it is not counted from now on."""
         vote = self.votes[server]
         if vote is not None:
             self._drop(server, vote)
@@ -353,19 +358,21 @@ class VoteSet:
 
     @property
     def deadline(self) -> float | None:
-        """Until when a majority of the votes certainly stands; None if there is none."""
+        """The time until which a majority of the votes certainly lasts; None without a majority."""
         deadlines = [vote.deadline for vote in self.votes if vote is not None]
         deadlines.sort()
         return deadlines[-self.quorum] if len(deadlines) >= self.quorum else None
 
     def confirm(self) -> None:
-        """A majority of the votes that count together has been renewed, by who is inside."""
+        """A majority of the votes that count together was renewed with ``entered``."""
         self._confirmed = True
 
-    # Handing on within one client
+    # Hand-offs within one client
 
     def reserve(self, fence: int) -> list[Raise]:
-        """What the servers have to know before other waiters may have the lock up to this fence."""
+        """The steps by which the servers learn this fence, before waiters may be handed the lock
+        with fences up to it.
+        """
         if self.phase is not Phase.ENTERED:
             return []
         self.highest = max(self.highest, fence)
@@ -376,11 +383,12 @@ class VoteSet:
         ]
 
     def hand_off(self, now: float) -> int:
-        """Hand the lock to another waiter of this client; the fence, or 0 if that may not be.
+        """Hand the lock off to another waiter of this client; its fence, or 0 if that is not
+        allowed.
 
-        The votes stay what they are, and so does the deadline. A majority of the votes has to
-        stand, and their servers have to know the fence by now: else a later waiter could get the
-        same one, if no message that is sent after this arrives.
+        The votes stay what they are, and so does the deadline. A majority of the votes must not
+        have ended, and their servers must have the fence by now: otherwise a later waiter could get
+        the same one, if no message that is sent after this arrives.
         """
         self.expire(now)
         if self.phase is not Phase.ENTERED or self._expired:
@@ -396,10 +404,10 @@ class VoteSet:
     # The end
 
     def suspend(self) -> list[Release]:
-        """No majority votes for us: leave the lines, but keep the ticket.
+        """No majority votes at all: leave the queues, but keep the ticket.
 
-        Else a waiter that reaches one voting server only, and has the lowest ticket there, would
-        for ever block waiters that need this server for their majority.
+        Otherwise a waiter that reaches one voting server only, and has the lowest ticket there,
+        would block for ever other clients' waiters that need this server for their majority.
         """
         self.suspended = True
         for server, vote in enumerate(self.votes):
