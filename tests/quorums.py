@@ -10,7 +10,7 @@ from typing import Any
 
 import aiolock
 from aiolock.errors import StoreError
-from aiolock.stores._member import Heard, MemberInbox, Memory, QuorumConfig
+from aiolock.stores._member import MemberInbox, Memory, OnReply, QuorumConfig
 from aiolock.stores.memory import MemoryServer
 from aiolock.stores.quorum import MemoryMember, QuorumStore, from_members
 from aiolock.stores.quorum._memory import MemoryQuorumServer, server_of
@@ -103,7 +103,7 @@ class _Breakable(MemoryMember):
         super().__init__(lambda: server.memory, server.name)
         self._server = server
         self._since: list[float] = []
-        self._unanswered: list[Heard] = []
+        self._unanswered: list[OnReply] = []
         self._joined = self._dead = False
         self.late = 0.0
         """Seconds until a command reaches the server."""
@@ -144,7 +144,7 @@ class _Breakable(MemoryMember):
         else:
             super().register(memory)
 
-    def vote(self, *question: Any, on_reply: Heard, **terms: Any) -> None:
+    def vote(self, *question: Any, on_reply: OnReply, **terms: Any) -> None:
         if self._server.full and self.quorum_server.config is not None:
             self._loop.call_soon(on_reply, None, StoreError("it is full"))
         elif question[0].name in self._server.odd:
@@ -161,7 +161,7 @@ class _Breakable(MemoryMember):
     def waits_for(self) -> float:
         return self._loop.time() - self._since[0] if self._since else 0.0
 
-    def _start(self, operation: Callable[[], Any], on_reply: Heard) -> None:
+    def _start(self, operation: Callable[[], Any], on_reply: OnReply) -> None:
         if self._dead:
             return
         if self._server.refuses:

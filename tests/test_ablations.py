@@ -3520,7 +3520,7 @@ SAFEGUARDS = (
     Safeguard(
         "whoever waits when a barrier breaks gets the next",
         "stores/redis/_barrier.py",
-        "            self._go_before(self._covered)\n",
+        "            self._requeue(self._covered)\n",
         "",
         "test_replicas_barrier.py::test_the_next_connection",
     ),
@@ -3534,7 +3534,7 @@ SAFEGUARDS = (
     Safeguard(
         "a replica that has left is not waited for",
         "stores/redis/_barrier.py",
-        "                self._see_who_follows(master)\n",
+        "                self._check_replicas(master)\n",
         "",
         "test_replicas_barrier.py::test_all_that_follow",
     ),
@@ -4335,7 +4335,7 @@ SAFEGUARDS = (
     Safeguard(
         "… and comes back when that one votes",
         "stores/quorum/_asking.py",
-        "            self._queue_again(acquisition)\n",
+        "            self._resume(acquisition)\n",
         "            pass\n",
         "test_quorum_reach.py::test_who_reaches_one_that_votes_and_one_that_does_not[silent]",
         seconds=10,
@@ -4343,7 +4343,8 @@ SAFEGUARDS = (
     Safeguard(
         "… and that name is asked for again",
         "stores/quorum/_asking.py",
-        "            del acquisition.refused[server]\n            self._weigh(acquisition)\n",
+        "            del acquisition.refused[server]\n"
+        "            self._check_majority(acquisition)\n",
         "            del acquisition.refused[server]\n",
         "test_quorum_reach.py::test_one_that_refuses_one_name_and_one_that_is_away",
         seconds=10,
@@ -4937,7 +4938,7 @@ SAFEGUARDS = (
     Safeguard(
         "both connections end at one server",
         "stores/redis/_session.py",
-        "            self._unheard = True\n",
+        "            self._uncounted = True\n",
         "",
         "test_failures_links.py::test_both_connections_end_at_one_server",
         seconds=20,

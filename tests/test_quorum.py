@@ -419,7 +419,7 @@ async def test_a_push_that_was_on_its_way_when_an_earlier_vote_was_given_back() 
         acquisition, given = candidates.acquisitions[waiter], time()
         of[0].stop()
         await asyncio.sleep(2)
-        candidates._give_way(acquisition, YieldVote(0, 1))
+        candidates._yield_vote(acquisition, YieldVote(0, 1))
         await asyncio.sleep(0.5)
         candidates.granted(0, waiter, 10**18, CLAIM, int((1e9 + given) * 1e6))
         vote = acquisition.vote_set.votes[0]

@@ -12,7 +12,7 @@ import pytest
 import aiolock
 from aiolock import LockClient
 from aiolock.store import WAS_HOLDER
-from aiolock.stores._member import UNBOUNDED, Heard, VoteRequest
+from aiolock.stores._member import UNBOUNDED, OnReply, VoteRequest
 from aiolock.stores.quorum._handing import LAZY
 from aiolock.stores.quorum._server import QuorumServerStep
 from aiolock.testing import Peer
@@ -196,7 +196,7 @@ def _releases_for_good(of: Sequence[Server], client: int) -> list[Callable[[], o
         release = member.release
 
         def releases(
-            request: VoteRequest, highest: int, upto: int, *, entered: int, on_reply: Heard
+            request: VoteRequest, highest: int, upto: int, *, entered: int, on_reply: OnReply
         ) -> None:
             if upto == UNBOUNDED:
                 again = partial(

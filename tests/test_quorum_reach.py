@@ -8,7 +8,7 @@ import pytest
 
 import aiolock
 from aiolock import Lease, LockClient, StoreError
-from aiolock.stores._member import Heard
+from aiolock.stores._member import OnReply
 from aiolock.stores.quorum._votes import Enter, QueryDone, Raise, VoteSet
 from tests.quorums import Server, clients, dies, servers, store_on
 from tests.test_quorum import later
@@ -379,7 +379,7 @@ async def test_servers_that_miss_a_page_of_the_names() -> None:
 def _give_one_name_a_page(server: Server) -> None:
     member = server.members[0]
 
-    def names(start: str, on_reply: Heard) -> None:
+    def names(start: str, on_reply: OnReply) -> None:
         at = int(start or 0)
 
         def page() -> tuple[tuple[str, ...], str]:

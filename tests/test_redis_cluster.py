@@ -955,7 +955,7 @@ async def test_what_is_to_be_done_in_any_case_waits_for_no_longer_than_a_command
     async with Peer(store := store_at(cluster, prefix)) as ann, away(store, "lock:a") as node:
         if not known:
             store._topology.owners[slot_of("lock:a")] = None
-        kept = node._waiting if known else store._homeless
+        kept = node._waiting if known else store._unrouted
         ann.store.resize("lock:a", 1, 1, 1000).cancel()
         assert len(kept) == 1
         await until(lambda: not kept)

@@ -818,7 +818,7 @@ async def test_a_count_from_before_it_was_subscribed(
         monkeypatch.setattr(store, "_presence", lambda: counted)
         if when == "meanwhile":
             subscription.since = None  # and confirmed before the answer comes
-        store._ask_whether_heard()
+        store._ask_whether_counted()
         subscription.since = since
         counted.set_result(_replies.Present(heard=0, now=0))
         await asyncio.sleep(0)

@@ -171,7 +171,7 @@ class MemberInbox(Inbox, Protocol):
         """The member has refused to be registered: it does not vote."""
 
 
-Heard = Callable[[Any, Exception | None], None]
+OnReply = Callable[[Any, Exception | None], None]
 """A function that gets the answer, or the error instead: called once, in the loop."""
 
 
@@ -216,7 +216,7 @@ class Member(Protocol):
         wait: bool,
         most: int,
         new: bool,
-        on_reply: Heard,
+        on_reply: OnReply,
     ) -> None:
         """Vote for this waiter, or put it in the queue; an `Answer`.
 
@@ -226,7 +226,7 @@ class Member(Protocol):
         """
 
     def release(
-        self, request: VoteRequest, highest: int, upto: int, *, entered: int, on_reply: Heard
+        self, request: VoteRequest, highest: int, upto: int, *, entered: int, on_reply: OnReply
     ) -> None:
         """Remove the waiter from the queue, and its vote if its number is not above ``upto``.
 
@@ -237,7 +237,7 @@ class Member(Protocol):
         has lost its memory: then no other waiter has had that vote since.
         """
 
-    def yield_vote(self, request: VoteRequest, number: int, on_reply: Heard) -> None:
+    def yield_vote(self, request: VoteRequest, number: int, on_reply: OnReply) -> None:
         """Take this vote back, and put the waiter in the queue again; an `Answer`."""
 
     def renew(
@@ -248,7 +248,7 @@ class Member(Protocol):
         fence: int,
         *,
         entered: bool,
-        on_reply: Heard,
+        on_reply: OnReply,
     ) -> None:
         """Prolong this vote to at least ``ttl`` ms from now, and remember this fence.
 
@@ -256,7 +256,7 @@ class Member(Protocol):
         inside.
         """
 
-    def reserve(self, request: VoteRequest, number: int, fence: int, on_reply: Heard) -> None:
+    def reserve(self, request: VoteRequest, number: int, fence: int, on_reply: OnReply) -> None:
         """Remember this fence, if this vote is still out; answer whether other clients are in the
         queue.
 
@@ -265,7 +265,7 @@ class Member(Protocol):
         """
 
     def finish(
-        self, request: VoteRequest, fence: int, remember: int, until: int, on_reply: Heard
+        self, request: VoteRequest, fence: int, remember: int, until: int, on_reply: OnReply
     ) -> None:
         """Keep a *done marker* for ``remember`` ms: the waiter's work is done.
 
@@ -276,32 +276,32 @@ class Member(Protocol):
         Answers whether there is.
         """
 
-    def query_done(self, name: str, on_reply: Heard) -> None:
+    def query_done(self, name: str, on_reply: OnReply) -> None:
         """The done marker, if there is one: a `DoneRecord`. Changes nothing."""
 
-    def take_away(self, name: str, waiter: WaiterId, on_reply: Heard) -> None:
+    def take_away(self, name: str, waiter: WaiterId, on_reply: OnReply) -> None:
         """Take the vote from this waiter, notify it, and vote for the next; how many had it.
 
         ``BREAK_UNKNOWN`` as of `Store.break_`.
         """
 
-    def request(self, name: str, on_reply: Heard) -> None:
+    def request(self, name: str, on_reply: OnReply) -> None:
         """Ask the owner of the vote to release the lock when it can; how many were asked."""
 
-    def status(self, name: str, on_reply: Heard, *, waiters: bool = True) -> None:
+    def status(self, name: str, on_reply: OnReply, *, waiters: bool = True) -> None:
         """The owner of the vote, and the waiters in the queue, unless not wanted: a `Status`.
 
         If there are many, they may be read in parts: see `Store.status`.
         """
 
-    def names(self, start: str, on_reply: Heard) -> None:
+    def names(self, start: str, on_reply: OnReply) -> None:
         """Some names with votes: a tuple of them, and the start of the next page."""
 
-    def post(self, name: str, count: int, value: str, remember: int, on_reply: Heard) -> None:
+    def post(self, name: str, count: int, value: str, remember: int, on_reply: OnReply) -> None:
         """Post this value, unless the count is higher already; answers the count.
 
         Waiters for a count that is now reached are notified, as of a vote.
         """
 
-    def read(self, name: str, on_reply: Heard) -> None:
+    def read(self, name: str, on_reply: OnReply) -> None:
         """The posted value: a `Kept`."""

@@ -304,7 +304,7 @@ class Worker:
             # Any error at all: nothing else would answer the callers.
             unsure = self._work.failure(error)
             unsure.refused = False
-            self._tell_outcomes(tasks, failed(unsure, len(tasks)), ())
+            self._deliver_outcomes(tasks, failed(unsure, len(tasks)), ())
             raise
         outcomes = [*done.outcomes]
         if not done.served:
@@ -319,7 +319,7 @@ class Worker:
         else:
             self.progressed = time.monotonic()
             self._pace(done.held, len({name for each in operations for name in each.names}))
-        self._tell_outcomes(tasks, outcomes, done.told)
+        self._deliver_outcomes(tasks, outcomes, done.told)
 
     def _pace(self, held: float, count: int) -> None:
         """Take fewer names after a batch that has blocked others for long, or as many again.
@@ -331,7 +331,7 @@ class Worker:
         elif held < _STRETCH / 4 and count == self._names:
             self._names = min(self._most, 2 * self._names)
 
-    def _tell_outcomes(
+    def _deliver_outcomes(
         self, tasks: Sequence[_Task], outcomes: Sequence[Outcome], told: Sequence[Told]
     ) -> None:
         """Have the event loop answer the jobs that are done."""

@@ -781,7 +781,7 @@ class Step:
     def _holder(self, holder: Holder) -> Participant:
         waiter, fence = holder.grant
         left = (holder.end - self._now / 1000) / 1000
-        return self._party(
+        return self._participant(
             *(waiter, holder.form, fence / 1e6),
             fence=fence,
             remaining=left,
@@ -791,9 +791,9 @@ class Step:
     def _waiter(self, waiter: WaiterId, ticket: int, place: int) -> Participant:
         _, form = self._state.waiting[waiter]
         since = (ticket - form.priority * PRIORITY) / 1e6
-        return self._party(waiter, form, since, place=place, shared=form.shared)
+        return self._participant(waiter, form, since, place=place, shared=form.shared)
 
-    def _party(
+    def _participant(
         self,
         waiter: WaiterId,
         form: Form,

@@ -42,7 +42,7 @@ class _OneVoteLess(VoteSet):
 
 
 class _CountsWhatItGivesBack(VoteSet):
-    def _give_way(self, now: float) -> list[Step]:
+    def _yield_votes(self, now: float) -> list[Step]:
         steps: list[Step] = []
         for server, vote in enumerate(self.votes):
             wanted = vote and (self._inquired[server] >= vote.number or vote.deadline <= now)

@@ -13,9 +13,9 @@ from aiolock.stores._member import (
     OUTSIDE,
     Answer,
     DoneMarker,
-    Heard,
     InQueue,
     NotVoting,
+    OnReply,
     QueueIsFull,
     Refused,
     Voted,
@@ -140,18 +140,18 @@ class Asking:
         self._answered(acquisition, server, sent, answer, error)
         if error is None:
             if acquisition.refused.pop(server, None) is not None:
-                self._weigh(acquisition)
+                self._check_majority(acquisition)
         elif acquisition.waits and self._connections[server].in_reach:
             # If it is out of reach, the error is not an answer of the member.
             acquisition.refused[server] = error
-            self._weigh(acquisition)
+            self._check_majority(acquisition)
             self._loop.call_later(RETRY, self._may_vote, acquisition, server, error)
 
     def _may_vote(self, acquisition: QuorumAcquisition, server: int, error: Exception) -> None:
         """Whether the member may vote after a refusal; if that is unknown, ask it."""
         if acquisition.refused.get(server) is error:
             del acquisition.refused[server]
-            self._weigh(acquisition)
+            self._check_majority(acquisition)
 
     def _answered(  # which question, and its answer
         self,
@@ -183,7 +183,7 @@ class Asking:
                 given = answer.now if at_once else None
                 self._voted(acquisition, server, answer.number, sent + lasts(answer.lease), given)
             else:  # it was to be given back, and the member has not heard of that
-                self._give_way(acquisition, YieldVote(server, answer.number))
+                self._yield_vote(acquisition, YieldVote(server, answer.number))
             if vote_set.phase is Phase.ENTERED:
                 return  # one more changes nothing
         elif isinstance(answer, InQueue):
@@ -255,7 +255,7 @@ class Asking:
         self._queues[acquisition.request.name].look_by(period.over_at, now)
         return period
 
-    def _give_way(self, acquisition: QuorumAcquisition, step: YieldVote) -> None:
+    def _yield_vote(self, acquisition: QuorumAcquisition, step: YieldVote) -> None:
         server = step.server
         if not acquisition.wait:
             self._release_at(acquisition, server, step.vote, unheard)
@@ -273,7 +273,7 @@ class Asking:
     def voting_changed(self) -> None:
         """The number of members that vote has changed."""
         for acquisition in list(self.acquisitions.values()):
-            self._weigh(acquisition)
+            self._check_majority(acquisition)
 
     def _can_enter(self, acquisition: QuorumAcquisition) -> bool:
         """Whether a majority votes, as far as this acquisition knows."""
@@ -283,24 +283,24 @@ class Asking:
         votes = [each.votes and each.number not in refused for each in self._connections]
         return votes.count(True) >= membership.quorum
 
-    def _weigh(self, acquisition: QuorumAcquisition) -> None:
+    def _check_majority(self, acquisition: QuorumAcquisition) -> None:
         """Suspend the acquisition while no majority votes, and resume it once one does."""
         if not acquisition.waits or acquisition.idle:
             return
         suspended = not self._can_enter(acquisition)
         if suspended and not acquisition.vote_set.suspended:
-            self._step_aside(acquisition)
+            self._suspend(acquisition)
         elif acquisition.vote_set.suspended and not suspended:
-            self._queue_again(acquisition)
+            self._resume(acquisition)
 
-    def _step_aside(self, acquisition: QuorumAcquisition) -> None:
+    def _suspend(self, acquisition: QuorumAcquisition) -> None:
         """No majority votes: leave the queues, so that no waiter of other clients is blocked."""
         for leave in acquisition.vote_set.suspend():
             if acquisition.asked[leave.server]:
                 self._release_at(acquisition, leave.server, leave.upto, unheard)
         self._ask_again(acquisition, self._time())
 
-    def _queue_again(self, acquisition: QuorumAcquisition) -> None:
+    def _resume(self, acquisition: QuorumAcquisition) -> None:
         """A majority votes again, or may: ask all."""
         now = self._time()
         acquisition.vote_set.come_back()
@@ -321,7 +321,7 @@ class Asking:
         server: int,
         ttl: int,
         fence: int,
-        on_reply: Heard,
+        on_reply: OnReply,
         *,
         entered: bool = False,
     ) -> None:
@@ -369,7 +369,7 @@ class Asking:
         acquisition: QuorumAcquisition,
         server: int,
         upto: int,
-        on_reply: Heard,
+        on_reply: OnReply,
     ) -> None:
         member = self._connections[server].member
         highest = acquisition.vote_set.highest

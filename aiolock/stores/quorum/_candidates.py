@@ -29,7 +29,7 @@ from aiolock.store import (
     Queued,
     WaiterId,
 )
-from aiolock.stores._member import LOST, OUTSIDE, UNBOUNDED, Heard, QueueIsFull, VoteRequest
+from aiolock.stores._member import LOST, OUTSIDE, UNBOUNDED, OnReply, QueueIsFull, VoteRequest
 from aiolock.stores.quorum._acquisition import NameQueue, QuorumAcquisition, lasts, lease_until
 from aiolock.stores.quorum._answers import Patience, denied, granted, is_due
 from aiolock.stores.quorum._connection import MemberConnection
@@ -93,7 +93,7 @@ class Candidates(Handing):
             self._begin(acquisition, answer, now)
             return answer
         if acquisition.own != waiter:
-            answer.set_result(self._says_again(acquisition, ttl))
+            answer.set_result(self._repeated_answer(acquisition, ttl))
             return answer
         acquisition.local = False
         if acquisition.idle:
@@ -254,7 +254,7 @@ class Candidates(Handing):
                 if isinstance(step, Raise):
                     self._renew(acquisition, step.server, acquisition.claim, step.fence, unheard)
                 else:
-                    self._give_way(acquisition, step)
+                    self._yield_vote(acquisition, step)
             if acquisition.vote_set.has_votes and not is_due(acquisition, self._connections):
                 queue = self._queues[acquisition.request.name]
                 queue.look_by(self._time() + acquisition.claim / 3000, self._time())
@@ -268,7 +268,7 @@ class Candidates(Handing):
     def _look_inside(self, acquisition: QuorumAcquisition, reason: str) -> None:
         for step in acquisition.vote_set.look(self._time()):
             assert isinstance(step, YieldVote), "it is inside already"
-            self._give_way(acquisition, step)
+            self._yield_vote(acquisition, step)
         deadline = acquisition.vote_set.deadline
         if deadline is not None and deadline >= acquisition.promised:
             return
@@ -485,7 +485,7 @@ class Candidates(Handing):
         connection: MemberConnection,
         since: int,
         at: float,
-        on_reply: Heard,
+        on_reply: OnReply,
         was: int | None,
         error: Exception | None,
     ) -> None:

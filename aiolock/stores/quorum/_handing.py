@@ -272,7 +272,7 @@ class Handing(Marking):
         request = acquisition.request
         self._inbox.granted(request.name, waiter, request.form, fence, lease, when)
 
-    def _says_again(self, acquisition: QuorumAcquisition, ttl: int) -> Granted:
+    def _repeated_answer(self, acquisition: QuorumAcquisition, ttl: int) -> Granted:
         """The answer to a waiter that asks after the lock was handed off to it: it has the lock."""
         deadline = acquisition.vote_set.deadline or 0.0
         acquisition.promised = max(acquisition.promised, deadline)

@@ -12,7 +12,7 @@ from typing import Any, Final, TypeVar
 from aiolock._clock import clock
 from aiolock.errors import StoreError
 from aiolock.store import ServerStatus
-from aiolock.stores._member import Heard, Member, Memory, QuorumConfig, Registered, Unfit
+from aiolock.stores._member import Member, Memory, OnReply, QuorumConfig, Registered, Unfit
 from aiolock.stores.quorum._clock import Clocks
 from aiolock.stores.quorum._connection import Host, MemberConnection
 
@@ -214,7 +214,7 @@ class Membership:
 
     def ask(
         self,
-        start: Callable[[Member, Heard], None],
+        start: Callable[[Member, OnReply], None],
         conclude: Callable[[dict[int, Any]], Value],
     ) -> asyncio.Future[Value]:
         """Ask all members in reach, and conclude from the answers of a majority at least."""
@@ -230,7 +230,7 @@ class _Poll:
     def __init__(
         self,
         membership: Membership,
-        start: Callable[[Member, Heard], None],
+        start: Callable[[Member, OnReply], None],
         conclude: Callable[[dict[int, Any]], Any],
         future: asyncio.Future[Any],
     ) -> None:

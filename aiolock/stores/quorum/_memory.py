@@ -17,9 +17,9 @@ from aiolock._turns import in_parts
 from aiolock.errors import QuorumMismatch, StoreError
 from aiolock.store import PRIORITY, Form, Participant, Status, WaiterId
 from aiolock.stores._member import (
-    Heard,
     MemberInbox,
     Memory,
+    OnReply,
     QuorumConfig,
     Registered,
     VoteRequest,
@@ -139,7 +139,7 @@ class MemoryQuorumServer:
             if stood is not None:  # it has not left meanwhile
                 form, place = stood[1], len(waiters) + 1
                 since = (ticket - form.priority * PRIORITY) / 1e6
-                waiters.append(self._party(waiter, form, since, place))
+                waiters.append(self._participant(waiter, form, since, place))
                 yield 1
         now = self.now()
         holders, closed = list[Participant](), 0.0
@@ -149,11 +149,11 @@ class MemoryQuorumServer:
             if left > 0 and vote.is_reserved:
                 closed = max(closed, left)
             elif left > 0:
-                holder = self._party(vote.waiter, vote.form, vote.granted / 1000, 0)
+                holder = self._participant(vote.waiter, vote.form, vote.granted / 1000, 0)
                 holders.append(replace(holder, fence=vote.number, remaining=left))
         return Status(name, tuple(holders), tuple(waiters), closed, now=now / 1e6)
 
-    def _party(self, waiter: WaiterId, form: Form, since: float, place: int) -> Participant:
+    def _participant(self, waiter: WaiterId, form: Form, since: float, place: int) -> Participant:
         return Participant(
             client=waiter.client,
             host=socket.gethostname(),
@@ -246,7 +246,7 @@ class MemoryMember:
         wait: bool,
         most: int,
         new: bool,
-        on_reply: Heard,
+        on_reply: OnReply,
     ) -> None:
         self._step(
             request.name,
@@ -255,7 +255,7 @@ class MemoryMember:
         )
 
     def release(
-        self, request: VoteRequest, highest: int, upto: int, *, entered: int, on_reply: Heard
+        self, request: VoteRequest, highest: int, upto: int, *, entered: int, on_reply: OnReply
     ) -> None:
         waiter = request.waiter
         self._step(
@@ -264,7 +264,7 @@ class MemoryMember:
             on_reply,
         )
 
-    def yield_vote(self, request: VoteRequest, number: int, on_reply: Heard) -> None:
+    def yield_vote(self, request: VoteRequest, number: int, on_reply: OnReply) -> None:
         self._step(request.name, lambda step: step.yield_vote(request, number), on_reply)
 
     def renew(
@@ -275,7 +275,7 @@ class MemoryMember:
         fence: int,
         *,
         entered: bool,
-        on_reply: Heard,
+        on_reply: OnReply,
     ) -> None:
         waiter = request.waiter
         self._step(
@@ -284,26 +284,26 @@ class MemoryMember:
             on_reply,
         )
 
-    def reserve(self, request: VoteRequest, number: int, fence: int, on_reply: Heard) -> None:
+    def reserve(self, request: VoteRequest, number: int, fence: int, on_reply: OnReply) -> None:
         waiter = request.waiter
         self._step(request.name, lambda step: step.reserve(waiter, number, fence), on_reply)
 
     def finish(
-        self, request: VoteRequest, fence: int, remember: int, until: int, on_reply: Heard
+        self, request: VoteRequest, fence: int, remember: int, until: int, on_reply: OnReply
     ) -> None:
         waiter = request.waiter
         self._step(request.name, lambda step: step.finish(waiter, fence, remember, until), on_reply)
 
-    def query_done(self, name: str, on_reply: Heard) -> None:
+    def query_done(self, name: str, on_reply: OnReply) -> None:
         self._step(name, lambda step: step.query_done(self.quorum_server.forgot), on_reply)
 
-    def take_away(self, name: str, waiter: WaiterId, on_reply: Heard) -> None:
+    def take_away(self, name: str, waiter: WaiterId, on_reply: OnReply) -> None:
         self._step(name, lambda step: step.take_away(waiter), on_reply)
 
-    def request(self, name: str, on_reply: Heard) -> None:
+    def request(self, name: str, on_reply: OnReply) -> None:
         self._step(name, QuorumServerStep.request, on_reply)
 
-    def status(self, name: str, on_reply: Heard, *, waiters: bool = True) -> None:
+    def status(self, name: str, on_reply: OnReply, *, waiters: bool = True) -> None:
         def begin(_: object, error: Exception | None) -> None:
             if error is not None:
                 on_reply(None, error)
@@ -323,21 +323,21 @@ class MemoryMember:
 
         self._start(lambda: None, begin)
 
-    def names(self, start: str, on_reply: Heard) -> None:
+    def names(self, start: str, on_reply: OnReply) -> None:
         self._start(lambda: self.quorum_server.listed(start), on_reply)
 
-    def post(self, name: str, count: int, value: str, remember: int, on_reply: Heard) -> None:
+    def post(self, name: str, count: int, value: str, remember: int, on_reply: OnReply) -> None:
         self._step(name, lambda step: step.post(count, value, remember), on_reply)
 
-    def read(self, name: str, on_reply: Heard) -> None:
+    def read(self, name: str, on_reply: OnReply) -> None:
         self._step(name, QuorumServerStep.read, on_reply)
 
     def _step(
-        self, name: str, operation: Callable[[QuorumServerStep], Any], on_reply: Heard
+        self, name: str, operation: Callable[[QuorumServerStep], Any], on_reply: OnReply
     ) -> None:
         self._start(lambda: self.quorum_server.step(name, operation), on_reply)
 
-    def _start(self, operation: Callable[[], Any], on_reply: Heard) -> None:
+    def _start(self, operation: Callable[[], Any], on_reply: OnReply) -> None:
         if self._client is None:
             self._loop.call_soon(on_reply, None, _closed())
             return

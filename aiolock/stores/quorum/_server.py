@@ -246,10 +246,12 @@ class QuorumServerStep:
                 return self._cast(place, form, ttl, proposal)
         removed = False
         if wait:
-            crowd = self._crowd(waiter, most)
-            if crowd is not None:
-                return crowd
+            full = self._full_queue(waiter, most)
+            if full is not None:
+                return full
             removed = self._enqueue(place, form)
+            # Two waiters may each have some of the servers' votes. All servers ask for them in
+            # favour of the lower ticket, so one of the two yields, and there is no deadlock.
             if not fits:
                 self._inquire(place, form)
         # Dead waiters may have blocked those that would share.
@@ -270,6 +272,7 @@ class QuorumServerStep:
             alive = {each: end for each, end in state.tombstones.items() if end > self._ms}
             state.tombstones = alive | {waiter: -(-tombstone_until // 1000)}
         vote = state.vote_of(waiter)
+        # The waiter may have got a newer vote since: this release is about the older ones only.
         if vote is None or (upto != UNBOUNDED and vote.number > upto):
             if was_in_line and state.shared:
                 self._advance()  # it may have blocked waiters behind it
@@ -290,6 +293,7 @@ class QuorumServerStep:
         vote = state.vote_of(waiter, number)
         if vote is None:
             return Refused(self._now)
+        # In one step, so that no other can take the vote while the waiter is in neither place.
         state.take(vote)
         state.enqueue((request.ticket, waiter), request.form)
         return self._advance(asking=waiter) or self._in_queue(waiter, wait=True)
@@ -310,6 +314,7 @@ class QuorumServerStep:
         state, vote = self._state, self._state.vote_of(waiter, number)
         if vote is None or vote.end <= self._ms:
             return GONE
+        # Learned before the answer: the client uses this fence without another message.
         self._learn(fence, lasts=vote.end - self._ms)
         if len(state.queue) > LOOKED_AT:
             return SHARED
@@ -455,6 +460,7 @@ class QuorumServerStep:
 
     def _head(self) -> tuple[int, WaiterId] | None:
         """The first live waiter; dead waiters before it are removed."""
+        # Dead waiters are skipped in this very step: they cost nothing.
         queue = self._state.queue
         while queue and not self._is_there(queue[0][1].client):
             self._state.leave(queue[0][1])
@@ -463,16 +469,16 @@ class QuorumServerStep:
     def _is_there(self, client: str) -> bool:
         return client == self._asker or self._listens(client)
 
-    def _crowd(self, waiter: WaiterId, most: int) -> QueueIsFull | None:
+    def _full_queue(self, waiter: WaiterId, most: int) -> QueueIsFull | None:
         """The answer if ``most`` other waiters are in the queue; dead ones do not count."""
         state = self._state
         if 0 < most <= len(state.queue) and waiter not in state.waiting:
             self._remove_dead()
             if most <= len(state.queue):
-                crowd = QueueIsFull(len(state.queue), self._now)
+                full = QueueIsFull(len(state.queue), self._now)
                 if state.shared:
                     self._advance()  # dead waiters may have kept others from sharing
-                return crowd
+                return full
         return None
 
     def _enqueue(self, place: tuple[int, WaiterId], form: Form) -> bool:

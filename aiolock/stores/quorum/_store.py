@@ -31,7 +31,7 @@ from aiolock.store import (
     Status,
     WaiterId,
 )
-from aiolock.stores._member import Heard, Kept, Member, QuorumConfig, Registered
+from aiolock.stores._member import Kept, Member, OnReply, QuorumConfig, Registered
 from aiolock.stores._opening import Opening
 from aiolock.stores.quorum._candidates import Candidates
 from aiolock.stores.quorum._connection import MemberConnection
@@ -446,7 +446,7 @@ class QuorumStore(Uncopyable):
         return future
 
 
-def _take_away(name: str, waiter: WaiterId, member: Member, on_reply: Heard) -> None:
+def _take_away(name: str, waiter: WaiterId, member: Member, on_reply: OnReply) -> None:
     member.take_away(name, waiter, on_reply)
 
 

@@ -150,6 +150,7 @@ class VoteSet:
     ) -> Release | None:
         """A server has voted for us, by answer or push; a release if that is in vain."""
         self.highest = max(self.highest, number)
+        # A late answer or push: we have given that vote back, and another may have it by now.
         if not self.may_count(server, number):
             return None
         vote = self.votes[server]
@@ -157,6 +158,7 @@ class VoteSet:
             if number == vote.number:
                 vote.deadline = max(vote.deadline, deadline)
             return None
+        # It must not count, and until it is released it would keep others from that server.
         if self.suspended or self._taken[server] or self._expired:
             self.votes[server] = None
             self._given_back[server] = number
@@ -238,7 +240,7 @@ class VoteSet:
         votes, quorum = self.votes, self.quorum
         if len(votes) - votes.count(None) < quorum:  # whether they have ended or not
             self.unsure = self._once
-            return self._give_way(now)
+            return self._yield_votes(now)
         acquisition = self._of_one_period(
             [
                 (server, vote)
@@ -248,11 +250,12 @@ class VoteSet:
         )
         if len(acquisition) < quorum:
             self.unsure = self._once
-            return self._give_way(now)
+            return self._yield_votes(now)
         fence = self._fence(sorted([vote.number for _, vote in acquisition]))
         if self._is_known([vote for _, vote in acquisition], fence):
             if self.unsure:
                 return [QueryDone()]
+            # From here on a majority can tell this fence, so every later one is higher.
             self.phase, self.fence = Phase.ENTERED, fence
             return [Enter(fence)]
         return self._raise(acquisition, fence, now, reaches)
@@ -270,7 +273,7 @@ class VoteSet:
             # It counts as without a majority until then. Otherwise it would keep votes that others
             # need: they can have a majority without the server that does not answer.
             self.stuck, self.unsure = True, self._once
-            return self._give_way(now)
+            return self._yield_votes(now)
         steps: list[Step] = []
         for server, vote in acquisition:
             if vote.known < fence and not vote.raising:
@@ -313,7 +316,7 @@ class VoteSet:
     def _is_known(self, acquisition: list[Vote], fence: int) -> bool:
         return sum([vote.known >= fence for vote in acquisition]) >= self.quorum
 
-    def _give_way(self, now: float) -> list[Step]:
+    def _yield_votes(self, now: float) -> list[Step]:
         steps: list[Step] = []
         for server, vote in enumerate(self.votes):
             if vote is None:

@@ -30,8 +30,8 @@ __all__ = [
 def from_url(url: str, prefix: str, replicas: Replicas | None = None) -> RedisStore | ClusterStore:
     """A store on the server at ``url``, or on a cluster.
 
-    With ``replicas`` it tells only what this many replicas have, too. `ValueError` for an invalid
-    URL.
+    With ``replicas`` it confirms only what this many replicas have, too. `ValueError` for an
+    invalid URL.
     """
     if is_of_a_cluster(url):
         return _on_cluster(seeds_at(url), prefix, replicas)
@@ -62,7 +62,7 @@ def member_of(client: object, prefix: str) -> RedisMember:
     if not isinstance(client, redis.asyncio.Redis):
         raise TypeError(f"a member of a quorum is one server, not a {type(client).__name__}")
     pool: ConnectionPool = client.connection_pool
-    # By the name of its module, so that nobody imports it who does not use it.
+    # By the name of its module: it is imported only if it is used.
     modules = {base.__module__ for base in pool.connection_class.__mro__}
     if any(module.partition(".")[0] == "fakeredis" for module in modules):
         raise TypeError(

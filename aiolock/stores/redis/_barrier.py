@@ -1,12 +1,12 @@
-"""The replication barrier: all that the server did before it has reached so many replicas.
+"""The replication barrier: everything that the server did before it has reached the replicas.
 
 ``WAIT`` blocks its connection, and only counts what that connection itself has written. So the
 barrier has a connection of its own, on which it writes a key and waits until replicas have that:
-then they also have all that the server had done before. One barrier is under way at a time, and
+then they also have everything that the server did before. One barrier is under way at a time, and
 covers all answers that came before it began; later ones share the next.
 
-A barrier holds for one server, as long as that is the master, and tells which (see `Master`). It
-confirms nothing that another server has answered.
+A barrier is valid for one server, as long as that is the master, and its answer names the server
+(see `Master`). It confirms no answer of another server.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _SHORTEST: Final = 10
 _GRACE: Final = 0.15
 """Seconds, at most, to wait for the server's answer that they are late: it checks every 0.1 s."""
 _ANSWER: Final = 2.0
-"""Seconds after that until the connection is taken for dead."""
+"""Seconds after that until the connection is considered dead."""
 
 Replicas = int | Literal["all"]
 """How many replicas to wait for; "all": as many as follow at that moment, at least one."""
@@ -46,7 +46,7 @@ class Outcome(Enum):
     CONFIRMED = "confirmed"
     """Enough replicas have it."""
     MISSED = "missed"
-    """Its time is over, and it is not known whether they will."""
+    """Its time is over, and it is unknown whether they will."""
     ELSEWHERE = "elsewhere"
     """Another server than the one of this barrier has answered it, or this one under an older
     history."""
@@ -67,19 +67,19 @@ class Waiting:
         self._timer = loop.call_later(late, self.conclude, Outcome.MISSED)
 
     def wait_in(self, kept: dict[Waiting, None]) -> None:
-        """Be the last in there, until it is concluded or cancelled."""
+        """Be the last of ``kept``, until it is concluded or cancelled."""
         self._kept = kept
         kept[self] = None
 
     def conclude(self, outcome: Outcome) -> None:
-        """Tell the outcome, once."""
+        """Report the outcome, once."""
         concluded = self._concluded
         self.cancel()
         if concluded is not None:
             concluded(outcome)
 
     def cancel(self) -> None:
-        """Nothing waits for it any more. Idempotent."""
+        """Stop waiting. Idempotent."""
         self._concluded = None
         self._timer.cancel()
         self._kept.pop(self, None)
@@ -98,11 +98,11 @@ class Barrier:
         self._replicas = replicas
         self._loop = asyncio.get_running_loop()
         self._arrived: dict[Waiting, None] = {}
-        """What the next barrier will cover."""
+        """The answers that the next barrier will cover."""
         self._covered: dict[Waiting, None] | None = None
-        """What the barrier under way covers; None if there is none."""
+        """The answers that the barrier under way covers; None if there is none."""
         self._master: Master | None = None
-        """The master of the barrier under way, once the server has told."""
+        """The master of the barrier under way, once it has answered."""
         self._overdue: asyncio.TimerHandle | None = None
         self._ended = self._loop.time()
         self._closed = False
@@ -113,7 +113,7 @@ class Barrier:
         self.wanted = 1 if replicas == "all" else replicas
         """How many had to confirm it."""
         self.error: Exception | None = None
-        """Why there is no connection; None while there is one."""
+        """The reason why there is no connection; None while there is one."""
 
     async def open(self) -> None:
         """Connect; raises what redis-py raises."""
@@ -124,11 +124,11 @@ class Barrier:
         self._link.follow(address)
 
     def drop(self, reason: Exception) -> None:
-        """Give this connection up; what waits is covered by a barrier on the next one."""
+        """Give this connection up; waiting answers are covered by a barrier on the next one."""
         self._link.drop(reason)
 
     def wait(self, history: str, within: float, concluded: Concluded) -> Waiting:
-        """Have a barrier cover what a server with this history has answered by now.
+        """Have a barrier cover the answers of a server with this history up to now.
 
         ``concluded`` gets the outcome, once, ``within`` this many seconds, unless the returned
         waiting is cancelled.
@@ -175,7 +175,7 @@ class Barrier:
                 self.drop(InvalidResponse(f"not an answer of aiolock's: {reply!r}"))
             else:
                 self._master = master
-                self._see_who_follows(master)
+                self._check_replicas(master)
         else:
             self._passed(self._covered, self._master, int(reply))
 
@@ -190,7 +190,7 @@ class Barrier:
         for waiting in (*(self._covered or ()), *self._arrived):
             waiting.conclude(Outcome.MISSED)
 
-    def _see_who_follows(self, master: Master) -> None:
+    def _check_replicas(self, master: Master) -> None:
         """If "all" are awaited and fewer follow by now, begin again with those."""
         if self._replicas == "all" and max(1, master.following) < self.wanted:
             self.wanted = max(1, master.following)
@@ -215,11 +215,11 @@ class Barrier:
                 waiting.conclude(Outcome.MISSED)
             else:
                 left.append(waiting)
-        self._go_before(left)
+        self._requeue(left)
         if self._arrived and self._covered is None:
             self._begin()
 
-    def _go_before(self, older: Iterable[Waiting]) -> None:
+    def _requeue(self, older: Iterable[Waiting]) -> None:
         """The next barrier must cover these as well."""
         both, self._arrived = [*older, *self._arrived], {}
         for waiting in both:
@@ -235,7 +235,7 @@ class Barrier:
     def _down(self, reason: Exception) -> None:
         self.error, self.confirmed, self.history = reason, 0, ""
         if self._covered is not None:
-            self._go_before(self._covered)
+            self._requeue(self._covered)
             self._end()
 
     async def aclose(self) -> None:

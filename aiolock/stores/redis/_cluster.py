@@ -52,7 +52,7 @@ class ClusterStore(Masters):
     def __init__(self, seeds: Seeds, prefix: str) -> None:
         super().__init__(seeds, prefix)
         self._said: dict[str, bytes] = {}
-        """What clients say of themselves, by their ids."""
+        """The metadata of clients, by their ids."""
 
     @property
     def protocols(self) -> tuple[int, ...]:
@@ -60,7 +60,7 @@ class ClusterStore(Masters):
 
     @property
     def others(self) -> tuple[int, ...]:
-        """The protocols that other clients speak at the masters that we use, if not ours."""
+        """The protocols of other clients at the masters that we use, if not ours."""
         return tuple(sorted({each for node in self._topology.masters for each in node.others}))
 
     def __repr__(self) -> str:
@@ -149,7 +149,7 @@ class ClusterStore(Masters):
         return await self._with_names(found)
 
     async def _with_names(self, found: Status) -> Status:
-        await self._meet([*found.holders, *found.waiters])
+        await self._load_metadata([*found.holders, *found.waiters])
         return replace(
             found,
             holders=await self._named(found.holders),
@@ -157,12 +157,12 @@ class ClusterStore(Masters):
         )
 
     async def _introduced(self, parties: Sequence[Participant]) -> tuple[Participant, ...]:
-        """The parties with host and process, when their clients' keys are at another node."""
-        await self._meet(parties)
+        """The participants with host and process, where their clients' keys are at another node."""
+        await self._load_metadata(parties)
         return await self._named(parties)
 
-    async def _meet(self, parties: Sequence[Participant]) -> None:
-        """Find out what the clients of these say of themselves; who does not answer is left out."""
+    async def _load_metadata(self, parties: Sequence[Participant]) -> None:
+        """Fetch the metadata of these clients; those of nodes that do not answer are left out."""
         take, unknown = turns().take, dict[str, None]()
         for each in parties:
             await take()
@@ -180,7 +180,7 @@ class ClusterStore(Masters):
                     self._said[client] = metadata
 
     async def _named(self, parties: Sequence[Participant]) -> tuple[Participant, ...]:
-        """The same, with what is known of their clients."""
+        """The same, with the known metadata of their clients."""
         take, named = turns().take, list[Participant]()
         for each in parties:
             await take()
@@ -206,7 +206,7 @@ class ClusterStore(Masters):
             return Page((), "")
         slot = min(topology.slots_of(masters[number]))
         page = await self._at(slot, lambda node: node.snapshot(at))
-        await self._meet([each for status in page.statuses for each in _parties(status)])
+        await self._load_metadata([each for status in page.statuses for each in _parties(status)])
         statuses = [await self._with_names(status) for status in page.statuses]
         number += not page.more
         if number == len(masters):

@@ -1,11 +1,11 @@
-"""How the Redis store writes a waiter down: one text, a member of the queue, read by the scripts.
+"""The codec of waiters in Redis: one text, which is a member of the queue, read by the scripts.
 
 Only this module and the scripts (see ``lua/``) know the format::
 
     <mode><flags><claim>[<rule><number>[/<declared>]][+<ms>][~<ms>][@<ms>][!<n>][#<tag>]:<client>:<seq>
 
-The mode is ``x`` (exclusive) or ``s`` (shared). The flags: ``b`` if its client cannot be counted,
-so that a count of 0 does not mean that it is dead; ``f`` `Form.fixed`; ``o`` `Form.once`;
+The mode is ``x`` (exclusive) or ``s`` (shared). The flags: ``b`` (blind) if its client cannot be
+counted, so that a count of 0 does not mean that it is dead; ``f`` `Form.fixed`; ``o`` `Form.once`;
 ``d`` `Form.downgrades`. The rule is one of `Rule`; ``+`` is `Form.after_loss`, ``~``
 `Form.after_grant`, ``@`` `Form.period`, ``!`` `Form.priority`; ``#`` the slot of a channel that its
 client also listens to (see `_sharded`). A grant is the text of its waiter, ``:`` and the fence.

@@ -14,10 +14,10 @@ from aiolock.stores.redis._slots import slot_of_key
 
 
 class Called:
-    """Stands for a future that no task awaits: it calls one function as soon as it is resolved.
+    """A substitute for a future that no task awaits: it calls one function as soon as it is
+    resolved.
 
-
-    What a future does besides costs more than all else that is done to ask.
+    A full future costs more than all the rest of a request.
     """
 
     __slots__ = ("_done", "_on_reply")
@@ -51,19 +51,19 @@ class Called:
 
 
 class Command:
-    """A command, as a pipe sees it."""
+    """A command, as a pipe handles it."""
 
     # Defaults on the class: most commands are answered before any of these is written.
     stamp: Callable[[RetryWindow, float], bytes] | None = None
     """Makes one more argument each time that it is written: it depends on the connection."""
     waiter: str | None = None
-    """The waiter whose first question it is, while that waits for a connection, or for others."""
+    """The waiter whose first question it is, while that waits to be written."""
     together = 1
     """How many commands, this one and those after it, are one call with one reply."""
     again = 0
     """How often it was written once more on the same connection."""
     times = 0
-    """On how many connections it was written that may have carried it out."""
+    """The number of connections on which it was written and may have been carried out."""
     asking = False
     """Whether ASKING is sent before it: it goes to the master that its slot is being moved to."""
     hops = 0
@@ -103,7 +103,7 @@ class Command:
 
     @property
     def grant(self) -> bytes:
-        """What the renewal of one lease renews: the first argument after the key."""
+        """The grant of a renewal of one lease: the first argument after the key."""
         _, rest = _first(self.arguments)
         _, rest = _first(rest)
         return _first(rest)[0]

@@ -54,16 +54,16 @@ class Refusal(redis.exceptions.ResponseError):
     """An error that the server answered, whole, with its code as the first word."""
 
 
-class DeafError(redis.exceptions.ConnectionError):
-    """A push published over one connection does not arrive on the other."""
+class PushMissingError(redis.exceptions.ConnectionError):
+    """A push that was published on one connection has not arrived on the other."""
 
 
 class MismatchError(redis.exceptions.RedisError):
-    """Clients of a version that ours does not work beside use these locks."""
+    """Clients of an incompatible version use these locks."""
 
 
 class ClusterNodeError(redis.exceptions.ConnectionError):
-    """A single server was asked for, but this is a node of a cluster."""
+    """The URL is that of a single server, but this is a node of a cluster."""
 
 
 def as_answered(error: redis.exceptions.ResponseError) -> Refusal:
@@ -126,12 +126,14 @@ def address_of(pool: ConnectionPool) -> str:
 
 
 def shown_of(pool: ConnectionPool) -> Shown:
-    """What may be shown of the texts of redis-py and the server, to one who connects like this."""
+    """A function that removes the secrets of these options from texts of redis-py and the
+    server.
+    """
     options: dict[str, Any] = pool.connection_kwargs
     known = options.get("credential_provider")  # it may have a fixed password
     password = options.get("password") or getattr(known, "password", None)
     user = options.get("username") or getattr(known, "username", None)
-    # A user alone is a password as often as not, written without its colon.
+    # A user alone is often a password, written without its colon.
     secrets = [password or user, options.get("ssl_password")]
     public = [options.get(name) or "" for name in ("host", "path", "client_name")]
     return Shown(secrets, [*public, user or "" if password else ""])
@@ -157,7 +159,7 @@ def store_error(error: Exception, place: Place, *, refused: bool = False) -> Sto
 
 
 def is_misconfigured(error: BaseException) -> bool:
-    """Whether it stays so until somebody changes the configuration, here or at the server."""
+    """Whether it stays so until the configuration is changed, here or at the server."""
     causes = list(_causes(error))
     if any(isinstance(cause, _CONFIGURED) for cause in causes):
         return True
@@ -168,7 +170,7 @@ def is_misconfigured(error: BaseException) -> bool:
 
 
 def _answered(error: Exception, said: str, place: Place) -> tuple[str, str] | None:
-    """What is wrong, and what to do, if a server has answered with an error."""
+    """The cause and the remedy, if a server has answered with an error."""
     code, lower = code_of(error), said.lower()
     if isinstance(error, MasterNotFoundError) and "unknown command" in lower:
         return (
@@ -324,7 +326,7 @@ _SAYINGS: Final[tuple[tuple[str, tuple[str, str]], ...]] = (
 
 
 def _unanswered(error: Exception, said: str, place: Place) -> tuple[str, str] | None:
-    """What is wrong, and what to do, if there was no connection or no usable answer."""
+    """The cause and the remedy, if there was no connection or no usable answer."""
     if isinstance(error, MismatchError):
         return (
             f"has clients of another version of aiolock under the prefix {place.prefix!r}",
@@ -357,7 +359,7 @@ _CLOSED: Final = (
 
 _CAUSES: Final[tuple[tuple[tuple[type[BaseException], ...], str, str, str], ...]] = (
     (
-        (DeafError,),
+        (PushMissingError,),
         "",
         "takes our commands, but our subscription is on another server, or leads nowhere",
         "connect both to one server, not by a name or a proxy that spreads connections out",

@@ -1,4 +1,9 @@
-"""The replies, which come in the order of the commands: answers, refusals, redirects."""
+"""Replies, which come in the order of the commands: answers, refusals, redirects.
+
+This is the receiving side of the pipe, on top of `_redirects` and `_outbox`. What decides here is
+whether the server may have carried the command out: ``Command.times`` counts the copies that may
+have been, so a refusal that did nothing takes its copy back.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +26,7 @@ from aiolock.stores.redis._scripts import ACQUIRE_SEVERAL, BEAT, OPEN, PRESENCE,
 from aiolock.stores.redis._wire import FEW
 
 _AGAIN: Final = 5
-"""How often a refused command is written again, if the refusal should not come a second time."""
+"""How often a command is written again after a refusal that should not come a second time."""
 _CLOCKS: Final = (OPEN, PRESENCE, BEAT)
 """Scripts whose replies have the server's clock, and which are rarely called."""
 
@@ -63,7 +68,7 @@ class Incoming(Redirects):
             self._see_whether_drained()
 
     def _received_together(self, first: Command, reply: Any) -> None:
-        """One reply for several commands, which from now on are treated one by one."""
+        """Split one reply for several commands, which are treated one by one from now on."""
         commands = [first, *(self._sent.popleft() for _ in range(first.together - 1))]
         first.together = 1
         if isinstance(reply, Refusal):
@@ -115,6 +120,8 @@ class Incoming(Redirects):
         finally:
             if not future.done():
                 try:
+                    # The first copy may have been carried out as well, and this is the reply to the
+                    # second.
                     decode = script.decode if command.times == 1 else script.decode_again
                     answer = decode(reply)
                 except (TypeError, ValueError, IndexError):
@@ -125,14 +132,14 @@ class Incoming(Redirects):
                     if self._queued_one is not None and isinstance(answer, Queued):
                         self._queued_one()
                     if isinstance(future, Called):
-                        future.set_result(answer)  # who is called sees to what follows
+                        future.set_result(answer)  # its function does the rest
                     else:
                         self._resolve(future, answer)
 
     def _resolve(self, future: asyncio.Future[Any], answer: Any) -> None:
-        # Its task continues at once if little else is to be done. In a crowd it continues in the
-        # next iteration, so that the commands of all tasks go out together; and so does every task
-        # that is answered after one that waits for that.
+        # Its task continues at once if few replies are due. Otherwise it continues in the next
+        # iteration, so that the commands of all tasks go out together; and so does every task that
+        # is answered after it, to keep their order.
         if len(self._sent) < FEW and isinstance(future, Prompt) and not self._scheduled:
             future.resolve(answer)
             return
@@ -160,7 +167,7 @@ class Incoming(Redirects):
         elif self._is_redirect(refusal):
             self._send_on([command], refusal)
         elif code == "LATE" and (told := re.search(r"\d+", str(refusal))):
-            # Its reply is still awaited, so the server's clock has jumped, or we were stopped.
+            # Its reply is still awaited, so the server's clock was set, or our process was stopped.
             self.copies.read_clock(command.sent, int(told[0]))
             self._once_more(command, refusal)
         else:
@@ -170,10 +177,11 @@ class Incoming(Redirects):
             self._fail(command, refusal, refused=command.times == 1 and did_nothing(refusal))
 
     def _take_later(self, refused: Command) -> list[Command]:
-        """Take what was written after it about its name, which may rely on it.
+        """Take the later commands about its name, which may rely on it.
 
-        A renewal relies on the report that its waiter holds the lock. What of that was carried out
-        already is carried out twice, as after a break. Nothing relies on an unanswered question.
+        A renewal relies on the report that its waiter holds the lock. Some of them may be carried
+        out twice, which is harmless, as after a break. Nothing relies on a question without an
+        answer.
         """
         if not refused.must_run or not refused.key:
             return []

@@ -48,10 +48,10 @@ class Link:
         self._address: Address | None = None
         """The address that it is, or is being, connected to, if Sentinel has told it."""
         self._told: Address | None = None
-        """The address to connect to next, without asking."""
+        """The address that Sentinel has announced: the next to connect to, without asking."""
         self.wire: Wire | None = None
         self.error: Exception = ConnectionError("not connected")
-        """Why there was no connection, the last time."""
+        """The last reason why there was no connection."""
 
     async def open(self) -> None:
         """Connect for the first time; raises what redis-py raises."""
@@ -76,7 +76,7 @@ class Link:
             self._dial_again()
 
     def follow(self, address: Address) -> None:
-        """The master is there: leave any other server, and dial without a pause."""
+        """The master is at ``address``: leave any other server, and dial without a pause."""
         if address == self._address or self._closed:
             return
         self._pause = 0.0

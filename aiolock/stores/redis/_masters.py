@@ -1,4 +1,4 @@
-"""The masters of a cluster: connected to, followed as slots move, and left when they are none."""
+"""The masters of a cluster: connects to them, follows moving slots, and leaves former masters."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ from aiolock.stores.redis._topology import Topology
 log = logging.getLogger("aiolock")
 
 NOW_AND_THEN: Final = 5.0
-"""Seconds after which to ask for the slots again while all is well. So long, a new master may have
-slots of ours and take our waiters there for dead."""
+"""Seconds after which to ask for the slots again while all is well. For that long, a new master may
+have slots of ours and consider our waiters there dead."""
 _SOON: Final = 0.25
 """The same while a master cannot be reached: a replica may take its place."""
 _LEAST: Final = 0.05
 """Seconds between two questions, at least."""
 _ASKED: Final = 30.0
-"""Seconds for which a node without slots is kept that is about to get one."""
+"""Seconds for which a node without slots is kept after a redirect to it."""
 
 
 class Masters(Uncopyable, Routing):
@@ -125,7 +125,7 @@ class Masters(Uncopyable, Routing):
 
     async def _leave_all(self) -> None:
         nodes = self._topology.nodes
-        pending = [each for node in nodes.values() for each in node.pending] + [*self._homeless]
+        pending = [each for node in nodes.values() for each in node.pending] + [*self._unrouted]
         if under_way := [each.future for each in pending if not each.future.done()]:
             await asyncio.wait(under_way, timeout=HEARTBEAT_TIMEOUT)
         for each in pending:
@@ -150,7 +150,7 @@ class Masters(Uncopyable, Routing):
         while not self._closing:
             troubled = any(node.down or node.error for node in self._topology.nodes.values())
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(_SOON if troubled or self._homeless else NOW_AND_THEN):
+                async with asyncio.timeout(_SOON if troubled or self._unrouted else NOW_AND_THEN):
                     await self._news.wait()
             self._news.clear()
             try:
@@ -203,7 +203,7 @@ class Masters(Uncopyable, Routing):
         return Node(pool, self._prefix, address, self)
 
     def _is_gone(self, node: Node) -> None:
-        """The node is no master any more: send what it has not answered to others."""
+        """The node is no master any more: send its unanswered commands to others."""
         served = node.ready
         del self._topology.nodes[node.address]
         self._asked.pop(node, None)
@@ -251,7 +251,7 @@ class Masters(Uncopyable, Routing):
         self._links.up(str(node.address))
         if node.takes_over:
             node.takes_over = False
-            self._inbox.reconnected()  # until now we did not listen there, and were taken for dead
+            self._inbox.reconnected()  # until now we did not listen there, and counted as dead
 
     def waits(self) -> None:
         if not self._waits:
@@ -259,7 +259,7 @@ class Masters(Uncopyable, Routing):
             self._dial_all()
 
     def _dial_all(self) -> None:
-        """Dial all: a slot may move to any of them, and one without our listener calls us dead."""
+        """Dial all: a slot may move to any of them, and we count as dead where we do not listen."""
         for node in self._topology.masters:
             node.dial(self._client, self._inbox)
 

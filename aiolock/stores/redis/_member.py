@@ -12,9 +12,9 @@ from aiolock.errors import QuorumMismatch, StoreError
 from aiolock.store import WAS_ABSENT, Status, WaiterId
 from aiolock.stores._member import (
     UNBOUNDED,
-    Heard,
     MemberInbox,
     Memory,
+    OnReply,
     QuorumConfig,
     Unfit,
     VoteRequest,
@@ -113,7 +113,7 @@ class RedisMember(Session):
     def waits_for(self) -> float:
         return self._pipe.waits_for
 
-    # Enrolment
+    # Registration
 
     def _probe_arguments(self) -> tuple[int, bytes]:
         return self._registration(Memory.UNSAID)
@@ -138,7 +138,7 @@ class RedisMember(Session):
         self._call(voting.ENROL, *self._registration(memory), registered)
 
     async def _check_server(self) -> None:
-        """Enrol, before any other command is sent there."""
+        """Register it, before any other command is sent there."""
         self._was_admitted(await self._pipe.call(voting.ENROL, *self._probe_arguments()))
         if self._config.durable:
             await self._check_durable()
@@ -185,8 +185,8 @@ class RedisMember(Session):
             f" {self._config}: all who use it must say the same"
         )
 
-    async def _see_whether_cluster(self) -> None:
-        await super()._see_whether_cluster()
+    async def _check_cluster(self) -> None:
+        await super()._check_cluster()
         if self._slots_apart:
             raise store_error(ClusterNodeError("it is a node of a cluster"), self._place)
 
@@ -199,7 +199,7 @@ class RedisMember(Session):
     def _make_subscription(self) -> Subscription:
         return _MemberSubscription(
             *(self._pool, self._names, self._client, self._inbox, self._links),
-            again=self._ask_whether_heard,
+            again=self._ask_whether_counted,
         )
 
     # The operations
@@ -213,7 +213,7 @@ class RedisMember(Session):
         wait: bool,
         most: int,
         new: bool,
-        on_reply: Heard,
+        on_reply: OnReply,
     ) -> None:
         who = self._text(request.name, request.waiter, request.form)
         ticket, number = str(request.ticket), str(proposal)
@@ -229,7 +229,7 @@ class RedisMember(Session):
         )
 
     def release(
-        self, request: VoteRequest, highest: int, upto: int, *, entered: int, on_reply: Heard
+        self, request: VoteRequest, highest: int, upto: int, *, entered: int, on_reply: OnReply
     ) -> None:
         who = self._text(request.name, request.waiter, request.form)
         final = upto == UNBOUNDED
@@ -249,7 +249,7 @@ class RedisMember(Session):
             values = self._encode_leaves(request.name, simple, upto) + own.encode("ascii")
             self._call(voting.RELEASE, 12, values + bulk(0), on_reply)
 
-    def yield_vote(self, request: VoteRequest, number: int, on_reply: Heard) -> None:
+    def yield_vote(self, request: VoteRequest, number: int, on_reply: OnReply) -> None:
         who = self._text(request.name, request.waiter, request.form)
         values = bulk(who) + bulk(number) + bulk(request.ticket) + self._channels
         self._call(voting.GIVE_WAY, 9, self._names.three(request.name) + values, on_reply)
@@ -262,7 +262,7 @@ class RedisMember(Session):
         fence: int,
         *,
         entered: bool,
-        on_reply: Heard,
+        on_reply: OnReply,
     ) -> None:
         who = self._text(request.name, request.waiter, request.form)
         values = b"".join(
@@ -273,13 +273,13 @@ class RedisMember(Session):
         )
         self._call(voting.RENEW, 10, values, on_reply, expires=True)
 
-    def reserve(self, request: VoteRequest, number: int, fence: int, on_reply: Heard) -> None:
+    def reserve(self, request: VoteRequest, number: int, fence: int, on_reply: OnReply) -> None:
         who = self._text(request.name, request.waiter, request.form)
         values = bulk(who) + bulk(number) + bulk(fence)
         self._call(voting.RESERVE, 8, self._names.three(request.name) + values, on_reply)
 
     def finish(
-        self, request: VoteRequest, fence: int, remember: int, until: int, on_reply: Heard
+        self, request: VoteRequest, fence: int, remember: int, until: int, on_reply: OnReply
     ) -> None:
         who = self._text(request.name, request.waiter, request.form)
         values = b"".join(map(bulk, (who, fence, remember, until))) + self._channels
@@ -287,19 +287,19 @@ class RedisMember(Session):
             voting.FINISH, 10, self._names.three(request.name) + values, on_reply, expires=True
         )
 
-    def query_done(self, name: str, on_reply: Heard) -> None:
+    def query_done(self, name: str, on_reply: OnReply) -> None:
         self._call(voting.RECALL, 5, self._names.three(name), on_reply)
 
-    def take_away(self, name: str, waiter: WaiterId, on_reply: Heard) -> None:
+    def take_away(self, name: str, waiter: WaiterId, on_reply: OnReply) -> None:
         values = self._channels + bulk(f":{waiter.client}:{waiter.seq}")
         self._call(voting.BREAK, 7, self._names.three(name) + values, on_reply)
 
-    def request(self, name: str, on_reply: Heard) -> None:
+    def request(self, name: str, on_reply: OnReply) -> None:
         votes = self._names.keys(name)[0]
         values = bulk(1) + bulk(votes) + self._channels
         self._call(scripts.REQUEST, 3, values, on_reply, expires=True)
 
-    def status(self, name: str, on_reply: Heard, *, waiters: bool = True) -> None:
+    def status(self, name: str, on_reply: OnReply, *, waiters: bool = True) -> None:
         reading = asyncio.get_running_loop().create_task(self._status(name, waiters=waiters))
         self._reading.add(reading)
         reading.add_done_callback(partial(self._has_read, on_reply))
@@ -318,7 +318,7 @@ class RedisMember(Session):
         most = b"".join(map(bulk, (waiters, ticket, holders, end, grant)))
         return self._pipe.call(scripts.STATUS, 9, keys + self._channels + most)
 
-    def _has_read(self, on_reply: Heard, reading: asyncio.Task[Status]) -> None:
+    def _has_read(self, on_reply: OnReply, reading: asyncio.Task[Status]) -> None:
         self._reading.discard(reading)
         if reading.cancelled():
             on_reply(None, StoreError("the store is closed"))
@@ -327,7 +327,7 @@ class RedisMember(Session):
         else:
             on_reply(None, error if isinstance(error, Exception) else StoreError(str(error)))
 
-    def names(self, start: str, on_reply: Heard) -> None:
+    def names(self, start: str, on_reply: OnReply) -> None:
         own = self._own_keys()
         values = (len(own), *own, start or 0, self._names.pattern, _PAGE)
 
@@ -340,12 +340,12 @@ class RedisMember(Session):
 
         self._call(scripts.LIST, len(values), b"".join(map(bulk, values)), listed)
 
-    def post(self, name: str, count: int, value: str, remember: int, on_reply: Heard) -> None:
+    def post(self, name: str, count: int, value: str, remember: int, on_reply: OnReply) -> None:
         keys = (5, *self._names.keys(name), self._names.value(name))
         values = b"".join(map(bulk, (*keys, count, value, remember))) + self._channels
         self._call(voting.POST, 10, values, on_reply, expires=True)
 
-    def read(self, name: str, on_reply: Heard) -> None:
+    def read(self, name: str, on_reply: OnReply) -> None:
         keys = (2, self._names.keys(name)[0], self._names.value(name))
         self._call(voting.READ, 3, b"".join(map(bulk, keys)), on_reply)
 
@@ -354,7 +354,7 @@ class RedisMember(Session):
         script: scripts.Script,
         count: int,
         values: bytes,
-        on_reply: Heard,
+        on_reply: OnReply,
         *,
         expires: bool = False,
         leaves_tombstone: bool = False,

@@ -19,7 +19,7 @@ def unescape(name: str) -> str:
 
 
 class Names:
-    """The keys under one prefix, as text and as they stand in a request."""
+    """The keys under one prefix, as text and encoded for a request."""
 
     def __init__(self, prefix: str) -> None:
         self._prefix = prefix

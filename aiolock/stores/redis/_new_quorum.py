@@ -1,7 +1,7 @@
-"""A quorum that is new: its servers are told so, and vote at once.
+"""Declaring a quorum new, so that its servers vote at once.
 
-A server that was started a moment ago does not know whether it had voted before: it gives no vote
-for the longest lease. On the first day somebody knows, and can say so.
+A server that was started a moment ago cannot tell whether it had voted before: it gives no vote for
+the longest lease. When a quorum is set up, its operator can tell, and `begin` tells the servers.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from aiolock.stores.redis._voting import BEGIN, VoteNames
 _PAGE: Final = 1000
 """Keys that the server looks at for each page."""
 _ANSWER: Final = 5.0
-"""Seconds for an answer, unless the URL says it: not every redis-py has a limit of its own."""
+"""Seconds for an answer, unless the URL sets a limit: not every redis-py has one of its own."""
 Value = TypeVar("Value")
 
 
 class NewServer:
-    """One server of a quorum that is said to be new."""
+    """One server of a quorum that is to be declared new."""
 
     def __init__(self, url: str, prefix: str, address: str) -> None:
         self.address = address
@@ -39,7 +39,7 @@ class NewServer:
         self._prefix = prefix
 
     async def why_not(self) -> str:
-        """Why it cannot be new, as text for people; empty if nothing speaks against it."""
+        """The reason why it cannot be new, as text for people; empty if there is none."""
         async with self._connected() as server:
             if listening := await server.pubsub_channels(f"{_escaped(self._names.channels)}*"):
                 clients = "a client is" if len(listening) == 1 else f"{len(listening)} clients are"
@@ -50,19 +50,19 @@ class NewServer:
                     cursor, match=f"{_escaped(self._prefix)}:{{*}}:*", count=_PAGE
                 )
                 for name in sorted({self._names.name(_text(key)) for key in keys}):
-                    if not name.startswith("client:"):  # what a client says of itself: no vote
+                    if not name.startswith("client:"):  # the metadata of a client: no vote
                         return f"it is in use: it has a key of {name!r}"
                 if not cursor:
                     return ""
 
-    async def begin(self, charter: QuorumConfig) -> bool:
+    async def begin(self, config: QuorumConfig) -> bool:
         """Have it vote from now on; False if it did so already.
 
         `QuorumMismatch` if it is a member of another quorum.
         """
         async with self._connected() as server:
             try:
-                told: Any = await server.eval(BEGIN.source, 1, self._names.marker, str(charter))
+                told: Any = await server.eval(BEGIN.source, 1, self._names.marker, str(config))
             except redis.exceptions.ResponseError as error:
                 code, its = code_of(error), str(error).partition(" ")[2]
                 if code == "QUORUM":
@@ -91,12 +91,14 @@ class NewServer:
 class NewQuorum:
     """Servers that form a quorum which no client has used yet."""
 
-    def __init__(self, servers: Sequence[NewServer], charter: QuorumConfig) -> None:
+    def __init__(self, servers: Sequence[NewServer], config: QuorumConfig) -> None:
         self.servers = servers
-        self.charter = charter
+        self.config = config
 
     async def why_not(self) -> dict[str, str]:
-        """For each server that cannot be new, by its address, why; `StoreError` without it."""
+        """The reasons why servers cannot be new, by their addresses; `StoreError` if one is not
+        there.
+        """
         why = await _all(server.why_not() for server in self.servers)
         return {
             server.address: each for server, each in zip(self.servers, why, strict=True) if each
@@ -104,11 +106,11 @@ class NewQuorum:
 
     async def begin(self) -> int:
         """Have all of them vote from now on; how many did not do so already."""
-        return sum(await _all(server.begin(self.charter) for server in self.servers))
+        return sum(await _all(server.begin(self.config) for server in self.servers))
 
 
 async def _all(calls: Iterable[Coroutine[Any, Any, Value]]) -> list[Value]:
-    """What these return; if one fails its error, once all have ended."""
+    """The results of all; if one fails its error, once all have ended."""
     tasks = [asyncio.ensure_future(call) for call in calls]
     await asyncio.gather(*tasks, return_exceptions=True)
     return [task.result() for task in tasks]
@@ -118,7 +120,7 @@ def new_quorum(urls: Sequence[str], prefix: str, store: Any) -> NewQuorum:
     """The servers at these URLs, which are the members of a `QuorumStore`."""
     members = zip(urls, store.members, strict=True)
     servers = [NewServer(url, prefix, member.address) for url, member in members]
-    return NewQuorum(servers, store.charter)
+    return NewQuorum(servers, store.config)
 
 
 def _text(key: Any) -> str:

@@ -33,7 +33,7 @@ class _SentOn:
 
 
 class Neighbours(Protocol):
-    """The other nodes of its cluster, as a node uses them."""
+    """The callbacks of a node about the other nodes of its cluster."""
 
     def redirected(self, node: Node, commands: list[Command], refusal: Refusal) -> None:
         """The node has refused these commands, of one slot."""
@@ -107,7 +107,7 @@ class NodeInbox:
         self._inbox.reconnected()
 
     def beat(self) -> None:
-        """Ignored, so no waiter asks instead: it may wait at another node."""
+        """Ignored: a waiter that asks instead may wait at another node."""
 
 
 class Node(RedisStore):
@@ -124,9 +124,9 @@ class Node(RedisStore):
         self.down = False
         """Whether a connection to it is broken."""
         self.takes_over = False
-        """It has slots now of another node that served us."""
+        """It has got slots of another node that served us."""
         self.error: Exception | None = None
-        """Why it could not be connected to, the last time."""
+        """The last reason why it could not be connected to."""
         self._cluster = cluster
         self._slots_apart = True
         self._redirected = partial(cluster.redirected, self)
@@ -135,7 +135,7 @@ class Node(RedisStore):
         self._waiting: dict[PendingOperation | _SentOn, None] = {}
         """Operations, and commands from other nodes, in order, until it serves us."""
         self._inherits = False
-        """It has slots that were another node's when it was not connected to."""
+        """It has got slots of another node while it was not connected to."""
         self._tag = ""
         """The last tag that was found, see `tag`."""
         self._wanted = False
@@ -209,7 +209,7 @@ class Node(RedisStore):
         return [each for each in self._waiting if isinstance(each, PendingOperation)]
 
     def inherit(self) -> None:
-        """It has slots now of another node, and they may go back to that one.
+        """It has got slots of another node, and they may go back to that one.
 
         A late copy of a command may reach that node, after its waiter has given up here.
         """
@@ -289,7 +289,7 @@ class Node(RedisStore):
         if self._is_home:
             super()._introduce_again(now)
 
-    async def _see_whether_cluster(self) -> None:
+    async def _check_cluster(self) -> None:
         pass
 
     def _forget_us(self) -> None:

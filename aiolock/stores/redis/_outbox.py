@@ -1,4 +1,11 @@
-"""Commands: written in order, kept for the next connection, given up when their time is over."""
+"""The outbox of a pipe: commands are written in order, kept for the next connection, and given up
+when their time is over.
+
+A command is in one of these places until it is answered: ``_sent`` (written on this connection, in
+the order of the replies to come), ``_gathered`` (written at the end of this loop iteration, several
+as one call), ``_queued`` (for the next connection), or ``_held`` (a slot of a cluster that cannot
+be used for a moment).
+"""
 
 from __future__ import annotations
 
@@ -18,11 +25,11 @@ from aiolock.stores.redis._scripts import ACQUIRE_SEVERAL, PRESENCE, Script, bul
 from aiolock.stores.redis._wire import FEW, Wire
 
 REPLY_TIMEOUT: Final = 4.0
-"""Seconds without the reply that is due, after which the link is taken for dead."""
+"""Seconds without the reply that is due, after which the link is considered dead."""
 COMMAND_TIMEOUT: Final = 9.0
 """Seconds, over all reconnections, after which a command fails with its outcome unknown."""
 _MOST: Final = 32
-"""Questions in one call: other clients of the server wait as long as the call takes."""
+"""Questions in one call, at most: it blocks all other clients of the server."""
 LOOK: Final = 0.5
 _NONE: Final = bulk(0)
 _ASKING: Final = b"*1\r\n$6\r\nASKING\r\n"
@@ -56,7 +63,8 @@ class Outbox:
         self._queued: dict[Command, None] = {}
         # By slot: commands to be written again in a moment, and those asked for since.
         self._held: dict[int, deque[Command]] = {}
-        # First questions of waiters that were never written, by waiter, in the queue or dropped.
+        # First questions that were never written, by waiter: if it gives up, there is nothing to
+        # release.
         self._first: dict[str, list[Command]] = {}
         self._watch: asyncio.TimerHandle | None = None
         # The last of those sent, in order: newcomers that wait for others of this loop iteration.
@@ -71,7 +79,8 @@ class Outbox:
         self._known: set[Script] = set()
         self.quiet_since = self._time()
         self.patient = False
-        """Whether a replica may yet become the master: while the client is open, not before."""
+        """Whether to wait for a replica to become the master: while the client is open,
+        not before."""
 
     @property
     def waits_for(self) -> float:
@@ -219,7 +228,7 @@ class Outbox:
         self._write(wire, command)
 
     def _nobody(self) -> asyncio.Future[Any]:
-        """The future of a reply that no task waits for."""
+        """A future for a reply that no task waits for."""
         nobody: asyncio.Future[Any] = self._loop.create_future()
         nobody.cancel()
         return nobody
@@ -228,7 +237,7 @@ class Outbox:
         """The first call of a script on this connection, by which the server learns it.
 
         A NOSCRIPT error would cost the command its place among those sent after it. Only the first
-        call is in full: for a crowd of questions that would be megabytes.
+        call is in full: for many questions at once that would be megabytes.
         """
         self._known.add(script)
         return script.call_in_full(count)
@@ -273,10 +282,10 @@ class Outbox:
         """Check, while commands are under way, if the link is dead or a command's time is over."""
         self._watch = None
         now = self._time()
-        # Whoever hears of it may ask something else at once.
+        # A copy of the list, since a caller that gets the error may send something else at once.
         for command in [each for each in self._sent if now - each.born >= COMMAND_TIMEOUT]:
             self._fail(command, TimeoutError(f"no answer for {COMMAND_TIMEOUT:.0f} s"))
-        if self._heard:  # since the last look: so the link is alive, if slow
+        if self._heard:  # bytes have come since: the link is alive, if slow
             self._heard, self._heard_at = False, now
         if self._sent and now - max(self._sent[0].sent, self._heard_at) >= REPLY_TIMEOUT:
             self._link.drop(TimeoutError(f"no reply for {REPLY_TIMEOUT:.0f} s"))
@@ -286,7 +295,7 @@ class Outbox:
                     self._give_up(command)
         self._drop_old(now)
         under_way = self._sent or self._queued or self._first or self._held
-        if under_way and self._watch is None:  # whoever heard of it may have set it
+        if under_way and self._watch is None:  # a caller may have set it
             self._watch = self._loop.call_later(LOOK, self._look)
 
     def _drop_old(self, now: float) -> None:
@@ -297,7 +306,7 @@ class Outbox:
             self._give_up(command)
         while self._first:
             waiter, commands = next(iter(self._first.items()))
-            # Kept somewhat longer, for a caller that hears of the failure only now.
+            # Kept somewhat longer, for a caller that gets the error only now.
             if now - commands[-1].born < COMMAND_TIMEOUT + 2 * LOOK:
                 break
             del self._first[waiter]

@@ -30,7 +30,7 @@ class PendingOperation:
         *,
         must_run: bool,
     ) -> None:
-        """``error`` makes the error; it is told whether certainly nothing was done."""
+        """``error`` makes the error; its argument: whether certainly nothing was done."""
         loop = asyncio.get_running_loop()
         self.slot = slot
         self.future: asyncio.Future[Any] = loop.create_future()
@@ -54,7 +54,7 @@ class PendingOperation:
         return self._must_run and self.future.cancelled()
 
     def wait_in(self, kept: dict[Any, None]) -> None:
-        """Be the last in there, until it is started or over."""
+        """Be the last of ``kept``, until it is started or over."""
         self._kept = kept
         kept[self] = None
 

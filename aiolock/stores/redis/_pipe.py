@@ -1,8 +1,11 @@
-"""The commands: all tasks write to one connection, and replies come back in the same order.
+"""The pipe: all tasks write commands to one connection, and replies come back in the same order.
 
 A command that was under way when the connection broke is sent again on the next one, in order. Each
 is idempotent, so it does not matter whether the server had carried it out. The first copy may still
 reach the server after that: see `aiolock.stores._retry_window`.
+
+In the flow of an acquisition, a store's method encodes its arguments and calls `Outbox.call`;
+`Incoming` decodes the reply and resolves the future. `Redirects` is used in a cluster only.
 """
 
 from __future__ import annotations
@@ -115,6 +118,7 @@ class Pipe(Incoming):
                 self._first.setdefault(command.waiter, []).append(command)
         self._gathered.clear()
         younger, self._queued = self._queued, {}
+        # In the order of the calls: a release must not overtake its acquire, on any connection.
         for command in sorted(again, key=lambda command: command.born):
             self._queue(command)
         self._queued |= younger

@@ -1,4 +1,4 @@
-"""Echoes: the same push from each node, since a cluster sends a push to all its nodes."""
+"""Duplicates of pushes: each node delivers the same push, since a cluster sends it to all nodes."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Final
 _MOST: Final = 4096
 _LATE: Final = 10.0
 """Seconds after which the same text by another connection counts as another push. Pushes of grants
-and losses are never repeated, so at worst one that says "ask again" is dropped."""
+and losses are never repeated, so at worst a request to ask again is dropped."""
 
 _WORD: Final = b"p"
-"""A client's word to itself, which proves the connection that it comes by."""
+"""The beginning of a client's push to itself, which proves the connection that it comes by."""
 
 
 class PushDeduplicator:

@@ -1,4 +1,4 @@
-"""Reads a status in parts: the status script answers with some of the parties at a time."""
+"""Reading a status in parts: the script answers with some of the participants at a time."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from aiolock.stores.redis._replies import Seen
 PARTIES: Final = 256
 """Holders, and waiters, that one answer of the server has at most: less than a millisecond."""
 FIRST: Final = (PARTIES, "-inf", PARTIES, "", b"")
-"""What the first answer of a status has."""
+"""The limits of the first answer of a status."""
 Ask = Callable[[int, str, int, str, bytes], asyncio.Future[Any]]
-"""Asks for so many waiters from a ticket on, and so many holders from a lease end on: of those that
-end then, only what is behind that grant."""
+"""A function that asks for so many waiters from a ticket on, and so many holders from a lease end
+on: of those that end then, only those behind that grant."""
 
 
 async def read(seen: Seen, ask: Ask, first: asyncio.Future[Any]) -> Status:
     """The status of which this is the first answer; more answers, if it has many parties.
 
-    The waiters come first then, and the holders after all of them: who waits at first and holds
-    later is seen in any case.
+    The waiters come first then, and the holders after all of them: so a waiter that is granted the
+    lock meanwhile is not missed.
     """
     take = turns().take
     reply = await first

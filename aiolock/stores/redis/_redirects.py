@@ -16,7 +16,7 @@ _IN_A_MOMENT: Final = 0.02
 """Seconds after which a command is written again that a cluster cannot carry out just now."""
 
 Redirected = Callable[[list[Command], Refusal], None]
-"""Gets the commands of one slot that were refused, in order, and the refusal."""
+"""A function that gets the refused commands of one slot, in order, and the refusal."""
 
 _RELIED_ON: Final = (PASS, RENEW)
 """A renewal relies on the report that its waiter holds the lock, and on the renewal before it."""
@@ -47,7 +47,7 @@ class Redirects(Outbox):
             return
         wanted = [command for command in commands if command.wanted]
         if not wanted:
-            return  # what was written after it gets a reply of its own
+            return  # later commands get replies of their own
         for command in wanted:
             command.refusal = refusal
         later = (
@@ -56,12 +56,12 @@ class Redirects(Outbox):
         self._redirected([*wanted, *later], refusal)
 
     def _take_behind(self, refused: Sequence[Command]) -> list[Command]:
-        """Take what was written after these about their name, and must stay behind them.
+        """Take the later commands about their names that must stay behind them.
 
         The slot is still here, so each other command gets a reply of its own. A renewal must get
-        it: it needs only one key, and may be carried out where these cannot. But not before what it
-        relies on. After MOVED all of the slot is taken: what is asked from now on goes to the new
-        node at once.
+        it: it needs only one key, and may be carried out where these cannot. But not before the
+        commands that it relies on. After MOVED all of the slot is taken: commands from now on go to
+        the new node at once.
         """
         keys = {command.key for command in refused}
         relied_on = [command for command in refused if command.script in _RELIED_ON]
@@ -90,6 +90,7 @@ class Redirects(Outbox):
         taken = list[Command]()
         for number, command in enumerate(self._sent):
             if command.wanted and concerned(command):
+                # Its reply on this connection is still due, and must be matched with something.
                 self._sent[number] = command.stand_in(self._nobody())
                 command.together = 1
                 taken.append(command)

@@ -1,11 +1,12 @@
-"""The Redis store that tells only what its replicas have, too: ``connect(replicas=)``.
+"""The Redis store that confirms only what its replicas have, too: ``connect(replicas=)``.
 
 It passes an answer on to its client when a `Barrier` has confirmed it: a grant, a renewed lease, a
-count, or that work is done. So no body begins, and no deadline moves, by something that a fail-over
-may forget. What may be forgotten without harm is not held back: a place in the queue, or a release.
-A barrier holds for one master, and so does each answer. In a fail-over, one connection may have the
-new master while another still has the old one. So the store knows the master of each connection. An
-answer that is covered only by a barrier at another master is not confirmed, but asked for again.
+count, or that work is done. So no body begins, and no deadline moves, by anything that a fail-over
+may forget. Answers that may be forgotten without harm are not held back: a place in the queue, or a
+release. A barrier holds for one master, and so does each answer. In a fail-over, one connection may
+have the new master while another still has the old one. So the store tracks the master of each
+connection. An answer that is covered only by a barrier at another master is not confirmed, but
+asked for again.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ class ReplicatedStore(RedisStore):
     def _make_subscription(self) -> Subscription:
         return _Known(
             *(self._pool, self._names, self._client, self._inbox, self._links),
-            again=self._ask_whether_heard,
+            again=self._ask_whether_counted,
             granted=self._granted,
         )
 
@@ -226,7 +227,7 @@ class ReplicatedStore(RedisStore):
         return self._pipe.call(scripts.BARRIER, 3, arguments)
 
     def differ(self) -> None:
-        """The connections may have different masters: find out that of the command connection."""
+        """The connections may have different masters: find out the command connection's."""
         if not self._reading:
             self._reading = True
             told = self._ask_who_is_master()
@@ -291,7 +292,7 @@ def _is_granted(answer: Answer) -> bool:
     return isinstance(answer, Granted)
 
 
-def _without_neighbour(answer: Any) -> Any:
+def _without_before(answer: Any) -> Any:
     """The answer without ``before``: with it, the client would hand the lock on by itself.
 
     The next body would then begin before replicas know of its grant. (See `Store.report_handoff`.)
@@ -310,7 +311,7 @@ def _was_done(answer: int) -> bool:
 
 
 class _Confirmed(Prompt):
-    """The answer to an operation, resolved once replicas have what it tells."""
+    """The answer to an operation, resolved once replicas have it, too."""
 
     _waiting: Waiting | None = None
     _losses = -1
@@ -328,7 +329,7 @@ class _Confirmed(Prompt):
         failed: Callable[[Any, StoreError], None] | None = None,
         ask_again: Callable[[], asyncio.Future[Any]] | None = None,
     ) -> None:
-        """``matters`` says whether an answer must be confirmed.
+        """``matters``: whether an answer must be confirmed.
 
         ``ask_again`` is called if the master has changed, or the connection broke, before the
         confirmation, within the time of a command. ``failed`` gets an answer that was not
@@ -376,7 +377,7 @@ class _Confirmed(Prompt):
         if error is not None:
             self.set_exception(error)
         elif not self._matters(answer.result()):
-            self.resolve(_without_neighbour(answer.result()))
+            self.resolve(_without_before(answer.result()))
         else:
             now = self._time()
             if self._losses != self._store.losses:  # after a break, the full time again
@@ -414,7 +415,7 @@ class _Confirmed(Prompt):
 
 
 class _Known(Subscription):
-    """A subscription whose master is known."""
+    """A subscription that tracks its master."""
 
     def __init__(
         self,
@@ -431,7 +432,7 @@ class _Known(Subscription):
         self._request = command("INFO", "replication") + self._request
         self.granted = granted
         self.history = ""
-        """The history of the master whose pushes come here; empty while that is not known."""
+        """The history of the master whose pushes come here; empty while unknown."""
         self.speaks = False
         """Whether the push that is delivered now came here, not by the command connection."""
 

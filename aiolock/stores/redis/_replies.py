@@ -45,7 +45,9 @@ def _busy(until: int, grant: bytes | None = None, metadata: bytes = b"") -> Busy
     text, _, minted = _text(grant).rpartition(":")
     waiter, form, _ = decode_any(text)
     fence = _fence(minted)
-    return Busy(until, _party(waiter, form, metadata, fence, fence=fence, remaining=until / 1000))
+    return Busy(
+        until, _participant(waiter, form, metadata, fence, fence=fence, remaining=until / 1000)
+    )
 
 
 def _queued(  # noqa: PLR0917  # in the order of the reply
@@ -109,7 +111,7 @@ def posted(reply: Any) -> Posted:
 
 
 class Seen:
-    """The parts of one name's status, from one answer of the status script or from several."""
+    """The parts of one name's status that were read, from one answer of the script or several."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -127,7 +129,7 @@ class Seen:
         """Add what an answer says; a later one is nearer to the truth."""
         now, held, queued, limit, clients, self.holding = reply
         self._now, self._limit = now, None if limit < 0 else limit
-        # What each client says of itself, and how many listen to its channel.
+        # Each client's metadata, and how many listen to its channel.
         known = {
             _text(client): (metadata, heard > 0)
             for client, metadata, heard in zip(*[iter(clients)] * 3, strict=True)
@@ -142,7 +144,7 @@ class Seen:
                 continue
             metadata, alive = known.get(waiter.client, (b"", False))
             fence = _fence(minted)
-            self._holders[text] = _party(
+            self._holders[text] = _participant(
                 *(waiter, form, metadata, fence),
                 fence=fence,
                 remaining=left,
@@ -153,7 +155,7 @@ class Seen:
             waiter, form, blind = decode_any(text)
             metadata, alive = known.get(waiter.client, (b"", False))
             since = ticket - form.priority * PRIORITY
-            self._waiters[text] = _party(
+            self._waiters[text] = _participant(
                 waiter, form, metadata, since, place=len(self._waiters) + 1, alive=alive or blind
             )
         return Part(
@@ -165,24 +167,26 @@ class Seen:
         )
 
     def begin_holders(self) -> None:
-        """The holders are read once more, from the first on."""
+        """Read the holders once more, from the first on."""
         self._apart = True
         self._holders.clear()
         self._closed = 0.0
 
     def status(self) -> Status:
-        """All that was read."""
+        """The status of all that was read."""
         return at_once(self.in_parts())
 
     def in_parts(self) -> Generator[int, None, Status]:
-        """The same. Whoever was seen to wait first, and later to hold, holds."""
+        """The same, part by part. A participant that was read as a waiter, and later as a holder,
+        is a holder.
+        """
         waiting = list[Participant]()
         for number, (text, party) in enumerate(self._waiters.items()):
             holds = self._holders.get(text) if self._apart else None
             moved = party.place != len(waiting) + 1
             if holds is None:
                 waiting.append(replace(party, place=len(waiting) + 1) if moved else party)
-            if moved:  # let go of it here, and not of all of them at the end
+            if moved:  # freed here, and not all of them at the end
                 self._waiters[text] = holds or waiting[-1]
             yield moved or number % 8 == 0
         holders = sorted(self._holders.values(), key=attrgetter("fence"))
@@ -219,11 +223,11 @@ def _fence(minted: str) -> int:
 
 
 def _text(member: bytes) -> str:
-    """A member of ours; what others have written there is shown somehow."""
+    """A member as text, even if others have written it."""
     return member.decode("utf-8", "backslashreplace")
 
 
-def _party(
+def _participant(
     waiter: WaiterId,
     form: Form,
     metadata: bytes,
@@ -252,7 +256,7 @@ def _party(
 
 
 def said_of(party: Participant, metadata: bytes) -> Participant:
-    """A party of a status, with what its client says of itself."""
+    """A participant of a status, with its client's metadata."""
     host, _, pid = metadata.decode("utf-8", "replace").rpartition(" ")
     return replace(party, host=host, pid=int(pid) if pid.isdecimal() and len(pid) <= _DIGITS else 0)
 
@@ -289,12 +293,12 @@ class Opened(NamedTuple):
 
 
 class Present(NamedTuple):
-    """How many received the client's word to itself, and the server's clock (µs)."""
+    """How many received the client's push to itself, and the server's clock (µs)."""
 
     heard: int
     now: int
     others: tuple[int, ...] = ()
-    """The protocols that other clients speak there, if they are not ours."""
+    """The protocols of other clients there, if they are not ours."""
 
 
 class Master(NamedTuple):

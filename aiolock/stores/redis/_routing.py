@@ -34,17 +34,17 @@ class Routing:
     _inbox: Inbox
     _loop: asyncio.AbstractEventLoop
     _news: asyncio.Event
-    """Set when there is a reason to ask for the slots."""
+    """Set if there is a reason to ask for the slots."""
 
     def __init__(self, topology: Topology) -> None:
         self._closing = True
         self._topology = topology
-        self._homeless: dict[PendingOperation, None] = {}
+        self._unrouted: dict[PendingOperation, None] = {}
         """Operations on slots that no master has."""
         self._stranded = list[list[Command]]()
         """Commands that were sent to a master before its slot had none; each list of one slot."""
         self._limits = dict[Command, asyncio.TimerHandle]()
-        """The timers of commands that no pipe looks after."""
+        """The timers of commands that are in no pipe."""
         self._first: dict[WaiterId, PendingOperation] = {}
         """The first questions of waiters, as long as they are not started."""
 
@@ -82,7 +82,7 @@ class Routing:
     def _hold_back(self, pending: PendingOperation) -> None:
         node = self._topology.owners[pending.slot]
         if node is None:
-            pending.wait_in(self._homeless)
+            pending.wait_in(self._unrouted)
             self._news.set()
         elif node.ready:
             pending.go(node)
@@ -143,8 +143,8 @@ class Routing:
             node.hold(commands)
 
     def _reroute_all(self) -> None:
-        """Look for a master again for all that is about slots that had none."""
-        unrouted, self._homeless = self._homeless, {}
+        """Route all operations and commands again whose slots had no master."""
+        unrouted, self._unrouted = self._unrouted, {}
         for pending in unrouted:
             self._hold_back(pending)
         stranded, self._stranded = self._stranded, []
@@ -152,7 +152,7 @@ class Routing:
             self._go_to_owner(commands)
 
     def _limit(self, commands: list[Command]) -> None:
-        """Limit their waiting to the time of a command, since no pipe looks after them."""
+        """Limit their waiting to the time of a command, since they are in no pipe."""
         for command in commands:
             if command not in self._limits and not command.future.done():
                 until = command.born + COMMAND_TIMEOUT

@@ -37,8 +37,8 @@ _COMMENT: Final = re.compile(r"^ *--(?!@include ).*\n|^ *\n", re.MULTILINE)
 def _files() -> dict[str, str]:
     """The texts of all files, by their names without suffix.
 
-    All at once, and at the import: the package may be replaced while the program runs, and its
-    scripts must be those of this version.
+    All at once, at import: the package may be replaced while the program runs, and its scripts must
+    be those of this version.
     """
     folder = resources.files("aiolock.stores.redis") / "lua"
     return {
@@ -68,7 +68,7 @@ def _included(name: str, known: set[str], constants: dict[str, str]) -> str:
 
     Its constants are added to the others.
 
-    The includes of a script stand where they are named. Those of a function stand inside that
+    The includes of a script are inserted where they are named. Those of a function go inside that
     function: they are local to it, and cost nothing until it is called.
     """
     text, own = _read(name)
@@ -94,14 +94,14 @@ def _included(name: str, known: set[str], constants: dict[str, str]) -> str:
 def _read(name: str) -> tuple[str, dict[str, str]]:
     """A file without its comments and constants, and the constants.
 
-    Once for each file: some stand in all scripts.
+    Once for each file: some are in all scripts.
     """
     text = _FILES[name]
     return _COMMENT.sub("", _CONSTANT.sub("", text)), dict(_CONSTANT.findall(text))
 
 
 def bulk(text: object) -> bytes:
-    """One argument, as it stands in a request."""
+    """One argument, encoded for a request."""
     data = text if isinstance(text, bytes) else str(text).encode()
     return b"$%d\r\n%b\r\n" % (len(data), data)
 

@@ -1,4 +1,4 @@
-"""Where a cluster is asked for its nodes, and how to connect to each of them."""
+"""The nodes at which a cluster is asked for its topology, and how to connect to each node."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _KEPT: Final = (
     *("username", "password", "credential_provider", "client_name"),
     *("socket_keepalive", "socket_keepalive_options", "connection_class"),
 )
-"""Options of a client's connections that ours have too, with those that begin with ``ssl_``."""
+"""Options of a client's connections that are copied, with those that begin with ``ssl_``."""
 
 
 def _as_is(address: Address) -> Address:

@@ -1,4 +1,4 @@
-"""Asks Sentinel where the master is: all Sentinels at once.
+"""Finding the master by Sentinel: all Sentinels are asked at once.
 
 redis-py asks them one after the other. A Sentinel that hangs (unlike one that is dead) would keep
 us from the others for longer than an attempt to connect may take, in each attempt again.
@@ -22,9 +22,9 @@ _ANSWER: Final = 1.0
 _OTHERS: Final = 0.1
 """Seconds more for the others, once one has answered: it may have missed a fail-over."""
 _BEHIND: Final = 10.0
-"""Seconds after a fail-over was heard of, in which a Sentinel that only knows earlier ones is not
-believed: by then, Sentinels that reach each other have told each other. (Sentinels that were set up
-anew count from 0 again.)"""
+"""Seconds after news of a fail-over in which a Sentinel that has only earlier ones is not believed:
+after that, Sentinels that reach each other agree. (Sentinels that were set up anew count from 0
+again.)"""
 
 
 _QUESTIONS: Final = (("SENTINEL", "MASTER"), ("SENTINEL", "GET-MASTER-ADDR-BY-NAME"))
@@ -47,7 +47,7 @@ _known: Final = WeakKeyDictionary[ConnectionPool, tuple[int, float]]()
 async def locate(pool: ConnectionPool) -> Address | None:
     """The address of the present master; None if the pool does not connect by Sentinel.
 
-    `MasterNotFoundError` if no Sentinel knows one; it tells the answer of each.
+    `MasterNotFoundError`, with the answer of each, if no Sentinel has one.
     """
     return await _locate(pool) if is_managed(pool) else None
 
@@ -106,7 +106,7 @@ async def _locate(pool: Any) -> Address:
 
 
 async def _ask(sentinel: ConnectionPool, pool: Any) -> _Master:
-    """The master as this Sentinel knows it; an error if the Sentinel takes it for down."""
+    """The master according to this Sentinel; an error if the Sentinel considers it down."""
     replies: list[Any] = []
     answered: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
@@ -138,8 +138,9 @@ def _read(about: list[bytes], address: list[bytes], *, least_others: int) -> _Ma
     texts = [text.decode() for text in about]
     known = dict(zip(texts[::2], texts[1::2], strict=True))
     host, port = address[0].decode(), int(address[1])
-    # During a fail-over of its own, it gives the address of the new master before the rest tells of
-    # it. The epoch is that of the fail-over by then, and the master that is down is the old one.
+    # During a fail-over of its own, it gives the address of the new master before the other fields
+    # change. The epoch is that of the fail-over by then, and the master that is down is the old
+    # one.
     if (host, port) == (known["ip"], int(known["port"])) and (
         {"s_down", "o_down"} & set(known["flags"].split(","))
     ):

@@ -38,9 +38,9 @@ _PAUSE: Final = 1.0
 class SentinelWatcher:
     """A subscription to each Sentinel, renewed when it breaks.
 
-    To each, because the Sentinel that carries out a fail-over knows of it first. The others are
-    told by a message that may be lost with the connections to the old master, and then hear of it
-    two seconds later.
+    To each, because the Sentinel that carries out a fail-over has the news first. The others get it
+    by a message that may be lost with the connections to the old master, and then two seconds
+    later.
 
     A message is only a reason to ask all Sentinels (`locate`); so is a new subscription, because a
     message may have been missed. ``moved`` gets each answer.

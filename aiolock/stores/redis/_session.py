@@ -26,8 +26,8 @@ from aiolock.stores.redis import _scripts as scripts
 from aiolock.stores.redis._codec import stem
 from aiolock.stores.redis._errors import (
     ClusterNodeError,
-    DeafError,
     Place,
+    PushMissingError,
     Refusal,
     address_of,
     code_of,
@@ -80,19 +80,19 @@ class Session(Uncopyable):
         """By the id of a form, which is kept with it: hashing the form would take longer."""
         self._closing = True
         self._beating = False
-        """The next question is the heartbeat, too."""
+        """The next request of a waiter serves as the heartbeat, too."""
         self._opening = Opening()
         self._timer: asyncio.TimerHandle | None = None
         self._hearing: asyncio.TimerHandle | None = None
         """Checks, after a heartbeat, whether its push has arrived."""
         self._switches: SentinelWatcher | None = None
-        """Set only if Sentinel says which server is the master."""
+        """Set only if the master is found by Sentinel."""
         self._slots_apart = False
         """Whether the server is one of a cluster, where a script may use keys of one slot only."""
         self._redirected: Redirected | None = None
         self._queued: Callable[[], None] | None = None
         self.others: tuple[int, ...] = ()
-        """The protocols that other clients speak here, if they are not ours."""
+        """The protocols of other clients here, if they are not ours."""
         self._is_new: Callable[[bytes], bool] | None = None
         """Set for a node of a cluster with several."""
 
@@ -111,7 +111,7 @@ class Session(Uncopyable):
         self._closing = False
         self._stems.clear()
         self._counted: bool | None = None
-        self._unheard = False
+        self._uncounted = False
         """The subscription was not counted, and so was dialled again."""
         self._client = client
         self._loop = asyncio.get_running_loop()
@@ -141,8 +141,8 @@ class Session(Uncopyable):
             await self._check_server()
             await self._subscription.open()
             await self._introduce()
-            await self._see_whether_cluster()
-            counted = await self._hear_ourselves()
+            await self._check_cluster()
+            counted = await self._check_pushes()
             self._check_opening()
         except BaseException as error:
             self._closing = True
@@ -168,7 +168,7 @@ class Session(Uncopyable):
     def _make_subscription(self) -> Subscription:
         return Subscription(
             *(self._pool, self._names, self._client, self._inbox, self._links),
-            again=self._ask_whether_heard,
+            again=self._ask_whether_counted,
             is_new=self._is_new,
         )
 
@@ -190,18 +190,18 @@ class Session(Uncopyable):
         """The command connection works again: ask for pushes that came with lost replies.
 
         Also check that it leads to the server where we are subscribed. After a fail-over it may
-        not, and the new server would take our waiters for dead.
+        not, and the new server would consider our waiters dead.
         """
         self._links.up("commands")
         if self._counted is not None and not self._closing:
             if heard == 0:
-                self._ask_whether_heard()  # the subscription may have moved meanwhile
+                self._ask_whether_counted()  # the subscription may have moved meanwhile
             self._inbox.reconnected()
 
     def _moved(self, address: Address) -> None:
-        """Sentinel has told where the master is.
+        """Sentinel has announced the master's address.
 
-        The subscription moves first: where it is missing, our waiters are taken for dead.
+        The subscription moves first: where it is missing, our waiters count as dead.
         """
         self._subscription.follow(address)
         self._pipe.follow(address)
@@ -220,7 +220,7 @@ class Session(Uncopyable):
         await self._disconnect()
 
     def _forget_us(self) -> None:
-        # No word to ourselves: it would lie unread when the subscription ends.
+        # No push to ourselves: it would be unread when the subscription ends.
         values = (1, self._names.client(self._client), self._names.channels, "p", 1, "")
         arguments = b"".join(map(bulk, values))
         self._pipe.call(scripts.PRESENCE, len(values), arguments).add_done_callback(ignore)
@@ -234,7 +234,7 @@ class Session(Uncopyable):
         await pipe.aclose(timeout=self._patience)
         await subscription.aclose()
 
-    # How waiters are written down
+    # The encoding of waiters
 
     def _text(self, name: str, waiter: WaiterId, form: Form) -> str:
         """The text of this waiter (see `_codec`)."""
@@ -247,11 +247,13 @@ class Session(Uncopyable):
 
     @property
     def _blind(self) -> bool:
-        """Whether this client's waiters are never to be taken for dead: it cannot be counted."""
+        """Whether this client's waiters must never count as dead: its listeners cannot be
+        counted.
+        """
         return not self._counted
 
     def who(self, client: str) -> asyncio.Future[bytes]:
-        """What a client says of itself; empty if it says nothing."""
+        """A client's metadata; empty if it has written none."""
         arguments = bulk(1) + bulk(self._names.client(client))
         return self._pipe.call(scripts.WHO, 2, arguments)
 
@@ -268,7 +270,7 @@ class Session(Uncopyable):
         return len(values), b"".join(map(bulk, values))
 
     def _own_keys(self) -> list[str]:
-        """The keys of this server itself: the one with the protocols that are spoken here."""
+        """The keys of this server itself: the one with the protocols in use."""
         return [self._names.protocols]
 
     def _say_who_we_are(self) -> asyncio.Future[_replies.Opened]:
@@ -295,8 +297,8 @@ class Session(Uncopyable):
                     policy,
                 )
 
-    async def _see_whether_cluster(self) -> None:
-        """Find out if keys of two slots are refused; `StoreError` for one of several masters.
+    async def _check_cluster(self) -> None:
+        """Find out whether keys of two slots are refused; `StoreError` for one of several masters.
 
         A cluster with one master serves like any server; so does a proxy that shows a cluster as
         one server, whatever is behind it.
@@ -323,17 +325,17 @@ class Session(Uncopyable):
         values = (len(own := self._own_keys()), *own)
         return self._pipe.call(scripts.SLOTS, len(values), b"".join(map(bulk, values)))
 
-    async def _hear_ourselves(self) -> bool:
+    async def _check_pushes(self) -> bool:
         """Check that a push published by our commands reaches us; True if we are counted.
 
         It is tried more than once: a subscription that breaks just now is back in a moment, and
-        without it our waiters could never be told from dead ones.
+        without it our waiters could not be distinguished from dead ones.
         """
         # First in full, then by digest: EVAL and EVALSHA are two rights.
-        counted = await self._is_heard()
+        counted = await self._is_counted()
         for _ in range(_TRIES):
             self._subscription.word.clear()
-            counted = await self._is_heard()
+            counted = await self._is_counted()
             try:
                 async with asyncio.timeout(PUSH_TIMEOUT):
                     await self._subscription.word.wait()
@@ -343,13 +345,15 @@ class Session(Uncopyable):
                 return True
         if not self._subscription.word.is_set():
             raise store_error(
-                DeafError("what is published there does not come to us"),
+                PushMissingError("what is published there does not come to us"),
                 Place.of(self._pool, self._prefix),
             )
         return False
 
-    async def _is_heard(self) -> bool:
-        """Whether we are counted; `StoreError` if clients with another protocol exclude ours."""
+    async def _is_counted(self) -> bool:
+        """Whether our listener is counted; `StoreError` if clients with another protocol exclude
+        ours.
+        """
         present = await self._presence()
         if (error := mismatch(present.others)) is not None:
             raise store_error(error, Place.of(self._pool, self._prefix))
@@ -370,9 +374,9 @@ class Session(Uncopyable):
         self._beating = True
         if now - self._marked < AGAIN:
             self._inbox.beat()
-        if self._beating:  # no question has carried the heartbeat
+        if self._beating:  # no request has served as the heartbeat
             self._beating = False
-            self._ask_whether_heard()
+            self._ask_whether_counted()
         # Counted from now, not from the reply: both connections may be dead.
         self._hearing = self._loop.call_later(HEARTBEAT_TIMEOUT, self._check_heard, now)
 
@@ -380,7 +384,7 @@ class Session(Uncopyable):
         self._introduced = now
         self._say_who_we_are().add_done_callback(ignore)
 
-    def _ask_whether_heard(self) -> None:
+    def _ask_whether_counted(self) -> None:
         if not self._closing:
             self._presence().add_done_callback(partial(self._beaten, self._subscription.since))
 
@@ -402,19 +406,19 @@ class Session(Uncopyable):
         # The count proves nothing if the subscription was not there, or was renewed meanwhile.
         stayed = since is not None and since == self._subscription.since
         if stayed:
-            self._was_counted(present.result().heard)
+            self._on_count(present.result().heard)
 
-    def _was_counted(self, heard: int) -> None:
-        """The server of the commands has said how many listen to our channel."""
+    def _on_count(self, heard: int) -> None:
+        """The server of the commands has counted the listeners of our channel."""
         if heard > 0 or not self._counted:
-            self._unheard = False
+            self._uncounted = False
             self._subscription.proved()
-        elif not self._unheard:
-            self._unheard = True
+        elif not self._uncounted:
+            self._uncounted = True
             self._subscription.drop(ConnectionError("the server has lost our subscription"))
         else:
             # It was dialled again, so the address leads to another server than the commands'.
-            self._unheard = False
+            self._uncounted = False
             self._pipe.drop(ConnectionError("our pushes come from another server"))
 
     def _check_heard(self, sent: float) -> None:

@@ -2,8 +2,8 @@
 
 A push by PUBLISH goes to every node of a cluster. So the client subscribes to one more channel on
 each master: a shard channel, in a slot that this master has. A push by SPUBLISH on it reaches that
-shard only. A number in that slot, the tag, is written down with each waiter, so that every client's
-script that pushes to the waiter knows the channel.
+shard only. A number in that slot, the tag, is part of each waiter's text, so that every script that
+pushes to the waiter finds the channel.
 
 Nothing depends on that channel. Listeners are counted on the plain one, as everywhere, and a push
 that reaches no one on the shard channel is published on the plain one. So clients need not agree on
@@ -125,7 +125,7 @@ class ShardedNode(Node):
     def _make_subscription(self) -> Subscription:
         return ShardSubscription(
             *(self._pool, self._names, self._client, self._inbox, self._links),
-            again=self._ask_whether_heard,
+            again=self._ask_whether_counted,
             is_new=self._is_new,
             channel=self._channel,
             has_moved=self._cluster.is_missing,

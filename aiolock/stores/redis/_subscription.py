@@ -45,7 +45,7 @@ class Subscription:
         again: Callable[[], None],
         is_new: Callable[[bytes], bool] | None = None,
     ) -> None:
-        """``is_new`` says whether a push has not already come over another connection."""
+        """``is_new``: whether a push has not already come over another connection."""
         self._link = Link(
             pool,
             received=self._received,
@@ -61,14 +61,15 @@ class Subscription:
         self._links = links
         self._again = again
         self.since: float | None = None
-        """When the present server confirmed the subscription; None while it is not subscribed."""
+        """The time when the present server confirmed the subscription; None while it is not
+        subscribed."""
         self._is_new = is_new
         self._loop = asyncio.get_running_loop()
         self._subscribed: asyncio.Future[None] = self._loop.create_future()
         self._overdue: asyncio.TimerHandle | None = None
         self._warned = False
         self.word = asyncio.Event()
-        """Set when the client's word to itself has come."""
+        """Set when the client's push to itself has come."""
         self.heard = self._loop.time()
 
     async def open(self) -> None:
@@ -140,7 +141,7 @@ class Subscription:
             self.deliver(push.decode("utf-8", "replace"))
 
     def deliver(self, push: str) -> None:
-        """Deliver a push to the inbox, by whichever connection it came."""
+        """Deliver a push to the inbox, from either connection."""
         try:
             hand_over = self._read(push)
         except ValueError:
@@ -152,7 +153,7 @@ class Subscription:
             hand_over()
 
     def _read(self, push: str) -> Callable[[], None]:
-        """The call that this push stands for; `ValueError` for a text that is no push."""
+        """The call that this push encodes; `ValueError` for a text that is no push."""
         kind, _, rest = push.partition(" ")
         if kind == "g":
             waiter, fence, lease, now, key = rest.split(" ", 4)

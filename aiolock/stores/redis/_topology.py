@@ -1,4 +1,4 @@
-"""Which master has which slot, as the nodes of the cluster tell."""
+"""The topology of a cluster: which master has which slot, according to its nodes."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class Topology:
         return moved
 
     async def ask(self) -> list[Range]:
-        """The slots as any of the nodes tells them, those that we are connected to first.
+        """The slots according to any of the nodes; those that we are connected to are asked first.
 
         `StoreError` if none answers.
         """
@@ -146,7 +146,7 @@ class Topology:
         return placed
 
     def named(self, redirect: Redirect, by: Node) -> Address | None:
-        """The address of a redirect; None if the node does not tell it, and it cannot be found."""
+        """The address of a redirect; None if it is missing and cannot be found."""
         host, port = redirect.host, redirect.port
         if host == UNNAMED:
             # That node has no host name: find it by its port, if no other node has the same port.

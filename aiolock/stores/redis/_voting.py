@@ -44,13 +44,13 @@ class VoteNames(Names):
     """The keys of a server that votes; none of them is a key of the single-server store."""
 
     def keys(self, name: str) -> list[str]:
-        """The keys of votes, line, last number, and marker of the quorum."""
+        """The keys of votes, queue, last number, and quorum config."""
         votes = super().keys(name)[0].removesuffix("holders")
         return [f"{votes}votes", f"{votes}line", f"{votes}last", self.marker]
 
     @property
     def marker(self) -> str:
-        """The key of the marker, with the charter of the quorum."""
+        """The key of the quorum config, which marks the server as a member."""
         return f"{self._prefix}:quorum"
 
     @property
@@ -63,7 +63,7 @@ class VoteNames(Names):
         return super().value(name).removesuffix("value") + "word"
 
     def _three(self, name: str) -> bytes:
-        """All four keys, as they stand in a request."""
+        """All four keys, encoded for a request."""
         return b"".join(map(bulk, (4, *self.keys(name))))
 
 
@@ -105,7 +105,7 @@ def _in_queue(
 
 
 class Admitted(NamedTuple):
-    """The answer to an enrolment, and how many connections hear the client's channel."""
+    """The answer to a registration, and how many connections listen to the client's channel."""
 
     on_reply: int
     registered: Registered
@@ -158,12 +158,12 @@ def _is_valid(reply: Any) -> bool:
 
 
 class SeenVotes(Seen):
-    """The parts of the status of a name, from the votes and the line in the script's answers."""
+    """The parts of the status of a name, from the votes and the queue in the script's answers."""
 
     def __init__(self, name: str) -> None:
         super().__init__(name)
         self._granted = dict[int, float]()
-        """When each vote was given, by its number."""
+        """The time of each vote, by its number."""
 
     def read(self, reply: Any) -> Part:
         """Add what an answer says."""

@@ -42,9 +42,10 @@ FEW: Final = 2
 """Up to this many commands at a time are each sent at once: so the server begins with the first (it
 may be a release that a task waits for) while we prepare the second. More are sent together."""
 MOST: Final = 32
-"""So many replies are received in one iteration of the loop; the rest in the next one."""
+"""Replies that are received in one iteration of the loop at most; the rest in the next one."""
 _MANY: Final = 32
-"""So many are sent without waiting for the end of the iteration: the server works meanwhile."""
+"""Commands after which the data is sent before the end of the iteration: the server works
+meanwhile."""
 
 _NO_LINGER: Final = struct.pack("hh" if os.name == "nt" else "ii", 1, 0)
 
@@ -153,7 +154,7 @@ _connections: Final[weakref.WeakSet[Any]] = weakref.WeakSet()
 
 
 def _forked() -> None:
-    """In the child of a fork: let go of the parent's connections.
+    """In the child of a fork: release the parent's connections.
 
     Otherwise they stay open while the child lives, and a parent that was killed would still count
     as a listener. They are not closed: with TLS that would speak to the server in the parent's
