@@ -10,11 +10,11 @@ from aiolock.stores._member import (
     Answer,
     DoneMarker,
     DoneRecord,
-    Heard,
     InQueue,
     Kept,
     MemberInbox,
     Memory,
+    OnReply,
     QuorumConfig,
     Voted,
     VoteRequest,
@@ -73,7 +73,7 @@ class Witness(RedisMember):
     def _voted(self, waiter: str, granted: int) -> None:
         self._history.note("voted", w=waiter, server=self._number, granted=granted)
 
-    def _hears(self, request: VoteRequest, since: float, lease: int, on_reply: Heard) -> Heard:
+    def _hears(self, request: VoteRequest, since: float, lease: int, on_reply: OnReply) -> OnReply:
         """Record the answer to a question, which may come with such a lease."""
 
         def hear(answer: Answer | None, error: Exception | None) -> None:
@@ -100,12 +100,12 @@ class Witness(RedisMember):
         wait: bool,
         most: int,
         new: bool,
-        on_reply: Heard,
+        on_reply: OnReply,
     ) -> None:
         hears = self._hears(request, self._history.now(), ttl, on_reply)
         super().vote(request, ttl, proposal, wait=wait, most=most, new=new, on_reply=hears)
 
-    def yield_vote(self, request: VoteRequest, number: int, on_reply: Heard) -> None:
+    def yield_vote(self, request: VoteRequest, number: int, on_reply: OnReply) -> None:
         hears = self._hears(request, self._history.now(), request.form.claim, on_reply)
         super().yield_vote(request, number, hears)
 
@@ -115,7 +115,7 @@ class Witness(RedisMember):
         self._history.note("marked", n=name, server=self._number, fence=fence, since=since)
 
     def finish(
-        self, request: VoteRequest, fence: int, remember: int, until: int, on_reply: Heard
+        self, request: VoteRequest, fence: int, remember: int, until: int, on_reply: OnReply
     ) -> None:
         since = self._history.now()
 
@@ -126,7 +126,7 @@ class Witness(RedisMember):
 
         super().finish(request, fence, remember, until, hear)
 
-    def query_done(self, name: str, on_reply: Heard) -> None:
+    def query_done(self, name: str, on_reply: OnReply) -> None:
         since = self._history.now()
 
         def hear(answer: DoneRecord | None, error: Exception | None) -> None:
@@ -146,7 +146,7 @@ class Witness(RedisMember):
     def _note_kept(self, name: str, count: int, since: float) -> None:
         self._history.note("kept", n=name, server=self._number, count=count, since=since)
 
-    def post(self, name: str, count: int, value: str, remember: int, on_reply: Heard) -> None:
+    def post(self, name: str, count: int, value: str, remember: int, on_reply: OnReply) -> None:
         since = self._history.now()
 
         def hear(known: int | None, error: Exception | None) -> None:
@@ -156,7 +156,7 @@ class Witness(RedisMember):
 
         super().post(name, count, value, remember, hear)
 
-    def read(self, name: str, on_reply: Heard) -> None:
+    def read(self, name: str, on_reply: OnReply) -> None:
         since = self._history.now()
 
         def hear(answer: Kept | None, error: Exception | None) -> None:
@@ -166,7 +166,7 @@ class Witness(RedisMember):
 
         super().read(name, hear)
 
-    def take_away(self, name: str, waiter: WaiterId, on_reply: Heard) -> None:
+    def take_away(self, name: str, waiter: WaiterId, on_reply: OnReply) -> None:
         text = encode(waiter, Form(claim=0), blind=False)
         self._history.note("taking", n=name, w=text, server=self._number)
         super().take_away(name, waiter, on_reply)

@@ -92,7 +92,7 @@ local function acquire_general(waiter, ticket, ttl, most, first)
   end
 
   -- Look at the queue again only if something can have changed: a lease ended, the group may be full, or
-  -- the first waiter is dead, or fits: those before it were dead, or it was told to ask after many grants.
+  -- the first waiter is dead, or fits: those before it were dead, or it was pushed to ask after many grants.
   -- Otherwise it holds back the others. (A waiter for a count enters when the count is raised, or when it
   -- asks.)
   local due = not holder or reaped or asked_again or rule == '&'

@@ -9,8 +9,8 @@
 -- no more than that. A waiter that does not fit holds back those behind it. But if `counted`, one that
 -- waits for a higher count is passed over, because those behind it may wait for less; unless all of them
 -- have declared the same number.
--- After many grants, the client of the next waiter is told to ask, and so goes on with them: all others
--- wait for this script. Not within a group (&), which enters as a whole; nor for a count (^), where each
+-- After many grants, the client of the next waiter is pushed to ask, and so goes on with them: this script
+-- blocks all other clients. Not within a group (&), which enters as a whole; nor for a count (^), where each
 -- that asks enters, and no other.
 --@include listens
 --@include tell
@@ -24,7 +24,7 @@ local function advance(step, free, asking, ttl, counted)
   local waiter = redis.pcall('ZRANGE', QUEUE, 0, 0)[1]
   while waiter do
     local mode, flags, claim, rule, client = waiter:match(MODE_FLAGS_CLAIM_RULE_CLIENT)
-    -- Listeners are counted first and told second: a push also reaches those that listen at a replica,
+    -- Listeners are counted first and notified second: a push also reaches those that listen at a replica,
     -- where they are not counted, and they would enter although they had been taken for dead.
     local there = client and listens(client, flags, step.asker)
     local enters = there and (free and (rule == '' or mode == 'x') or fits(step, waiter, 1))
@@ -63,7 +63,7 @@ local function advance(step, free, asking, ttl, counted)
       end
       first_end = math.min(first_end or math.huge, tonumber(lease))
       if mode ~= 's' or step.used and step.used >= step.limit then
-        break -- nobody fits beside it, or all permits are taken
+        break -- no other fits beside it, or all permits are taken
       end
     end
     waiter = redis.pcall('ZRANGE', QUEUE, passed_over, passed_over)[1]

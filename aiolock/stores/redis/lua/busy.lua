@@ -1,5 +1,5 @@
 -- busy(lease_left, holder): the reply to a waiter that does not wait: when the first lease ends (ms), the
--- grant with that lease, and what its client says of itself.
+-- grant with that lease, and its client's metadata.
 local function busy(lease_left, holder)
   local client = holder and holder:match(CLIENT)
   if not client or client == NOBODY then

@@ -1,7 +1,7 @@
 -- close(step, grant, lost, claim): keeps the lock closed for as long as the terms of an ended grant say: `+`
 -- ms after a loss, `~` ms after the grant, and `@` until the end of the grant's period of `@` ms.
 -- `lost`: when its holder lost it (ms), else nil. A grant without an owner keeps others out: it ends like
--- any other, and is shared if the ended one was. The first waiter in the queue is told, and asks when the
+-- any other, and is shared if the ended one was. The first waiter in the queue is notified, and asks when the
 -- lock opens. Returns whether the lock is closed.
 -- `claim`: it was lost unconfirmed, so it may have been entered, or not. With `@` it was not, because such
 -- a waiter confirms its grant before it enters.

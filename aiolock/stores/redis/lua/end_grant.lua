@@ -1,5 +1,5 @@
--- end_grant(step, grant, reason, ended, claim): the holder has lost its grant, at `ended` (ms), and is told
--- why. `claim`: the lease was a claim, so it may never have been entered. Returns the holder's client.
+-- end_grant(step, grant, reason, ended, claim): the holder has lost its grant, at `ended` (ms), and gets the
+-- reason by a push. `claim`: the lease was a claim, so it may never have been entered. Returns the holder's client.
 --@include drop
 --@include tell
 --@include close

@@ -1,6 +1,6 @@
 -- finish: the work for which the lock was held is done. For a while, no waiter that wants it done once
--- enters: those in the queue leave it and are told, and later ones are told when they ask. A grant without
--- an owner holds the lock meanwhile, as in `close`.
+-- enters: those in the queue leave it and are notified, and later ones get that answer. A grant with a
+-- reserved owner holds the lock meanwhile, as in `close`.
 --
 -- KEYS  1 holders  2 queue
 -- ARGV  1 waiter  2 fence of the grant  3 for how long that is remembered (ms)
@@ -18,7 +18,7 @@ local grant = waiter .. ':' .. fence
 if not redis.call('ZSCORE', HOLDERS, grant) then
   return redis.call('ZSCORE', HOLDERS, done) and 1 or 0
 end
--- A late copy is told "done" for as long as that is remembered, so until `copies` at least.
+-- A late copy gets the answer "done" for as long as that is remembered, so until `copies` at least.
 remembered = math.max(remembered, math.ceil(copies / 1000) - NOW)
 redis.call('PEXPIRE', HOLDERS, remembered + KEPT) -- first: at maxmemory it is allowed, then so is ZADD
 redis.call('ZADD', HOLDERS, NOW + remembered, done)

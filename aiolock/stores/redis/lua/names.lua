@@ -30,7 +30,7 @@ local CHECKS = 128 -- how many waiters one of them checks on average, if the que
 local GRANTS = 128 -- how many grants `advance` makes in one call, and `reap` ends: all others wait so long
 local QUEUE_LASTS = 300000 -- ms since a waiter last asked
 local KEPT = 60000 -- ms for which the holders are kept behind the end of a lease: so that it is
--- reaped, and its client told, rather than forgotten
+-- reaped, and its client notified, rather than forgotten
 
 -- How a waiter is written down by `_codec.py`, and patterns for the parts of it and of its grants. A client
 -- of a later version may write more, so each pattern passes over what it does not know.

@@ -1,6 +1,6 @@
 -- overtake(waiter): moves a newcomer that does not belong at the tail of the queue: it has a priority, or
 -- came in the same microsecond as another, or after the clock was set back. It goes behind the last of its
--- priority, and the waiter behind it is told. Returns its ticket.
+-- priority, and the waiter behind it is notified. Returns its ticket.
 --@include void
 local function overtake(waiter)
   redis.call('ZREM', QUEUE, waiter)

@@ -1,10 +1,10 @@
--- pass: a client reports that it has handed the lock on among its own waiters, under a lease that it had.
--- The taker becomes the holder instead of the giver, for a claim of its own; those in between have left.
+-- pass: a client reports that it has handed the lock off among its own waiters, under a lease that it had.
+-- The target becomes the holder instead of the source, for a claim of its own; those between have left.
 --
 -- KEYS  1 holders  2 queue  3 fence
--- ARGV  1 the grant of the giver  2 that of the taker  3 the fence of the taker  4 its claim (ms)
---       5… those that have held it since, up to the taker  the last: not after (µs)
--- returns  1 it is so, or was before  0 the giver was no holder
+-- ARGV  1 the grant of the source  2 that of the target  3 the fence of the target  4 its claim (ms)
+--       5… those that have held it since, up to the target  the last: not after (µs)
+-- returns  1 it is so, or was before  0 the source was no holder
 --@include names
 --@include clock
 --@include late

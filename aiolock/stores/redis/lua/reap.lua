@@ -1,7 +1,7 @@
 -- reap(step, asking, own): ends grants whose lease has ended; not all at once if they are many, because all
 -- others wait for this script. That of the waiter which is asking, `own` (nil: none), is among them. Returns
 -- the holder that ends first of those that are left, with its score. If its lease has ended as well, the
--- first waiter is told to ask, as the asking one is by its answer: each goes on with them.
+-- first waiter is pushed to ask, as the asking one is by its answer: each goes on with them.
 -- The clients of the ended grants are dead or stuck, so their waiters leave the queue too (so each such client
 -- costs one claim, not one for each waiter). A push tells them, in case they still listen: then they come
 -- back at their old places. If a lease was not to be renewed (f), its end means nothing; but the claim of a

@@ -2,7 +2,7 @@
 --
 -- KEYS  1 holders
 -- ARGV  1 prefix of the clients' channels  2 not after (µs)
--- returns  how many were told
+-- returns  how many were asked
 --@include names
 local CHANNELS = ARGV[1]
 --@include clock

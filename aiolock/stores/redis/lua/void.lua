@@ -1,5 +1,5 @@
 -- void(waiter): it came to stand in the queue before others. If the one directly behind it is of another
--- client, that client is told: it must no longer assume which of its own stands before that waiter (see
+-- client, that client gets a push: it must no longer assume which of its own is before that waiter (see
 -- `pass`).
 --@include tell
 local function void(waiter)

@@ -1,9 +1,9 @@
 -- quorum/begin: tells this server that its quorum is new, so that it votes at once.
 --
--- KEYS  1 marker
--- ARGV  1 the charter of the quorum
+-- KEYS  1 quorum config
+-- ARGV  1 the quorum config
 -- returns  1: it votes from now on  0: it did so already
--- errors  QUORUM the charter of another quorum; INUSE it was in use before it was last started
+-- errors  QUORUM the config of another quorum; INUSE it was in use before it was last started
 --@include quorum/names
 --@include clock
 

@@ -1,6 +1,6 @@
--- quorum/break: takes the vote from this waiter, tells its client, and hands the vote to the next waiter.
+-- quorum/break: takes the vote from this waiter, notifies its client, and votes for the next waiter.
 --
--- KEYS  1 votes  2 line  3 last number  4 marker
+-- KEYS  1 votes  2 queue  3 last number  4 quorum config
 -- ARGV  1 prefix of the clients' channels  2 client and number of the waiter, as its text ends: ':<client>:<seq>'
 -- returns  1 it had the vote  0 it had not
 --@include quorum/names

@@ -1,5 +1,5 @@
 -- counted(waiter, ticket, number, waits): `vote` for a waiter for a count, which blocks no other waiter: it has the
--- count once that is reached, and else stands in line for a push. Returns the reply.
+-- count once that is reached, and else waits in the queue for a push. Returns the reply.
 --@include look_for_dead
 local function counted(waiter, ticket, number, waits)
   local given_up = redis.call('ZSCORE', VOTES, '!' .. waiter)

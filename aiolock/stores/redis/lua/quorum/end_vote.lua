@@ -1,5 +1,5 @@
--- end_vote(vote, score, reason, lost): takes a vote away that was lost at `lost` (ms), and tells its client why.
--- Returns the client, and whether it is not known that its waiter was inside.
+-- end_vote(vote, score, reason, lost): takes a vote away that was lost at `lost` (ms), and pushes the reason.
+-- Returns the client, and whether it is unknown if its waiter was inside.
 --@include tell
 --@include quorum/shut
 local function end_vote(vote, score, reason, lost)

@@ -1,12 +1,12 @@
--- quorum/enrol: tells this server the charter of its quorum; it answers for how long it does not vote. This is the
+-- quorum/enrol: registers this server in its quorum; it answers for how long it does not vote. This is the
 -- first command on every connection: no request may reach a restarted server before it.
 --
--- KEYS  1 marker
--- ARGV  1 the charter of the quorum  2 the longest lease there (ms)
+-- KEYS  1 quorum config
+-- ARGV  1 the quorum config  2 the longest lease there (ms)
 --       3 1: the server forgets nothing when it is restarted  0: it may
---       4 if it knows of no quorum, though it has run for long: 'new' it never did, 'lost' it has forgotten,
+--       4 if it has no config, though it has run for long: 'new' it never had one, 'lost' it has forgotten it,
 --         '' not known  5 the client's own channel
--- returns  {for how many ms it does not vote (less than 0: it knows of no quorum), its run, how many listen
+-- returns  {for how many ms it does not vote (less than 0: it has no config), its run, how many listen
 --           to the channel, now (µs)}
 --@include quorum/names
 --@include clock

@@ -1,11 +1,11 @@
--- quorum/finish: leaves a mark that the work of this waiter is done. Until the mark ends no waiter gets a vote, and
--- the waiters that want the work done are told. The mark replaces the vote, as a vote without an owner, so there are
--- never both: if the vote belongs to another waiter, the mark is refused.
+-- quorum/finish: leaves a done marker: the work of this waiter is done. Until it ends no waiter gets a vote, and
+-- the waiters for that work are notified. The marker replaces the vote, as a vote with a reserved owner, so there are
+-- never both: if the vote belongs to another waiter, the marker is refused.
 --
--- KEYS  1 votes  2 line  3 last number  4 marker
--- ARGV  1 waiter  2 fence of the grant that did it  3 for how long (ms; 0: only say whether this fence is known)
+-- KEYS  1 votes  2 queue  3 last number  4 quorum config
+-- ARGV  1 waiter  2 fence of the grant that did it  3 for how long (ms; 0: only answer whether this fence is known)
 --       4 when it ends at the latest (ms), 0: no such time  5 prefix of the clients' channels  6 not after (µs)
--- returns  1 the mark is there  0 it is not
+-- returns  1 the marker is there  0 it is not
 --@include quorum/names
 local CHANNELS = ARGV[5]
 --@include clock

@@ -1,4 +1,5 @@
--- first_of(asker): the first waiter in line whose client lives, and its ticket; dead waiters before it are removed.
+-- first_of(asker): the first waiter in the queue whose client lives, and its ticket; dead waiters before it are
+-- removed.
 --@include listens
 local function first_of(asker)
   local first = redis.call('ZRANGE', LINE, 0, 0, 'WITHSCORES')

@@ -1,5 +1,5 @@
 -- give_back(waiter, upto, highest, entered, copies): `release` for any state of the waiter, with or without others
--- in line. Returns the reply.
+-- in the queue. Returns the reply.
 --@include clock
 --@include give_up
 --@include quorum/learn

@@ -1,12 +1,12 @@
--- quorum/give_way: takes back exactly this vote, and puts its waiter in line again. The first waiter there gets the
+-- quorum/give_way: takes back exactly this vote, and queues its waiter again. The first waiter there gets the
 -- vote, under a new number, also if that is the same waiter: else a late copy of this command could take away a vote
 -- that is counted again.
 --
--- KEYS  1 votes  2 line  3 last number  4 marker
+-- KEYS  1 votes  2 queue  3 last number  4 quorum config
 -- ARGV  1 waiter  2 number of the vote  3 ticket  4 prefix of the clients' channels
 -- returns  {1, number, lease (ms), now (µs)}  it has the vote again
 --          {2, until (ms), place, now (µs)}   another waiter has it
---          {0, now (µs)}                      that vote does not stand
+--          {0, now (µs)}                      that vote has ended
 --@include quorum/names
 local CHANNELS = ARGV[4]
 --@include clock

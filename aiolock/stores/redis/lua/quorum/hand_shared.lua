@@ -1,4 +1,4 @@
--- hand_shared(asker, asking, proposal): votes for the first waiters in line, while they share, beside others that
+-- hand_shared(asker, asking, proposal): votes for the first waiters in the queue, while they share, beside others that
 -- share. Returns the same as `hand_vote`, but no push with the reply: there may be several.
 --@include quorum/silent
 --@include quorum/first_of

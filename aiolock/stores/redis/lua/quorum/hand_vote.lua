@@ -1,4 +1,4 @@
--- hand_vote(asker, asking, with_reply, proposal): hands the vote, which is free, to the first waiter in line, for its
+-- hand_vote(asker, asking, with_reply, proposal): hands the vote, which is free, to the first in the queue, for its
 -- claim; if that waiter shares, the waiters behind it that share get votes as well.
 --   asker       the client that is answered now
 --   asking      its waiter that is answered: if it is first, it gets no push

@@ -1,19 +1,19 @@
 -- quorum/names: the constants of the scripts of a server that votes, in addition to those of `names`.
 --
 -- The votes are a sorted set of `<waiter>:<number>:<ticket>:<when it was given (ms)>`: of one member, or of several
--- whose waiters share (s). The score is when the lease ends (ms), plus UNCONFIRMED until the waiter has said that it is
--- inside. The set also has tombstones, as among the holders of a single server, and the count of `post`. If work to
--- be done once is done, the vote is a mark for as long as that is remembered: its waiter is DONE, and its number the
--- fence of the grant that did it. The line is a sorted set of waiters, scored by ticket. A waiter has the same ticket
--- at all servers of a quorum, so all lines have the same order.
+-- whose waiters share (s). The score is when the lease ends (ms), plus UNCONFIRMED until the waiter has confirmed that
+-- it is inside. The set also has tombstones, as among the holders of a single server, and the count of `post`. If work
+-- to be done once is done, the vote is a done marker for as long as that is remembered: its waiter is DONE, and its
+-- number the fence of the grant that did it. The queue is a sorted set of waiters, scored by ticket. A waiter has the
+-- same ticket at all servers of a quorum, so all queues have the same order.
 --@include names
 local VOTES = KEYS[1]
 local LINE = KEYS[2]
 local LAST = KEYS[3] -- the highest number known here
-local MARKER = KEYS[4] -- of the quorum: `<run> <votes from (ms)> <charter>`
+local MARKER = KEYS[4] -- of the quorum: `<run> <votes from (ms)> <config>`
 local VOTE = '^(.*):(%d+):(%-?%d+):(%d+)$'
 local FLAGS_COUNT_CLIENT = '^s(%a*)%d+%^(%d+)[^:]*:([^:]+):' -- of a waiter for a count
 local COUNTED = 31536000000 -- ms, a year: the lease of a count
-local LOOKED_AT = 128 -- how many waiters in line are checked for other clients
+local LOOKED_AT = 128 -- how many waiters in the queue are checked for other clients
 local KEEP_ALIVE = 60000 -- ms after which to ask again where no lease will end
 local REMEMBERED = 600000 -- ms for which the last number is kept past a lease

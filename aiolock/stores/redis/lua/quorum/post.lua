@@ -1,8 +1,8 @@
--- quorum/post: raises a count, or posts a value; tells the waiters whose count is reached. They block no other waiter,
--- so each gets a push that looks like a vote, of which nothing is kept. The value has a key of its own, because it
--- may be long.
+-- quorum/post: raises a count, or posts a value; notifies the waiters whose count is reached. They block no other
+-- waiter, so each gets a push that looks like a vote, of which nothing is kept. The value has a key of its own, because
+-- it may be long.
 --
--- KEYS  1 votes  2 line  3 last number  4 marker  5 value
+-- KEYS  1 votes  2 queue  3 last number  4 quorum config  5 value
 -- ARGV  1 the count  2 the value, '' for none  3 how long to remember both (ms)
 --       4 prefix of the clients' channels  5 not after (µs)
 -- returns  the count

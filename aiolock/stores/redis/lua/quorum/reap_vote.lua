@@ -1,5 +1,5 @@
 -- reap_vote(vote, score): removes a vote whose lease has ended. Its client is gone or stuck, so the client's waiters
--- leave the line too, see `reap`.
+-- leave the queue too, see `reap`.
 --@include quorum/end_vote
 local function reap_vote(vote, score)
   local client, unsure = end_vote(vote, score, 'expired', math.floor(score))

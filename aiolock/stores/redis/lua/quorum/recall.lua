@@ -1,8 +1,8 @@
--- quorum/recall: whether work that is to be done once is done, and whether this server would know. Writes nothing.
+-- quorum/recall: the done marker of work that is to be done once, and whether this server can tell. Writes nothing.
 --
--- KEYS  1 votes  2 line  3 last number  4 marker
+-- KEYS  1 votes  2 queue  3 last number  4 quorum config
 -- returns  {fence of the grant that did it (0: none is known), for how long that is remembered (ms),
---           how long ago the server forgot what it knew, at least (ms; less than 0: it never did), now (µs)}
+--           how long ago the server lost its memory, at least (ms; less than 0: it never did), now (µs)}
 --@include quorum/names
 --@include clock
 --@include quorum/present_vote

@@ -15,7 +15,7 @@ local function release_shared(waiter, upto, entered, was_in_line)
   end
   if not number or upto ~= '-1' and number - upto > 0 then
     if was_in_line then
-      hand_shared(client) -- it may have kept others from sharing
+      hand_shared(client) -- it may have blocked others that share
     end
     return was_in_line and 2 or not number and silent() and 3 or 0
   end

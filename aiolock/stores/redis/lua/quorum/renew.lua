@@ -1,9 +1,9 @@
--- quorum/renew: if this vote stands, it lasts at least so long from now on, and the server learns a fence.
+-- quorum/renew: if this vote is still out, it lasts at least so long from now on, and the server learns a fence.
 --
--- KEYS  1 votes  2 line  3 last number  4 marker
--- ARGV  1 waiter  2 number of the vote  3 ttl (ms; 0: only say whether it stands)  4 fence, 0 for none
+-- KEYS  1 votes  2 queue  3 last number  4 quorum config
+-- ARGV  1 waiter  2 number of the vote  3 ttl (ms; 0: only answer whether it is out)  4 fence, 0 for none
 --       5 1: its waiter is inside  0: it is not  6 not after (µs)
--- returns  1 it stands  0 it does not
+-- returns  1 it is out  0 it has ended
 --@include quorum/names
 --@include clock
 --@include late

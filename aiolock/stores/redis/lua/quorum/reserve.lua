@@ -1,9 +1,9 @@
--- quorum/reserve: if this vote stands, the server learns a fence, and answers whether another client stands in line:
--- for a client that may hand the lock on among its own waiters. Asking again is harmless, and so is a late copy.
+-- quorum/reserve: if this vote is out, the server learns a fence, and answers whether other clients are in the queue:
+-- for a client that may hand the lock off among its own waiters. Asking again is harmless, and so is a late copy.
 --
--- KEYS  1 votes  2 line  3 last number  4 marker
+-- KEYS  1 votes  2 queue  3 last number  4 quorum config
 -- ARGV  1 waiter  2 number of the vote  3 fence
--- returns  0 it does not stand  1 all waiters in line are of its client  2 there may be others
+-- returns  0 it has ended  1 all waiters in the queue are of its client  2 there may be others
 --@include quorum/names
 --@include clock
 --@include quorum/learn

@@ -1,10 +1,10 @@
 -- shut(waiter, number, granted, lost, unsure, entered): keeps the name closed for as long as the terms say of a vote
--- that has ended and was given at `granted` (ms), as in `close`: the name then has a vote without an owner. The first
--- waiter in line is told, and asks when the lock opens. If the vote was shared, only waiters that do not share are
--- kept out. Returns whether the name is closed.
+-- that has ended and was given at `granted` (ms), as in `close`: the name then has a reserved vote. The first waiter in
+-- the queue is notified, and asks when the lock opens. If the vote was shared, only waiters that do not share are kept
+-- out. Returns whether the name is closed.
 --   lost     when its waiter lost it (ms); nil if the waiter gave it back
 --   unsure   the waiter may never have been inside
---   entered  for how many ms the waiter was inside, if it says so; else nil or false
+--   entered  for how many ms the waiter was inside, if reported; else nil or false
 --@include keep
 --@include tell
 local function shut(waiter, number, granted, lost, unsure, entered)

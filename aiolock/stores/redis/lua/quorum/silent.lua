@@ -1,5 +1,5 @@
 -- silent(): for how many ms this server does not vote, because it may have votes out that it has forgotten; less
--- than 0 if it knows of no quorum, as after a FLUSHALL; nil if it votes.
+-- than 0 if it has no quorum config, as after a FLUSHALL; nil if it votes.
 local function silent()
   local marker = redis.call('GET', MARKER)
   if not marker then

@@ -1,18 +1,18 @@
--- quorum/vote: gives this waiter a vote, or a place in the line. Asking again is harmless.
+-- quorum/vote: gives this waiter a vote, or a place in the queue. Asking again is harmless.
 --
--- KEYS  1 votes  2 line  3 last number  4 marker
+-- KEYS  1 votes  2 queue  3 last number  4 quorum config
 -- ARGV  1 prefix of the clients' channels  2 ttl (ms)
 --       3 for how long a vote that is not shared is kept (ms), and 4 its number: see `cast`
---       5 how many may stand in line (0: any number)  6 1: it waits  0: it does not
+--       5 how many may be in the queue (0: any number)  6 1: it waits  0: it does not
 --       7 waiter  8 ticket  9 the number that is proposed, '0' for none  10 not after (µs)
 -- returns  '<number> <lease (ms)> <now (µs)>'               it has the vote: there was no vote and no waiter
 --          {1, number, lease (ms), now (µs)}                it has the vote
---          {2, until (ms), place, now (µs)}                 another waiter has it; place: 1 first in line, else 2
+--          {2, until (ms), place, now (µs)}                 another waiter has it; place: 1 first, else 2
 --          {2, until (ms), 0, now (µs), that vote, its process}  the same, for a waiter that does not wait
 --          {3, how many wait, now (µs)}                     full
 --          {0, now (µs)}                                    it gave up before: this is a late copy
 --          {4, for how long (ms), now (µs)}                 it does not vote, see `silent`
---          {5, fence, for how long (ms), now (µs)}          the work that it wants done once is done
+--          {5, fence, for how long (ms), now (µs)}          its work is done already
 --@include quorum/names
 local CHANNELS = ARGV[1]
 --@include clock

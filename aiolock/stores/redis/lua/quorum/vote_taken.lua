@@ -1,4 +1,4 @@
--- vote_taken(waiter, ticket, ttl, proposal, most, waits): `vote`, if there is a vote out or a line, or if the waiter
+-- vote_taken(waiter, ticket, ttl, proposal, most, waits): `vote`, if there is a vote out or a queue, or if the waiter
 -- shares. Returns the reply.
 --@include quorum/counted
 --@include quorum/present_vote
@@ -64,7 +64,7 @@ local function vote_taken(waiter, ticket, ttl, proposal, most, waits)
       local waiting = redis.call('ZCARD', LINE)
       if waiting >= most then
         if is_shared then
-          hand_shared(asker, nil, proposal) -- dead waiters may have kept others from sharing
+          hand_shared(asker, nil, proposal) -- dead waiters may have blocked others
         end
         return {3, waiting, tonumber(STAMP)}
       end
@@ -81,7 +81,7 @@ local function vote_taken(waiter, ticket, ttl, proposal, most, waits)
       end
     end
   end
-  if fits or were_dead and is_shared then -- dead waiters may have kept others from sharing
+  if fits or were_dead and is_shared then -- dead waiters may have blocked others
     local fresh, claim
     if vote then
       fresh, claim = hand_shared(asker, waiter, proposal)
