@@ -86,7 +86,7 @@ class Events:
                 hold.request,
                 fence=hold.fence,
                 waited=now - acquisition.began,
-                handed_off_by=acquisition.handed_off_by,
+                handed_on_by=acquisition.handed_off_by,
             )
 
     def gave_up(self, acquisition: Acquisition, why: GaveUp, now: float) -> None:
