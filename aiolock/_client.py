@@ -32,7 +32,7 @@ from aiolock._locks.periodic import Periodic
 from aiolock._locks.rwlock import RWLock
 from aiolock._locks.semaphore import Semaphore
 from aiolock._target import store_for
-from aiolock._turns import let_go, turns
+from aiolock._turns import clear_in_parts, turns
 from aiolock.async_library import check_asyncio
 from aiolock.copying import Uncopyable
 from aiolock.errors import ClientClosed
@@ -360,7 +360,7 @@ class LockClient(Uncopyable, AsyncOnly):
         """
         found = await self._snapshot(pattern, kind)
         known = await labelled(self._engine.handoff, found)
-        await let_go(found)
+        await clear_in_parts(found)
         return known
 
     async def deadlocks(self) -> list[Deadlock]:
@@ -380,7 +380,7 @@ class LockClient(Uncopyable, AsyncOnly):
         for status in found:
             names.setdefault(status.kind, []).append(status.name)
             await turns().take()
-        await let_go(found)
+        await clear_in_parts(found)
         merged = list[str]()
         for name in heapq.merge(*names.values()):  # those of one kind are in order
             if not merged or merged[-1] != name:

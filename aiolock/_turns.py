@@ -1,7 +1,7 @@
-"""Long work in parts: the other tasks of the event loop have a turn after each of them.
+"""Long work in parts: after each part, the other tasks of the event loop have a turn.
 
-Work that grows with the number of locks, waiters or leases is done under this. So the loop is never
-kept for longer than a few milliseconds, however many there are.
+All work that grows with the number of locks, waiters or leases is done in this way, so it never
+blocks the loop for longer than a few milliseconds, however many there are.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ Item = TypeVar("Item")
 Value = TypeVar("Value")
 
 PART: Final = 200
-"""Units of work that are done in one iteration of an event loop, by all clients there. A unit takes
-some ten microseconds: one party of a status, for example."""
+"""Units of work in one iteration of an event loop, for all clients together. A unit takes some ten
+microseconds: one holder or waiter of a status, for example."""
 _FREED: Final = PART // 8
 """Units of work to free so many objects."""
 
 
 class Turns:
-    """The long work of one event loop."""
+    """The budget of one event loop for long work: `PART` units in each iteration."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._call_soon = loop.call_soon
         self._left = PART
 
     async def take(self, units: int = 1) -> None:
-        """Return when so much work may be done; at once, unless much was done in this iteration."""
+        """Return when so much work may be done: at once, unless the iteration's budget is spent."""
         while self._left <= 0:  # noqa: ASYNC110  # an iteration of the loop, and nothing else
             await asyncio.sleep(0)
         if self._left == PART:
@@ -76,18 +76,18 @@ def at_once(steps: Generator[int, None, Value]) -> Value:
             return value
 
 
-async def let_go(items: list[Any]) -> None:
-    """Empty a list, part by part: to free what is in it takes time as well."""
+async def clear_in_parts(items: list[Any]) -> None:
+    """Empty a list, part by part: freeing many objects at once would block the loop as well."""
     while items:
         await turns().take(_FREED)
         del items[-PART:]
 
 
 class Backlog(Generic[Item]):
-    """Does something for each of many, some in this iteration of the loop and so on."""
+    """A queue of items that are processed a number at a time, in each iteration of the loop."""
 
     def __init__(self, do: Callable[[Item], object], *, most: int) -> None:
-        """``most``: for how many in one iteration."""
+        """Call ``do`` with each item, for ``most`` items in one iteration."""
         self._do = do
         self._most = most
         self._call_soon = asyncio.get_running_loop().call_soon
@@ -95,27 +95,28 @@ class Backlog(Generic[Item]):
         self._planned = False
 
     def add(self, items: Iterable[Item]) -> None:
-        """Do it for these as well, after all that were added before; once for each."""
+        """Add items, to be processed after those added before; those still there, only once."""
         self._left.update(dict.fromkeys(items))
         if not self._planned:
-            self._some()
+            self._process_part()
 
-    def _some(self) -> None:
-        # Planned also if none is left then: what is added until then is done there.
+    def _process_part(self) -> None:
+        # Planned even if nothing is left after this part: items that are added before the next
+        # iteration belong to that one, so that no iteration processes more than one part.
         self._planned = bool(self._left)
         if self._planned:
-            self._call_soon(self._some, context=Context())
+            self._call_soon(self._process_part, context=Context())
         for _ in range(self._most):
             if not self._left:
                 return
             self._do(self._left.popitem(last=False)[0])
 
     def clear(self) -> None:
-        """Do it for nobody else."""
+        """Drop the items that are left."""
         self._left.clear()
 
     async def done(self) -> None:
-        """Return when it was done for all; cancelled, it is done for the others at once."""
+        """Return when all items were processed; if cancelled, the rest is processed at once."""
         try:
             while self._left:  # noqa: ASYNC110  # an iteration of the loop, and nothing else
                 await asyncio.sleep(0)

@@ -1,4 +1,4 @@
-"""Which async library runs: aiolock needs asyncio, and says so under any other."""
+"""Detects the async library that runs: under any other than asyncio, an error explains that."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def check_asyncio() -> None:
 
 
 def check_not_trio() -> None:
-    """`check_asyncio`, for callers that have an error of their own if no loop runs at all."""
+    """`RuntimeError` under trio; for callers with an error of their own if no loop runs at all."""
     if in_trio():
         check_asyncio()
 

@@ -1,12 +1,15 @@
-"""Which exit ends which body: a description has no state, and any number of tasks enter it.
+"""Pairs each exit of a ``with`` or ``async with`` with the body that it must end.
 
-``async with`` looks up ``__aenter__`` and ``__aexit__`` directly after one another before it calls
-the first, and keeps the exit until the body ends. So do exit stacks and `unittest`. Here each
-lookup gives an object of its own, and two that follow one another belong together: the exit owns
-what its entry enters, and ends just that, in whichever task it is called.
+A lock description has no state, and any number of tasks may enter it at the same time, so the
+description itself cannot tell which body an exit belongs to. But ``async with`` looks up
+``__aenter__`` and ``__aexit__`` directly after one another before it calls the first, and keeps the
+exit until the body ends. Exit stacks and `unittest` do the same. So `__aenter__` and `__aexit__`
+are descriptors here: each lookup gives a new object, and two lookups that follow one another are
+a pair. The exit of a pair owns the body that its entry enters, and ends just that one, in whichever
+task it is called. If the exit is garbage-collected, the body is, too: nothing can leave it then.
 
-Only an exit that was looked up alone, as by ``await lock.__aexit__(None, None, None)``, must choose
-one of the bodies that were entered in the same way (see `Entered.take`).
+Only an exit that was looked up alone, as by ``await lock.__aexit__(None, None, None)``, has to
+choose among the bodies that were entered in the same way (see `Entered.choose`).
 
 For a description of yours: inherit from `AsyncEnterable` or `SyncEnterable`, and write ``_enter``
 and ``_entered`` (see `AnyEnterable`). It need not keep any state, and must be hashable.
@@ -43,7 +46,7 @@ Value_co = TypeVar("Value_co", covariant=True)
 Entering_co = TypeVar("Entering_co", covariant=True)
 
 _DEEPEST: Final = 8
-"""Entries that a thread remembers while a finalizer looks up others, before their exits."""
+"""Entries without an exit that a thread remembers: a finalizer may look up others in between."""
 
 
 class AnyEnterable(Generic[Entering_co]):
@@ -59,11 +62,11 @@ class AnyEnterable(Generic[Entering_co]):
     @property
     @abstractmethod
     def _entered(self) -> Entered:
-        """The bodies that were entered by hand at its client."""
+        """Its client's bodies that were entered by hand, without an exit that owns them."""
 
     @abstractmethod
     def _enter(self, entry: Entry) -> Entering_co:
-        """Enter it, and tell the entry the body."""
+        """Enter it, and pass the body to `Entry.enters`."""
 
     def _by_hand(self) -> Inside:
         """The body that an exit by hand is to end; `NotHeld` if there is none."""
@@ -84,27 +87,27 @@ class Inside(Protocol):
 
 
 class _Lookups(threading.local):
-    """The lookups of a thread whose other half may follow.
+    """The lookups of a thread that are not paired yet.
 
-    A finalizer that runs between the two lookups of a statement may enter something itself, so the
-    entries before are kept.
+    The garbage collector may run a finalizer between the two lookups of a statement, and that one
+    may enter something itself. So the entries before it are kept as well.
     """
 
     exit: ref[Exit] | None = None
-    """The last lookup, if that was of an exit and no entry was called since."""
+    """The last lookup, if it was of an exit and no entry was called since."""
 
     def __init__(self) -> None:
         self.entries: list[ref[Entry]] = []
-        """Those that were not called when another was looked up; the last one last."""
+        """The entries that are not called yet, the latest last."""
 
 
 _lookups = _Lookups()
 
 
 class Entry:
-    """The object that a lookup of ``__aenter__`` gives: it is called to enter."""
+    """The result of a lookup of ``__aenter__``: call it to enter."""
 
-    # Defaults on the class: two of these are made for each body.
+    # Defaults on the class, because a lookup is made for every body and writes few of these.
     used = False
     exit: ref[Exit] | None = None
     """The exit that was looked up with it."""
@@ -117,7 +120,8 @@ class Entry:
         """Enter it."""
         paired = None if self.exit is None else self.exit()
         if self.used and paired is not None:
-            # Kept, and called again: which body its exit is to end is not known any more.
+            # A caller kept this object and calls it again. Its exit could end either body, so both
+            # are entered by hand from now on.
             self.exit = None
             if paired.body is not None:
                 (entrance, body), paired.body = paired.body, None
@@ -140,22 +144,22 @@ class Entry:
 
 
 class AsyncEntry(Entry):
-    """One whose call gives a coroutine: `unittest.mock` looks for that in what it is to imitate."""
+    """An entry whose call gives a coroutine, which `unittest.mock` must see when it imitates it."""
 
 
 class Exit:
-    """The object that a lookup of ``__aexit__`` gives: call it to leave what its entry entered."""
+    """The result of a lookup of ``__aexit__``: call it to leave the body that its entry entered."""
 
     used = False
     body: tuple[AnyEnterable[Any], Inside] | None = None
-    """The body that it ends. If this is collected while it has one, nobody can leave that."""
+    """The description and the body that it ends. The only strong reference to that body."""
     entry: Entry | None = None
     """The entry that was looked up before it."""
     key: Any
     of: Any
 
     def __call__(self, *call: Any) -> Any:
-        """Leave it; `NotHeld` if nothing is there that was entered and not left."""
+        """Leave the body; `NotHeld` if there is none that was entered and not left."""
         entrance = self.of
         if entrance is None:
             entrance, *call = call  # type: ignore[assignment]  # a list does as well
@@ -165,11 +169,12 @@ class Exit:
         if own is not None:
             if own[0] is entrance:
                 return own[1].close(error)
-            own[0]._entered.add(*own)  # taken for another, by its class: that one can leave it
+            # Looked up on the class and called for another description: this body is another's.
+            own[0]._entered.add(*own)
         return entrance._by_hand().close(error)
 
     async def leave(self, *call: Any) -> None:
-        """Call it and await that: a coroutine function, because `unittest` awaits no other."""
+        """Call and await it, as a coroutine function: `unittest` awaits nothing else."""
         await self(*call)
 
 
@@ -185,7 +190,7 @@ class _Entering:
         entries, before = _lookups.entries, _lookups.exit
         leave = None if before is None else before()
         if leave is not None and not leave.used and leave.key is entry.key:
-            # Some compilers, and Python from 3.14 on, look the exit up first.
+            # Some compilers, and Python from 3.14 on, look up the exit first.
             if leave.entry is not None:
                 leave.entry.exit = None
             entry.exit = before
@@ -211,7 +216,8 @@ class _Leaving:
             if entry is None or entry.used or entry.key is not leave.key:
                 continue
             other = None if entry.exit is None else entry.exit()
-            # One that was called, or looked up before the entry, may not be its exit.
+            # The entry has an exit already, but a wrong one if that was called, or was looked up
+            # before the entry.
             if other is None or other.used or other.entry is not entry:
                 leave.entry = entry
                 _lookups.exit = entry.exit = ref(leave)
@@ -219,7 +225,7 @@ class _Leaving:
         else:
             if of is None or not of._entered.has(of):
                 _lookups.exit = ref(leave)
-            # Otherwise it is to end what was entered by hand before, not what is entered next.
+            # Otherwise it ends a body that was entered by hand before, not the one entered next.
         return leave.leave if self._is_async else leave
 
 
@@ -228,7 +234,8 @@ _entering_async: Final = _Entering(AsyncEntry)
 _leaving: Final = _Leaving(is_async=False)
 _leaving_async: Final = _Leaving(is_async=True)
 
-# From Python 3.13 on, `unittest.mock` looks at the descriptors, and before at what they give.
+# `unittest.mock` must take these for coroutine functions. From Python 3.13 on it looks at the
+# descriptors, and before that at the results of the lookups.
 for _marked in (AsyncEntry, _entering_async, _leaving_async):
     if sys.version_info >= (3, 12):
         inspect.markcoroutinefunction(_marked)
@@ -282,7 +289,7 @@ class SyncEnterable(AnyEnterable[Value_co], Generic[Value_co]):
 class Entered:
     """The bodies of one client that were entered by hand: without an exit that owns them.
 
-    They end with their description, because nobody can leave them without it.
+    They are forgotten with their description, because they can only be left through it.
     """
 
     def __init__(self, current_task: Callable[[], asyncio.Task[Any] | None]) -> None:
@@ -297,7 +304,7 @@ class Entered:
         return len(self._bodies) > 0 and bool(self._bodies.get(of))
 
     def add(self, of: object, body: Inside) -> None:
-        """The body of ``of`` has no exit that owns it."""
+        """Add a body of ``of`` that has no exit of its own."""
         self._bodies.setdefault(of, []).append(body)
 
     def take(self, of: object) -> Inside:
@@ -307,12 +314,15 @@ class Entered:
             try:
                 bodies.remove(body)
             except ValueError:
-                continue  # a finalizer has left it meanwhile
+                continue  # a finalizer left it in the meantime
             return body
         raise NotHeld(f"the caller has not entered {of!r}, or has left it already")
 
     def choose(self, of: object, bodies: Sequence[Inside]) -> Inside:
-        """The last body of this task; else the oldest of a task that has ended; else the oldest."""
+        """The last body of this task; else the oldest of a task that has ended; else the oldest.
+
+        A body of a running task is chosen last, because that task may still leave it itself.
+        """
         task = self._current_task()
         ours = [body for body in bodies if body.task is task and task is not None]
         if ours:

@@ -498,7 +498,8 @@ SAFEGUARDS = (
     Safeguard(
         "a release whose caller was cancelled is sent again if it fails",
         "_engine/lease.py",
-        "                released.add_done_callback(partial(self._watchdog.heard, self._hold))\n"
+        "                released.add_done_callback("
+        "partial(self._watchdog.release_answered, self._hold))\n"
         "                raise\n",
         "                raise\n",
         "test_lease.py::test_cancelled_release_that_fails",
@@ -775,8 +776,10 @@ SAFEGUARDS = (
     Safeguard(
         "whoever did not hear it is told",
         "_engine/waiters.py",
-        "        if self.hear(acquisition, question) and acquisition.phase is not Phase.QUEUED:\n",
-        "        if self.hear(acquisition, question) and acquisition.phase is Phase.GRANTED:\n",
+        "        if self.process_answer(acquisition, question)"
+        " and acquisition.phase is not Phase.QUEUED:\n",
+        "        if self.process_answer(acquisition, question)"
+        " and acquisition.phase is Phase.GRANTED:\n",
         "test_once.py::test_the_word_that_it_is_done_is_lost",
     ),
     Safeguard(
@@ -3210,8 +3213,8 @@ SAFEGUARDS = (
     Safeguard(
         "who may do something else is in no deadlock",
         "_engine/labels.py",
-        "        task = said.task if said.stands_still or not party.place else 0\n",
-        "        task = said.task\n",
+        "        task = posted.task if posted.stands_still or not each.place else 0\n",
+        "        task = posted.task\n",
         "test_labels.py::test_who_may_do_something_else",
     ),
     Safeguard(

@@ -1,9 +1,12 @@
-"""From "asked" to "granted": one acquisition, its place in the queue, and how it gives up.
+"""Acquires a lock: asks the store, waits in the queue, and if it gives up, leaves nothing behind.
 
-A cancellation of the caller's task undoes nothing that was sent: an operation is started by the
-call (see `Store`), so a cancellation only ends the waiting. Every acquisition that stops waiting
-sends one `release`, which takes back either the place in the queue or a grant that came at that
-very moment.
+`Acquirer.acquire` runs in the caller's task. It drives one `Acquisition` from phase to phase and
+returns a `Hold`, which the watchdog keeps from then on.
+
+Cancelling the caller's task does not undo a command that was sent: a store operation starts when it
+is called (see `Store`), so a cancellation only ends the waiting. Therefore every acquisition that
+stops waiting sends one `release`. That command removes its place in the queue or, if the store has
+just granted the lock, the grant: the store decides the race in one step.
 """
 
 from __future__ import annotations
@@ -46,19 +49,19 @@ from aiolock.store import (
     WaiterId,
 )
 
-_TOO_LATE: Final = 5
-"""Grants in a row that came too late, after which the store is too slow for the ttl."""
+_MAX_LATE_GRANTS: Final = 5
+"""Grants in a row that came too late, after which the ttl is too short for the store."""
 
 _WHO_HOLDS: Final = 0.25
-"""Seconds to wait for the holder's name, for the text of an error."""
+"""Seconds to wait for the holders, for the text of an error."""
 
 _WHAT_CALLED: Final = 0.02
-"""Seconds to wait for what that one calls itself: nobody is to wait for much longer than wanted."""
+"""Seconds to wait for their labels. Short, because the caller's timeout has already passed."""
 
 _CLOSING: Final = 8
 """Units of work to stop one acquisition: see `Turns`."""
 
-_OVER: Final = (Phase.STOPPED, Phase.GIVEN_UP)
+_ENDED_BY_ERROR: Final = (Phase.STOPPED, Phase.GIVEN_UP)
 
 
 class _TimedOut(Exception):
@@ -70,15 +73,16 @@ class AlreadyDone(Exception):
 
 
 _TURNS: Final = 3
-"""Iterations of the event loop: data that has arrived is read, decoded, and reaches its task."""
-_WHY: Final[tuple[tuple[type[BaseException], GaveUp], ...]] = (
+"""Iterations of the event loop within which data that has arrived is read, is decoded, and reaches
+its task."""
+_REASONS: Final[tuple[tuple[type[BaseException], GaveUp], ...]] = (
     (asyncio.CancelledError, "cancelled"),
     (AlreadyDone, "done"),
     (QueueFull, "full"),
     (WouldDeadlock, "deadlock"),
     (ClientClosed, "closed"),
 )
-"""What observers are told for each error; ``store`` for any other."""
+"""The reason that observers get for each error; ``store`` for any other error."""
 
 
 class Acquirer:
@@ -96,7 +100,7 @@ class Acquirer:
     ) -> None:
         """``answer_timeout``: seconds for the store's answer, if the lock is not waited for.
 
-        ``servers``: the state of each server, of a store that is on several; else none.
+        ``servers`` returns the state of each server of a quorum; of other stores, nothing.
         """
         self._answer_timeout = answer_timeout
         self._servers = servers
@@ -110,7 +114,7 @@ class Acquirer:
         self._time = watchdog.time
         self._numbers = itertools.count(1)
         self._children = dict[tuple[asyncio.Task[Any], str], deadlock.Children]()
-        """Tasks that wait for their parents, by parent and key."""
+        """Tasks that wait for a lock of their parent task, by parent and key."""
 
     async def acquire(
         self,
@@ -124,10 +128,10 @@ class Acquirer:
     ) -> Hold | None:
         """Take the lock, or wait for it.
 
-        If it does not become free in ``timeout`` seconds (0: is not free now), the result is None;
-        with ``raises``, an `AcquireTimeout` that names the holder. The caller has called
-        `Engine.check`. If it has taken other locks before, ``since`` is when it began with the
-        first: the timeout is for all.
+        If it does not become free in ``timeout`` seconds (0: if it is not free now), the result is
+        None; with ``raises``, it is an `AcquireTimeout` that names the holders. The caller must
+        have called `Engine.check`. For a multilock, ``since`` is when it began with its first lock:
+        the timeout is for all of its locks together.
         """
         wait = timeout != 0
         held = self._held(policy, owner)
@@ -136,26 +140,29 @@ class Acquirer:
         acquisition = self._begin(policy, owner[0], timeout, label)
         timer = None
         limit = timeout if wait else self._answer_timeout
+        # For a multilock, the locks taken before have used up a part of the timeout.
         used = acquisition.began - since if since is not None and timeout else 0.0
         left = max(0.0, limit - used) if used and limit is not None else limit
         why: GaveUp = "busy"
         try:
             if left is not None:
-                timer = self._loop.call_later(left, self._time_is_up, acquisition, _TURNS)
-            if await self._granted(acquisition, wait=wait):
+                timer = self._loop.call_later(left, self._on_timeout, acquisition, _TURNS)
+            if await self._wait_for_grant(acquisition, wait=wait):
                 return self._keep(acquisition, owner)
         except _TimedOut:
-            why = "timeout" if wait and self._answers(acquisition, used, left) else "store"
+            # A timeout is only reported as such if the store works: otherwise it is unknown whether
+            # another client holds the lock, and the caller gets a StoreError.
+            why = "timeout" if wait and self._store_answers(acquisition, used, left) else "store"
             self._give_up(acquisition)
         except BaseException as error:  # noqa: BLE001  # it is raised below
-            why = _why(error)
+            why = _reason(error)
             self._give_up(acquisition)
             raise policy.with_context(error)  # noqa: B904  # it has the cause of the other
         finally:
             if timer is not None:
                 timer.cancel()
             if acquisition.phase is not Phase.HELD:
-                self._left(acquisition, why)
+                self._end_without_grant(acquisition, why)
         if why == "store" and limit is not None:
             name = "timeout" if wait else "answer_timeout"
             raise error_factories.unanswered(
@@ -178,72 +185,81 @@ class Acquirer:
             acquisition.label = label
         if not self._slow_monitor.awake:
             self._slow_monitor.wake()
-        self._waiters.add(acquisition)  # last: whoever is added leaves again
+        # Last: once it is added, only `acquire` removes it again, so nothing may raise in between.
+        self._waiters.add(acquisition)
         return acquisition
 
-    def _time_is_up(self, acquisition: Acquisition, turns: int) -> None:
-        """Stop the waiting; but first hear an answer that came while the process stood still."""
+    def _on_timeout(self, acquisition: Acquisition, turns: int) -> None:
+        """Stop the waiting, after an answer that has already arrived was processed.
+
+        If the process was suspended or its loop blocked, the timer and the answer are due in the
+        same iteration of the loop. The answer came first, so a few iterations are left for it.
+        """
         if turns and acquisition.phase is Phase.ASKING:
-            self._loop.call_soon(self._time_is_up, acquisition, turns - 1)
+            self._loop.call_soon(self._on_timeout, acquisition, turns - 1)
         elif not acquisition.ended:
             acquisition.stop(_TimedOut())
 
-    def _answers(self, acquisition: Acquisition, used: float, left: float | None) -> bool:
-        """Whether the store has answered, or may be well though it has not.
+    def _store_answers(self, acquisition: Acquisition, used: float, left: float | None) -> bool:
+        """Whether the store has answered, or had too little time to do so.
 
-        That is so if little time was left after ``used`` seconds for the locks before.
+        It had too little time if a multilock used up most of its timeout (``used`` seconds) on the
+        locks before, and the link to the store is not broken.
         """
         little = left is not None and left < min(used, self._answer_timeout)
         return acquisition.clocks is not None or (little and self._waiters.broken is None)
 
-    async def _granted(self, acquisition: Acquisition, *, wait: bool) -> bool:
-        """Ask, wait for the push, and return grants that are too late; False if it is not free."""
-        told = False
-        for _ in range(_TOO_LATE):
-            while acquisition.phase is Phase.ASKING:  # more than once: see `Busy`
+    async def _wait_for_grant(self, acquisition: Acquisition, *, wait: bool) -> bool:
+        """Ask, wait for the push, and give back late grants; False if the lock is not free."""
+        reported = False
+        for _ in range(_MAX_LATE_GRANTS):
+            # More than once, because the answer may be that it must ask again: see `Busy`.
+            while acquisition.phase is Phase.ASKING:
                 if acquisition.stopped is not None:
                     raise acquisition.stopped
                 question = self._waiters.ask(acquisition, wait=wait)
                 acquisition.waits_for = question.answer
                 await question.answer
-                self._waiters.hear(acquisition, question)
+                self._waiters.process_answer(acquisition, question)
             if acquisition.phase is Phase.QUEUED:
-                if self._events.often and not told:
-                    told = True
+                if self._events.often and not reported:
+                    reported = True
                     self._events.waiting(acquisition)
-                await self._pushed(acquisition)
+                await self._wait_in_queue(acquisition)
             if acquisition.phase is Phase.DECLINED:
                 return self._declined(acquisition)
-            _raise_if_over(acquisition)
+            _raise_if_stopped(acquisition)
             if acquisition.accepts(self._time()) and (
                 not acquisition.must_confirm or await self._confirmed(acquisition)
             ):
                 return True
             await self._give_back(acquisition)
-        raise error_factories.too_slow(acquisition.policy, _TOO_LATE)
+        raise error_factories.too_slow(acquisition.policy, _MAX_LATE_GRANTS)
 
-    async def _pushed(self, acquisition: Acquisition) -> None:
-        """Wait in the queue, for the push or for anything else that ends the waiting."""
+    async def _wait_in_queue(self, acquisition: Acquisition) -> None:
+        """Wait for the push, or for anything else that ends the waiting."""
         if acquisition.stopped is not None:
             raise acquisition.stopped
-        # If another task awaits this, it is unknown what the owner does meanwhile.
+        # If another task awaits this, the owner may do something else meanwhile, such as to release
+        # the lock that blocks it. So only an owner that awaits this itself is certainly blocked.
         acquisition.stands_still = acquisition.owner is self._watchdog.current_task()
         # A deadlock is possible only if a task of this process holds something.
         owned = self._watchdog.owned
-        looked = (
+        stop_warning = (
             self._look_for_deadlock(acquisition, owned) if acquisition.blocked and owned else None
         )
         acquisition.waits_for = Prompt(loop=self._loop)
         try:
             await acquisition.waits_for
         finally:
-            if looked is not None:
-                looked()
+            if stop_warning is not None:
+                stop_warning()
 
     def _declined(self, acquisition: Acquisition) -> bool:
-        """False if the lock is not free; other ways to say no raise an error."""
+        """False if the lock is not free; any other refusal raises an error."""
         if acquisition.crossed:
-            # A late copy of the question may take the lock when it is free.
+            # A copy of the question may still be in a broken connection's buffer. If the server
+            # reads it when the lock is free, it grants the lock to nobody.
             self._release(acquisition)
         if isinstance(acquisition.declined, Done):
             raise AlreadyDone
@@ -254,34 +270,35 @@ class Acquirer:
     async def _confirmed(self, acquisition: Acquisition) -> bool:
         """Whether its grant could be confirmed in time, for the whole ttl."""
         policy, grant = acquisition.policy, acquisition.confirms()
-        sent = self._time()
+        sent = self._time()  # before the request: the store's lease begins later, never earlier
         renewal = Renewal(policy.key, acquisition.waiter, policy.form, grant.fence, policy.lease)
         answer = acquisition.waits_for = self._handoff.renew([renewal])
         still: bool | None = None
         with contextlib.suppress(StoreError):
             (still,) = await answer
-        _raise_if_over(acquisition)
+        _raise_if_stopped(acquisition)
         if still:
             acquisition.confirmed(sent + lasts(policy.lease))
         return bool(still) and acquisition.accepts(self._time())
 
     async def _give_back(self, acquisition: Acquisition) -> None:
-        """Release a grant that may have ended before we knew, and be ready to ask again.
+        """Release a grant whose lease may have ended already, and be ready to ask again.
 
-        It came late because the process was stopped or blocked. It is released so that others need
-        not wait for its end. The old place is asked for only when the store has answered: the store
-        must not find the old grant and take it for the new one.
+        It came late because the process was suspended or blocked. It is released so that others
+        need not wait for the end of its lease. The old place in the queue is asked for only after
+        the store has answered the release: otherwise the store could find the old grant, and
+        confirm it as if it were the new one.
         """
         fence = acquisition.gives_back()
         self._handoff.returns(acquisition)
         policy = acquisition.policy
-        # If this fails, the acquisition gives up and releases all that the store has of it.
+        # If this fails, the acquisition gives up, and releases its place and any grant.
         released = self._handoff.release(
             policy.key, acquisition.waiter, policy.form, fence, entered=False
         )
         released.add_done_callback(retrieve)
         acquisition.waits_for = released
-        if acquisition.stopped is None:  # else there is no time left to wait for the answer
+        if acquisition.stopped is None:  # otherwise its timeout has passed, or its client closes
             await released
         if acquisition.stopped is not None:
             raise acquisition.stopped
@@ -308,19 +325,19 @@ class Acquirer:
             acquisition.kept()
             if self._events.often:
                 self._events.acquired(hold, acquisition, hold.since)
-        except BaseException:  # else it would be renewed for ever
+        except BaseException:  # the caller gets no lease of it, so it would be renewed for ever
             self._watchdog.abandon(hold)
             raise
         return hold
 
-    def _left(self, acquisition: Acquisition, why: GaveUp) -> None:
-        """The acquisition has ended without a grant."""
+    def _end_without_grant(self, acquisition: Acquisition, why: GaveUp) -> None:
+        """Remove the acquisition, and report why it ended."""
         self._waiters.leave(acquisition)
         if self._events.often:
             self._events.gave_up(acquisition, why, self._time())
 
     def _give_up(self, acquisition: Acquisition) -> None:
-        """Release what the store has of it: a place, or a grant that comes at this moment."""
+        """Release what the store has for it: a place, or a grant that is made at this moment."""
         if acquisition.gives_up():
             self._release(acquisition)
 
@@ -330,7 +347,7 @@ class Acquirer:
             policy.key, acquisition.waiter, policy.form, policy.lease
         )
 
-    # What an error says
+    # The text of an error
 
     async def _not_acquired(
         self,
@@ -339,10 +356,10 @@ class Acquirer:
         left: float | None,
         since: float | None,
     ) -> AcquireTimeout:
-        """The error with the time that it waited, if it was not only tried, and the holders.
+        """The error, with the holders and, unless it was only tried, the time that it waited.
 
-        The store is asked for the holders together with the release, so that costs no further round
-        trip. Reading the holder's label costs one, so it is left out if the store is far away.
+        The holders are read together with the release, so that costs no further round trip. Reading
+        their labels costs one, so they are left out if the store is far away.
         """
         policy, holders, more = acquisition.policy, tuple[Participant, ...](), 0
         if not timeout or left is None:
@@ -363,7 +380,7 @@ class Acquirer:
     def _held(self, policy: Policy, owner: Owner) -> Hold | None:
         """The owner's hold of this lock, if it may have it once more."""
         if policy.rule is not Rule.ALWAYS:
-            return None  # permits add up, and groups and counts hold nothing
+            return None  # permits add up; a barrier, latch or event holds nothing
         held = self._watchdog.held_by(owner)
         if held is None:
             return None
@@ -373,12 +390,12 @@ class Acquirer:
             raise error_factories.holds_already(policy)
         return held
 
-    # While it stands in the queue
+    # Deadlocks within this client
 
     def _look_for_deadlock(
         self, acquisition: Acquisition, owned: Owned
     ) -> Callable[[], None] | None:
-        """`WouldDeadlock` if a deadlock is certain; what ends a warning if it is possible."""
+        """`WouldDeadlock` if a deadlock is certain; if it is possible, a call to stop a warning."""
         assert acquisition.blocked is not None
         if len(owned) > 1 and acquisition.blocked in owned:  # another task also holds something
             cycle = (acquisition, acquisition.blocked, owned, self._waiters.acquisitions)
@@ -395,9 +412,9 @@ class Acquirer:
         if children is None:
             children = self._children[key] = deadlock.Children(self._time)
         children.add(acquisition, acquisition.blocked, parent)
-        return partial(self._waits_no_more, acquisition, key)
+        return partial(self._remove_child, acquisition, key)
 
-    def _waits_no_more(self, acquisition: Acquisition, key: tuple[asyncio.Task[Any], str]) -> None:
+    def _remove_child(self, acquisition: Acquisition, key: tuple[asyncio.Task[Any], str]) -> None:
         if self._children[key].remove(acquisition):
             del self._children[key]
 
@@ -414,7 +431,7 @@ class Acquirer:
                 await take(_CLOSING)
                 self._close(left.popleft())
         finally:
-            for acquisition in left:  # without a pause, for this was cancelled
+            for acquisition in left:  # without a pause, because this was cancelled
                 self._close(acquisition)
 
     def _close(self, acquisition: Acquisition) -> None:
@@ -424,15 +441,15 @@ class Acquirer:
         self._give_up(acquisition)
 
 
-def _why(error: BaseException) -> GaveUp:
-    for kind, why in _WHY:
+def _reason(error: BaseException) -> GaveUp:
+    for kind, why in _REASONS:
         if isinstance(error, kind):
             return why
     return "store"
 
 
-def _raise_if_over(acquisition: Acquisition) -> None:
+def _raise_if_stopped(acquisition: Acquisition) -> None:
     """Raise the error that ended the acquisition, if anything but the calling task ended it."""
-    if acquisition.phase in _OVER:
+    if acquisition.phase in _ENDED_BY_ERROR:
         assert acquisition.stopped is not None
         raise acquisition.stopped

@@ -1,8 +1,8 @@
 """One acquisition as a state machine: its phases, and every step from one to the next.
 
-There is no I/O here, no clock and no task. The methods of `Acquisition` are events ("the store
-answers", "a push arrives", "its time is over") and change the phase. Their caller, `Acquirer`,
-looks at the phase and does what it asks for, in a few lines for each phase::
+There is no I/O here, no clock and no task. The methods of `Acquisition` are events (an answer, a
+push, a timeout) that change the phase. Their caller, `Acquirer`, looks at the phase and acts on it,
+in a few lines for each phase::
 
                ┌──────────────── returned ────────────────┐
                ▼                                          │
@@ -31,7 +31,7 @@ from aiolock.store import Answer, Busy, Differs, Done, Full, Granted, Queued, Wa
 
 
 class Phase(Enum):
-    """The phase of an acquisition. Each says what the store may have of it."""
+    """The phase of an acquisition, and with it what the store may have for it."""
 
     ASKING = "asking"
     """A question is out, and the acquisition is not known to be queued. The store may have a place
@@ -41,17 +41,17 @@ class Phase(Enum):
     GRANTED = "granted"
     """The store granted the lock. The task has not run yet, so the grant may still be too late."""
     CONFIRMING = "confirming"
-    """A periodic run never begins on a claim, so its grant is being renewed."""
+    """The grant of a periodic job is being renewed: its run never begins on a claim."""
     RETURNING = "returning"
     """The grant came too late: it is being released, and then the old place is asked for."""
     STOPPED = "stopped"
-    """An error ended the waiting. What the store has of it is still to be released."""
+    """An error ended the waiting. Its place or grant at the store is still to be released."""
     HELD = "held"
     """The end: the watchdog keeps the grant."""
     DECLINED = "declined"
-    """The end: the store said no (busy, full, done) and has nothing of it."""
+    """The end: the store refused (busy, full, done), and has nothing for it."""
     GIVEN_UP = "given up"
-    """The end: what the store may have of it was released."""
+    """The end: its place or grant at the store, if any, was released."""
 
     steps: tuple[Phase, ...]
     """The phases that can follow this one: its row of `STEPS`."""
@@ -81,16 +81,17 @@ class Question:
 
     def __init__(self, sent: float, answer: asyncio.Future[Answer]) -> None:
         self.sent = sent
-        """The local time just before it was sent: deadlines count from here."""
+        """The local time just before it was sent. Deadlines count from here: the store's lease
+        begins when the store reads the question, which is later by an unknown time."""
         self.answer = answer
         self.outdated = False
-        """Something happened after it was sent that its answer may not know of: ask once more."""
+        """Something happened after it was sent, so its answer may be too old: ask again."""
 
 
 class Acquisition:
     """One acquisition that is under way: its phase, and what is known of it."""
 
-    # Defaults on the class: a free lock is held before most of these are written.
+    # Defaults on the class, because acquiring a free lock writes only a few of these attributes.
     phase = Phase.ASKING
     question: Question | None = None
     """The question that is not answered yet."""
@@ -99,24 +100,25 @@ class Acquisition:
     clocks: ClockPair | None = None
     """The clocks of the last answer that it is queued; None until the first."""
     overtaken: Grant | None = None
-    """ASKING: the grant of a push that overtook the answer, over the other connection."""
+    """ASKING: the grant of a push that arrived, over the other connection, before the answer."""
     grant: Grant | None = None
     """From GRANTED on: the grant."""
     declined: Busy | Full | Done | None = None
-    """DECLINED: the answer by which the store said no."""
+    """DECLINED: the answer by which the store refused."""
     stopped: Exception | None = None
-    """Why its waiting must end. A grant that is already there comes first, if it is in time."""
+    """The error that ends its waiting. A grant that is already there has precedence, if in time."""
     stale_fence = 0
     """Grants up to this fence must not be entered: they were taken away, or returned too late."""
     limit: tuple[int, float] | None = None
-    """The grant of this fence is only certain until that time, though it came with more."""
+    """A fence and a deadline: the store has shortened the lease of that grant."""
     wanted = 0
     """Another client asks the holder of the grant with this fence to release it."""
     crossed = False
-    """A question and a push crossed, or a question was sent twice. A late copy of the question may
-    put the waiter into the queue again, so the last release names the waiter and not one grant."""
+    """A question and a push crossed, or a question was sent twice. The store may read that question
+    after it made the grant, even after the release of the grant, and queue the waiter again. So the
+    last release names the waiter, not the grant: it removes all that the store has for it."""
     failing_since: float | None = None
-    """QUEUED: when the first question failed of those since the last answer."""
+    """QUEUED: when a question first failed since the last answer."""
     waits_for: asyncio.Future[Any] | None = None
     """The future that its task awaits."""
     behind: WaiterId | None = None
@@ -124,13 +126,13 @@ class Acquisition:
     patient = False
     """It has no timeout."""
     stands_still = False
-    """QUEUED: its owner task itself awaits it, and so does nothing else meanwhile."""
+    """QUEUED: its owner task awaits it, and so does nothing else meanwhile."""
     label = ""
     """The label that its user gave it."""
     request: LockRequest | None = None
-    """The acquisition as observers know it; None before they were told of it."""
+    """The acquisition as passed to observers; None before the first event."""
     handed_off_by: LockRequest | None = None
-    """GRANTED: the acquisition that held the lock directly before, if observers know that one."""
+    """GRANTED: the acquisition of this client that held the lock directly before, for observers."""
 
     def __init__(
         self, waiter: WaiterId, policy: Policy, owner: asyncio.Task[Any] | None, began: float
@@ -141,7 +143,7 @@ class Acquisition:
         self.began = self.last_asked = began
 
     def __repr__(self) -> str:
-        return f"<Attempt {self.waiter} {self.phase.value}>"
+        return f"<Acquisition {self.waiter} {self.phase.value}>"
 
     def _go(self, phase: Phase) -> None:
         assert phase in self.phase.steps, f"{self!r} cannot become {phase.value}"
@@ -154,7 +156,7 @@ class Acquisition:
 
     @property
     def is_quiet(self) -> bool:
-        """Whether no question is out, and none that failed is asked again later."""
+        """Whether no question is under way, and none that failed is to be repeated."""
         return self.question is None and self.failing_since is None
 
     @property
@@ -165,22 +167,23 @@ class Acquisition:
     # Questions
 
     def asks(self, question: Question) -> None:
-        """A question is sent: the first one, or another while it stands in the queue."""
+        """A question is sent: the first one, or a later one from the queue."""
         assert self.question is None, "one question at a time"
         assert self.phase in (Phase.ASKING, Phase.QUEUED), self
         self.question = question
         self.last_asked = question.sent
 
     def sends_again(self) -> None:
-        """The connection broke: the question that is out, if any, may be sent twice."""
+        """The connection broke: the question under way, if any, may be sent twice."""
         if self.question is not None:
             self.crossed = True
 
     def has_news(self) -> bool:
-        """Something happened that the store knows more of; True if it must ask now.
+        """Its state at the store may have changed; True if it must ask now.
 
-        If a question is out, its answer may be older than the news, so it is marked as outdated
-        instead. In the phases other than QUEUED the next question comes anyway, or there is none.
+        If a question is under way, its answer may be older than the change, so it is marked as
+        outdated instead: the next question follows its answer. In phases other than QUEUED, a
+        question follows anyway, or none is needed.
         """
         if self.question is not None:
             self.question.outdated = True
@@ -193,7 +196,7 @@ class Acquisition:
             return False  # the question was withdrawn
         self.question = None
         if self.phase is not Phase.ASKING and self.phase is not Phase.QUEUED:
-            return False  # a push was faster
+            return False  # a push arrived before it
         if isinstance(answer, Granted):
             fence, lease, _, claim = answer
             deadline = question.sent + lasts(lease)
@@ -205,7 +208,7 @@ class Acquisition:
             # Not DECLINED: the store may still have a place for it.
             self.stopped = error_factories.mismatch(self.policy, answer)
             self._go(Phase.STOPPED)
-        elif not (isinstance(answer, Busy) and answer.until < 0):  # else it is to ask again
+        elif not (isinstance(answer, Busy) and answer.until < 0):  # otherwise it asks again
             self.declined = answer
             self._go(Phase.DECLINED)
         return True
@@ -217,6 +220,7 @@ class Acquisition:
         if self.phase is Phase.ASKING:
             self._go(Phase.QUEUED)
             if self.overtaken is not None:
+                # Used only now, because until this answer the task awaited the answer, not a push.
                 self._granted(self.overtaken)
 
     def fails(self, question: Question) -> bool:
@@ -227,9 +231,10 @@ class Acquisition:
         return self.phase is Phase.QUEUED
 
     def withdraws(self) -> None:
-        """The answer to the question that is out is no longer wanted.
+        """The answer to the question under way is no longer wanted.
 
-        The question must not be sent again by itself after the release that follows.
+        It is cancelled, so that the store does not send it again, on a new connection, after the
+        release that follows: it would queue the waiter again.
         """
         if self.question is not None:
             self.question.answer.cancel()
@@ -243,9 +248,10 @@ class Acquisition:
         True if its task must be woken.
         """
         if fence <= self.stale_fence or self.phase not in (Phase.ASKING, Phase.QUEUED):
-            return False  # its task finds the grant by the question or the release that follows
+            return False  # the question or release that follows finds the grant at the store
         grant = Grant(fence, lease, self._deadline(lease, granted, now), claim=True)
         if self.phase is Phase.ASKING:
+            # Two connections keep no order between them: the answer "queued" is still to come.
             self.overtaken = grant
             return False
         if self.question is not None:
@@ -256,11 +262,14 @@ class Acquisition:
     def _deadline(self, lease: int, granted: int, now: float) -> float:
         """The time until which a pushed lease is certainly ours, if both clocks run at one speed.
 
-        The grant was made before the push arrived. Also, it was made ``granted - clocks.store``
-        after an earlier answer of the store, whose question was sent at ``clocks.sent`` or later.
+        Two bounds for the local time of the grant are known, and the earlier one is used. The grant
+        was made before the push arrived, which was ``now`` at the latest. And by the store's clock
+        it was made ``granted - clocks.store`` after an earlier answer, which the store gave after
+        ``clocks.sent``. The second bound finds a push that lay in the socket while the process was
+        suspended. It compares each clock only with itself, so the two need not agree.
         """
         clocks = self.clocks
-        latest = self.began
+        latest = self.began  # no answer yet: nothing was sent before this
         if clocks is not None:
             latest = clocks.sent + (granted - clocks.store) / 1e6
         return min(latest, now) + lasts(lease)
@@ -271,7 +280,7 @@ class Acquisition:
         self._limit()
 
     def shortened(self, fence: int, until: float) -> None:
-        """The grant of this fence is only certain until then, though it may still be on its way."""
+        """The lease of this grant is certain until then only. The grant may still be on its way."""
         self.limit = fence, until
         self._limit()
 
@@ -286,23 +295,23 @@ class Acquisition:
         return self.phase is Phase.QUEUED and not (self.waits_for is None or self.waits_for.done())
 
     def handed_off(self, grant: Grant) -> None:
-        """Its own client hands it the lock, on behalf of the store. It `waits`."""
+        """Its own client hands it the lock, before the store does. The acquisition `waits`."""
         assert self.waits_for is not None
         self._granted(grant)
         self.waits_for.set_result(None)
 
     def taken_away(self, fence: int) -> None:
-        """The grant of this fence is not ours any more, though it may still be on its way."""
+        """The grant of this fence is not ours any more. It may still be on its way."""
         self.stale_fence = max(self.stale_fence, fence)
 
-    # What its task does with the grant
+    # The grant, in its task
 
     def accepts(self, now: float) -> bool:
         """Whether its grant can be entered.
 
-        Not if the lease may have ended, because the process was stopped or its loop blocked while
-        the push or the answer lay in its socket: then another client may have the lock. A waiter
-        that only passes (a latch, a barrier) goes on without the lock, so it accepts any grant.
+        It cannot if its lease may have ended while the push or the answer lay in the socket of a
+        process that was suspended or blocked: another client may have the lock now. A waiter of a
+        latch, event or barrier goes on without holding anything, so it accepts any grant.
         """
         grant = self.grant
         assert grant is not None
@@ -312,9 +321,9 @@ class Acquisition:
     def must_confirm(self) -> bool:
         """Whether its grant must be confirmed before it is entered.
 
-        Only a confirmed grant uses up a period. So a run of a periodic job does not begin on the
-        claim, as other bodies do: if its process were stopped before the confirmation, it would be
-        unknown whether the run has begun.
+        The store counts a period as used when the grant is confirmed. If a run of a periodic job
+        began on the claim, as other bodies do, and its process died before the confirmation, the
+        store would let the same period begin again.
         """
         assert self.grant is not None
         return self.policy.every is not None and self.grant.claim
@@ -339,12 +348,12 @@ class Acquisition:
         return self.grant.fence
 
     def returned(self) -> None:
-        """The store has answered the release, so it cannot take the old grant for a new one."""
+        """The store has answered the release, so its next grant is certainly a new one."""
         self._go(Phase.ASKING)
         self.overtaken = self.grant = None
 
     def kept(self) -> None:
-        """The watchdog keeps the grant from now on."""
+        """The watchdog renews the grant from now on."""
         self._go(Phase.HELD)
 
     # The end
@@ -358,10 +367,11 @@ class Acquisition:
             future.set_exception(error)
 
     def gives_up(self) -> bool:
-        """The lock is not wanted any more; True if the store may have something of it."""
+        """The lock is not wanted any more; True if a release must be sent."""
         if self.ended:
             return False
         self._go(Phase.GIVEN_UP)
+        # No release is needed if the only question was certainly not carried out.
         known = self.clocks is not None or self.grant is not None
         question = self.question
         refused = not known and question is not None and _was_refused(question.answer)
@@ -370,7 +380,7 @@ class Acquisition:
 
 
 def _was_refused(answer: asyncio.Future[Any]) -> bool:
-    """Whether the store has certainly not carried out the question of this answer."""
+    """Whether the store has certainly not carried out this question."""
     if not answer.done() or answer.cancelled():
         return False
     error = answer.exception()

@@ -1,7 +1,8 @@
 """Answers that are awaited until a deadline each, with one timer for all of them.
 
-Each release is awaited until its lease ends, and is nearly always answered long before that. A
-timer for each would be made and cancelled at every hand-off.
+An exit waits for the answer to its release, but not past the end of its lease: after that, the lock
+is not ours in any case. Nearly all answers come long before, so one timer serves them all: a timer
+for each would have to be made and cancelled for every release.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ _TOGETHER: Final = 64
 
 
 class AnswerDeadlines:
-    """The answers that one client awaits. The caller removes those that have come."""
+    """The answers that one client awaits. The caller removes each one that has arrived."""
 
     def __init__(self, time: Callable[[], float]) -> None:
         """``time`` is the clock of the deadlines."""
@@ -30,26 +31,26 @@ class AnswerDeadlines:
         self._timer_at = math.inf
 
     def add(self, answer: asyncio.Future[Any], deadline: float) -> None:
-        """Fail this answer at its deadline, unless it comes before that."""
+        """Fail this answer at its deadline, unless it arrives before."""
         self._deadlines[answer] = deadline
         if deadline < self._timer_at:
             self._arm(deadline)
 
     def remove(self, answer: asyncio.Future[Any]) -> None:
-        """The answer is not awaited any more."""
+        """Stop watching this answer."""
         self._deadlines.pop(answer, None)
 
     def _arm(self, deadline: float) -> None:
         if self._timer is not None:
             self._timer.cancel()
         self._timer_at = deadline
-        self._timer = self._call_later(max(0.0, deadline - self._time()), self._look)
+        self._timer = self._call_later(max(0.0, deadline - self._time()), self._fail_overdue)
 
-    def _look(self) -> None:
+    def _fail_overdue(self) -> None:
         self._timer, self._timer_at = None, math.inf
         now = self._time()
-        over = [answer for answer, deadline in self._deadlines.items() if deadline <= now]
-        for answer in over[:_TOGETHER]:
+        overdue = [answer for answer, deadline in self._deadlines.items() if deadline <= now]
+        for answer in overdue[:_TOGETHER]:
             del self._deadlines[answer]
             if not answer.done():
                 error = StoreError(
@@ -61,7 +62,7 @@ class AnswerDeadlines:
             self._arm(min(self._deadlines.values()))
 
     def aclose(self) -> None:
-        """Await nothing any more."""
+        """Watch no answer any more."""
         self._deadlines.clear()
         if self._timer is not None:
             self._timer.cancel()

@@ -1,4 +1,8 @@
-"""When waiters ask again by themselves: pushes may be lost, and a dead holder sends none."""
+"""When waiters ask again without a push: pushes may be lost, and a dead holder sends none.
+
+Each name has a `LocalQueue` of this client's waiters. Normally only the first of them asks, just
+after the first lease at the store ends, so the load does not grow with the number of waiters.
+"""
 
 from __future__ import annotations
 
@@ -13,10 +17,10 @@ from aiolock._engine.timers import shared_timers
 from aiolock.store import CLAIM, Queued, WaiterId
 
 KEEP_ALIVE: Final = 60.0
-"""Seconds after which every waiter asks again, so that the store keeps a queue that is in use."""
+"""Seconds after which every waiter asks again: the store deletes a queue that nobody uses."""
 SOON: Final = 0.05
 """Seconds after which to ask when a waiter of ours has entered a shared lock: others hold it too,
-and we do not know whose lease ends first."""
+and it is unknown whose lease ends first."""
 _TOGETHER: Final = 64
 """Waiters that ask for their keep-alive together, in one iteration of the event loop."""
 JUST_AFTER: Final = 0.003
@@ -43,9 +47,9 @@ class LocalQueue:
     def queued(self, acquisition: Acquisition, answer: Queued) -> None:
         """The store answers that this waiter is queued, and when the first lease ends.
 
-        The first in the queue asks when that lease ends: so the death of a holder is noticed. A
-        waiter further back may not hear of hand-offs before it, so it asks often enough to learn of
-        each claim before that claim ends.
+        The first in the queue asks when that lease ends: that is how the death of a holder is
+        noticed. A waiter further back gets no push about grants to the waiters before it. The lease
+        that it knows of may have been replaced by a claim, so it asks after a claim at the latest.
         """
         waiter = acquisition.waiter
         self._acquisitions[waiter] = acquisition
@@ -57,8 +61,8 @@ class LocalQueue:
             else min(answer.until, acquisition.policy.lease, CLAIM)
         )
         if next(iter(self._acquisitions)) == waiter:
-            # Only an answer to the first may put off its next question. Otherwise a stream of
-            # newcomers could keep a waiter from asking whose place is lost.
+            # Only an answer to the first may postpone its next question. Otherwise a stream of
+            # newcomers could keep a waiter that lost its place from asking for ever.
             self.ask_at = math.inf
         self._ask_by(self._time() + min(until / 1000, KEEP_ALIVE) + JUST_AFTER)
 
@@ -69,15 +73,16 @@ class LocalQueue:
 
     @property
     def first_without_grant(self) -> Acquisition | None:
-        """The same, but for those that have been granted the lock, and whose tasks run soon."""
+        """The same, without those that were granted the lock and whose tasks have not run yet."""
         waiting = (each for each in self._acquisitions.values() if each.phase is Phase.QUEUED)
         return next(waiting, None)
 
     def leave(self, acquisition: Acquisition) -> bool:
-        """The waiter waits no more; True if none is left."""
+        """The waiter does not wait any more; True if none is left."""
         self._asked.pop(acquisition.waiter, None)
         if self._acquisitions.pop(acquisition.waiter, None) is not None and self._acquisitions:
-            # It may have been granted the lock. If we never hear of that, its claim still ends.
+            # It may have been granted the lock after it gave up. The next one is then granted the
+            # lock at the end of that claim at the latest.
             ends = min(acquisition.policy.lease, CLAIM) / 1000
             shares = acquisition.policy.shared and not acquisition.policy.passes
             self._ask_by(self._time() + (min(SOON, ends) if shares else ends))
@@ -108,7 +113,8 @@ class LocalQueue:
             for acquisition in due:
                 if acquisition.is_quiet:
                     self._ask_again(acquisition)
-                # It comes to the end with its answer, or else here.
+                # Its answer moves it to the end. If none comes, this does, and the others have a
+                # turn.
                 self._asked[acquisition.waiter] = self._asked.pop(acquisition.waiter)
             more = len(due) == _TOGETHER
             self.ask_at = now + (JUST_AFTER if more else CLAIM / 1000)

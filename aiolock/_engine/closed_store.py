@@ -1,4 +1,4 @@
-"""The store of an opening that has ended, as the leases of that opening still have it."""
+"""The replacement for a client's store in the leases of an opening that has ended."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ Value = TypeVar("Value")
 class ClosedStore(Relay):
     """Refuses every operation, as a closed store does.
 
-    A body may outlive the client's closing and leave when the client is open again. Each opening is
-    another client to the store, and a client speaks only of its own waiters. A store may write its
-    present client into what the old lease sends, and that names another waiter.
+    A body may outlive the closing of its client, and end when the client is open again. For the
+    store, each opening is another client. A store may write the id of the present client into a
+    command of the old lease, which would then name another waiter with the same number.
     """
 
     def __init__(self, store: Store, loop: asyncio.AbstractEventLoop) -> None:

@@ -1,12 +1,13 @@
-"""Tasks of one client that wait for each other: found before they wait for ever.
+"""Deadlocks between tasks of one client: found without I/O, when a task begins to wait.
 
 An error is raised only for a cycle of tasks in which each waits itself, without a ``timeout``, for
 a lock that the next one holds in a body and whose lease does not end by itself. An
 `asyncio.timeout` around one of the waits cannot be seen from a task, so a wait in a cycle needs the
 lock's own ``timeout``.
-A lease without a body may have been passed on to another task, which releases it. And if a child
-task waits for a lock of its parent, the parent may wait for the child. Neither is certain, so both
-are only logged.
+
+Two other cases are possible deadlocks, and are only logged. A lease without a body may have been
+given to another task, which releases it. And if a child task waits for a lock of its parent, it is
+unknown whether the parent waits for the child. Deadlocks across clients: see `wait_graph`.
 """
 
 from __future__ import annotations
@@ -29,9 +30,9 @@ log = logging.getLogger("aiolock")
 Task = asyncio.Task[Any]
 
 SUSPICIOUS: Final = 1.0
-"""Seconds for which a task waits in what may be a deadlock until that is logged."""
+"""Seconds of waiting after which a possible deadlock is logged."""
 
-_CURE: Final = (
+_ADVICE: Final = (
     "Take the locks in the same order everywhere (multilock() does), or give them a timeout="
 )
 
@@ -39,7 +40,8 @@ _lineage: ContextVar[tuple[ref[Task], ref[Task] | None] | None] = ContextVar(
     "aiolock task", default=None
 )
 """The task that used aiolock last in this context, and the one before it. A new task inherits the
-context of the task that creates it, so that one is taken for its parent."""
+context of the task that creates it, so if the two differ, the second is taken for the parent of the
+first."""
 
 
 def remember(task: Task | None) -> None:
@@ -63,18 +65,18 @@ def check(
 ) -> bool:
     """`WouldDeadlock` if this task would wait for itself, by way of other tasks of this process.
 
-    ``owned`` is what each task holds, ``acquisitions`` are the waiters, by key. True if it may wait
-    for itself: then `warn_of_cycle` is due.
+    ``owned`` has the holds of each task, ``acquisitions`` the waiters, by key. True if it may wait
+    for itself: then the caller logs that later, by `warn_of_cycle`.
     """
     wanted = acquisition.policy
-    # First with what is not certain: as a rule there is no circle, and one search tells.
+    # First the wider search: as a rule it finds no cycle either, and then it is the only one.
     if not _cycle(wanted, task, owned, acquisitions, certain=False):
         return False
     if cycle := _cycle(wanted, task, owned, acquisitions, certain=True):
         raise wanted.with_name(
             WouldDeadlock(
                 f"{cycle}: none of them could go on, unless an asyncio.timeout() or wait_for()"
-                f" ends one of these waits, which cannot be seen here. {_CURE}"
+                f" ends one of these waits, which cannot be seen here. {_ADVICE}"
             )
         )
     return True
@@ -88,7 +90,7 @@ def _cycle(
     *,
     certain: bool,
 ) -> str:
-    """The circle in words; empty if there is none. ``certain``: only what is held in bodies."""
+    """The text of a cycle; empty if there is none. ``certain``: only holds in bodies count."""
     if wanted.rule is not Rule.ALWAYS:
         return ""
     # Follow from what this task holds to the tasks that wait for it, and on to what those hold,
@@ -102,7 +104,7 @@ def _cycle(
                 continue
             for waiting in acquisitions.get(key, {}).values():
                 other = waiting.blocked
-                # Who holds nothing has nobody waiting for it: of many waiters, that is most.
+                # A task that holds nothing blocks no other. Most of many waiters are such tasks.
                 if other is None or other not in owned or other in found or other is task:
                     continue
                 if not _excludes(hold, waiting.policy):
@@ -121,7 +123,7 @@ def _cycle(
 
 
 def _is_inside(task: Task, hold: Hold) -> bool:
-    """Whether the task itself is in a body of this hold, so that no other task releases it."""
+    """Whether the task itself is in a body of this hold, so no other task releases the hold."""
     return any(body.task is task for body in hold.inside)
 
 
@@ -160,28 +162,28 @@ def warn_of_cycle(
             " passed on releases it, or an asyncio.timeout() or wait_for() ends one of these waits."
             " %s",
             cycle,
-            _CURE,
+            _ADVICE,
         )
 
 
 class Children:
-    """Tasks that wait for one lock of their parent: one warning is for all of them."""
+    """Tasks that wait for one lock of their parent; one warning is logged for all of them."""
 
     def __init__(self, time: Callable[[], float]) -> None:
         self._loop = asyncio.get_running_loop()
         self._time = time
         self._timer: asyncio.TimerHandle | None = None
-        self._told = False
+        self._warned = False
         self._waiting = dict[Acquisition, Task]()
 
     def add(self, acquisition: Acquisition, task: Task, holder: Task) -> None:
-        """One more of them waits."""
+        """Add a task that waits."""
         self._waiting[acquisition] = task
-        if self._timer is None and not self._told:
-            self._timer = self._loop.call_later(SUSPICIOUS, self._look, holder)
+        if self._timer is None and not self._warned:
+            self._timer = self._loop.call_later(SUSPICIOUS, self._warn_if_due, holder)
 
     def remove(self, acquisition: Acquisition) -> bool:
-        """One of them does not wait any more; whether it was the last one."""
+        """A task does not wait any more; returns whether it was the last one."""
         self._waiting.pop(acquisition, None)
         if self._waiting:
             return False
@@ -189,20 +191,20 @@ class Children:
             self._timer.cancel()
         return True
 
-    def _look(self, holder: Task) -> None:
+    def _warn_if_due(self, holder: Task) -> None:
         self._timer = None
-        # The first one has waited longest; the one that set the timer may have gone.
+        # The first one has waited longest. The one that started the timer may have ended.
         first = next(iter(self._waiting))
         rest = first.began + SUSPICIOUS - self._time()
         if rest > 0:
-            self._timer = self._loop.call_later(rest, self._look, holder)
+            self._timer = self._loop.call_later(rest, self._warn_if_due, holder)
             return
-        self._told = True
+        self._warned = True
         warn_of_parent(first, self._waiting[first], holder, len(self._waiting) - 1)
 
 
 def warn_of_parent(acquisition: Acquisition, task: Task, holder: Task, others: int) -> None:
-    """Log that a child waits for its parent, and that so many others do."""
+    """Log that a child waits for a lock of its parent, as do so many others."""
     more = f" and {others} more task{'s' * (others > 1)}" if others else ""
     log.warning(
         "aiolock: task %r%s wait%s for %s, which the parent task %r holds. If that one waits for a"

@@ -1,4 +1,8 @@
-"""Searches a store for deadlocks."""
+"""The search for deadlocks across all clients of a store: reads statuses, and asks `wait_graph`.
+
+A snapshot is not of one moment, so a cycle found in it may never have existed. A second look
+confirms it: a holder or waiter that is there at both looks was there all the time in between.
+"""
 
 from __future__ import annotations
 
@@ -9,25 +13,25 @@ from typing import Final
 from aiolock._engine.labels import labelled
 from aiolock._engine.snapshot import snapshot
 from aiolock._engine.wait_graph import cycles, lasting, stuck_on
-from aiolock._turns import in_parts, let_go
+from aiolock._turns import clear_in_parts, in_parts
 from aiolock.observer import Deadlock
 from aiolock.store import Status, Store
 
 _SURE: Final = 0.5
-"""Seconds between two looks at a possible deadlock."""
+"""Seconds between the two looks at a possible deadlock."""
 _TOGETHER: Final = 100
 """Names that are asked for at a time."""
 
 
 async def find_deadlocks(store: Store) -> list[Deadlock]:
-    """The deadlocks at a store: parties that hold and wait at two looks, one after the other.
+    """The deadlocks at a store, among holders and waiters that are there at both of two looks.
 
-    The second look asks only for the names that stuck tasks waited for at the first.
+    The second look reads only the names that stuck tasks waited for at the first.
     """
     statuses = await labelled(store, await snapshot(store, "*", None))
     suspects = sorted(await in_parts(stuck_on(statuses)))
     if not suspects:
-        await let_go(statuses)
+        await clear_in_parts(statuses)
         return []
     await asyncio.sleep(_SURE)
     again = list[Status]()
@@ -42,5 +46,5 @@ async def find_deadlocks(store: Store) -> list[Deadlock]:
     both = await in_parts(lasting(statuses, again))
     deadlocks = await in_parts(cycles(both))
     for done in (statuses, again, both):
-        await let_go(done)
+        await clear_in_parts(done)
     return deadlocks

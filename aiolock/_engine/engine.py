@@ -1,4 +1,8 @@
-"""The parts that all locks of one client share: state, store, acquisitions, watchdog."""
+"""The engine of one client: its state, and the parts that all its locks share.
+
+`LockClient` makes one engine. Each opening of the client makes new parts for it (watchdog, waiters,
+acquirer), bound to the event loop that opened it.
+"""
 
 from __future__ import annotations
 
@@ -28,11 +32,11 @@ from aiolock.observer import Observer
 from aiolock.store import ServerStatus, Several, Status, Store
 
 ANSWER_TIMEOUT: Final = 1.0
-"""Seconds for the store's answer to an acquisition that does not wait, unless told otherwise."""
+"""Seconds for the store's answer to an acquisition that does not wait, by default."""
 
 
 class State(Enum):
-    """The state of a client. The value says why it cannot be used in that state."""
+    """The state of a client. The value is the reason why it cannot be used in that state."""
 
     NEW = "is not open yet: use `async with`, or await its open()"
     OPENING = "is being opened: await its open()"
@@ -42,7 +46,7 @@ class State(Enum):
 
 
 class Engine(Uncopyable):
-    """The inside of one client, over all its openings and closings."""
+    """The engine of one client, over all its openings and closings."""
 
     watchdog: Watchdog
     handoff: LocalHandoff
@@ -82,7 +86,8 @@ class Engine(Uncopyable):
         if self.state is State.CLOSED or self._pid != os.getpid():
             self.client = _new_client()
         if self.state is State.CLOSED:
-            # Bodies of an earlier opening may still run, and release what they had.
+            # Bodies of an earlier opening may still run, and release their leases. Those belong to
+            # the old client id, so the store must not receive these releases from the new one.
             self.handoff.end()
         self.state = State.OPENING
         self._loop = asyncio.get_running_loop()
@@ -187,7 +192,8 @@ class Engine(Uncopyable):
                 await self.store.aclose()
             finally:
                 self.watchdog.events.link("closed")
-                # Until now it ended exits at the end of a lease.
+                # Last, because while the store closes, an exit may still wait for the answer to its
+                # release, and must not wait past the end of its lease.
                 self.watchdog.answer_deadlines.aclose()
                 self.state = State.CLOSED
 

@@ -1,4 +1,4 @@
-"""The errors of an acquisition that failed: each names its lock and says what to do."""
+"""Makes the errors of acquisitions that failed: each names the lock, and gives advice."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ _NOT_YET: Final = {
     "event": ("is not set", "was not set"),
     "latch": ("is not open", "did not open"),
 }
-"""How the waiting for a kind that is not held has failed: when it was only tried, and in time."""
+"""The texts for kinds that are not held: after one try, and after a timeout."""
 _TAKEN: Final = ("is not free", "did not become free")
-"""The same for all other kinds."""
+"""The same texts for all other kinds."""
 
 
 def not_free(policy: Policy, holders: tuple[Participant, ...]) -> AcquireTimeout:
-    """It was only tried, and another client has it."""
+    """The error of an acquisition that only tried, while another client has the lock."""
     now, _ = _NOT_YET.get(policy.kind, _TAKEN)
     return _timeout(policy, f"{now}{_held_by(holders)}", holders)
 
 
-def not_in_time(  # noqa: PLR0917  # what is known of it
+def not_in_time(  # noqa: PLR0917  # each is a part of the text
     policy: Policy,
     timeout: float,
     left: float,
@@ -34,10 +34,10 @@ def not_in_time(  # noqa: PLR0917  # what is known of it
     more: int,
     servers: Sequence[ServerStatus],
 ) -> AcquireTimeout:
-    """The timeout passed, and others had it all the time: these holders, and ``more``.
+    """The error of a timeout: others held the lock, these ``holders`` and ``more``.
 
-    Or the ``servers`` of a quorum do not vote yet. Only ``left`` seconds were left for this lock,
-    where others were taken before.
+    Or too many ``servers`` of a quorum do not vote yet. For one lock of a multilock, only ``left``
+    seconds of the timeout were left.
     """
     _, for_long = _NOT_YET.get(policy.kind, _TAKEN)
     text = f"{for_long} in {timeout:g} s"
@@ -56,7 +56,7 @@ def _timeout(policy: Policy, text: str, holders: tuple[Participant, ...]) -> Acq
 
 
 def _not_voting(servers: Sequence[ServerStatus]) -> str:
-    """Why no majority of a quorum can vote, if that is so."""
+    """The reason why no majority of a quorum can vote; empty if it can."""
     not_voting = sorted(
         (each for each in servers if each.state == "not voting"), key=lambda it: it.not_voting
     )
@@ -85,7 +85,7 @@ def _held_by(holders: tuple[Participant, ...], more: int = 0) -> str:
 def unanswered(
     policy: Policy, limit: str, timeout: float, store: object, broken: Exception | None
 ) -> StoreError:
-    """The store did not answer within this limit; ``broken`` is the error of the link to it."""
+    """The error if the store did not answer in time; ``broken`` is the error of the link to it."""
     why = f" (the link to it is broken: {one_line(broken)})" if broken is not None else ""
     error = StoreError(
         f"{store!r} did not answer within the {limit} of {timeout:g} s{why}, so nobody knows who"
@@ -99,7 +99,7 @@ def unanswered(
 
 
 def too_slow(policy: Policy, times: int) -> StoreError:
-    """The lock was granted ``times`` times, and each time we heard of it too late."""
+    """The error if the lock was granted ``times`` times, and each grant arrived too late."""
     return policy.with_name(
         StoreError(
             f"{policy.called} was granted {times} times and each time its lease had ended before we"
@@ -109,7 +109,7 @@ def too_slow(policy: Policy, times: int) -> StoreError:
 
 
 def full(policy: Policy, answer: Full) -> QueueFull:
-    """As many waiters as allowed are in the queue."""
+    """The error if as many waiters as allowed are in the queue."""
     return policy.with_name(
         QueueFull(
             f"{answer.waiters} wait for {policy.called} already (max_waiters={policy.max_waiters})"
@@ -118,7 +118,7 @@ def full(policy: Policy, answer: Full) -> QueueFull:
 
 
 def mismatch(policy: Policy, answer: Differs) -> LimitMismatch:
-    """Others have declared another number."""
+    """The error if other clients have declared another number."""
     return policy.with_name(
         LimitMismatch(
             f"{policy.called} is in use with {answer.known}, but {policy.form.declared} is declared"
@@ -129,7 +129,7 @@ def mismatch(policy: Policy, answer: Differs) -> LimitMismatch:
 
 
 def reads_already(policy: Policy) -> WouldDeadlock:
-    """A task that reads wants to write."""
+    """The error of a task that reads and wants to write."""
     return policy.with_name(
         WouldDeadlock(
             f"this task reads {policy.name!r} and would wait for itself to write. A read lock is"
@@ -140,7 +140,7 @@ def reads_already(policy: Policy) -> WouldDeadlock:
 
 
 def holds_already(policy: Policy) -> WouldDeadlock:
-    """A task wants a lock that it holds."""
+    """The error of a task that wants a lock that it holds."""
     return policy.with_name(
         WouldDeadlock(
             f"this task holds {policy.called} already and would wait for itself:"

@@ -1,4 +1,8 @@
-"""The events for a client's observers; without observers, an event costs one check."""
+"""Calls the methods of a client's observers.
+
+Most clients have no observer of the frequent events (see `Events.often`): then the engine only
+checks that flag, and no `LockRequest` is made.
+"""
 
 from __future__ import annotations
 
@@ -16,36 +20,36 @@ from aiolock.validation import as_label
 
 log = logging.getLogger("aiolock")
 
-_UNSEEN: Final = "elected"
-"""The kind that `Election.observe` waits for: it asks for no lock, and may wait for ever."""
-_OFTEN: Final = ("waiting", "acquired", "gave_up", "released")
-"""The events of each acquisition. All other events are rare."""
+_UNREPORTED: Final = "elected"
+"""The kind that `Election.observe` waits for: it acquires no lock, and may wait for ever."""
+_FREQUENT: Final = ("waiting", "acquired", "gave_up", "released")
+"""The events of every acquisition. All other events are rare."""
 
 
 class Events:
     """The observers of one client, and the methods that each of them has overridden."""
 
     def __init__(self, observers: Sequence[Observer], label: str) -> None:
-        """``label`` is put before the labels of all acquisitions of the client."""
+        """``label`` is the client's own: it is put before the labels of all its acquisitions."""
         self._label = label
         self.observers = observers
-        self._wants = {what: _that_have(what, observers) for what in (*_OFTEN, "lost", "link")}
-        self._deadlock = _that_have("deadlock", observers)
-        self.often = any(self._wants[what] for what in _OFTEN)
-        """Whether an observer wants to be told of each acquisition; if not, nothing is kept."""
+        self._wants = {what: _overrides(what, observers) for what in (*_FREQUENT, "lost", "link")}
+        self._deadlock = _overrides("deadlock", observers)
+        self.often = any(self._wants[what] for what in _FREQUENT)
+        """Whether an observer wants events of every acquisition; if not, none are made."""
         self._failed = set[Any]()
         self._link: Link = "up"
 
     def label(self, given: str, task: asyncio.Task[Any] | None) -> str:
         """The full label of an acquisition."""
-        # The name of a task may be anything: some frameworks put its arguments there.
+        # The name of a task may be any text: some frameworks put the task's arguments there.
         own = given or (as_label(task.get_name()) if task is not None else "")
         return f"{self._label}: {own}" if self._label and own else self._label or own
 
     def request(
         self, policy: Policy, waiter: WaiterId, label: str, task: asyncio.Task[Any] | None
     ) -> LockRequest:
-        """An acquisition, as observers know it."""
+        """A description of an acquisition, for observers."""
         return LockRequest(
             kind=policy.kind,
             name=policy.name,
@@ -57,31 +61,31 @@ class Events:
         )
 
     def of_hold(self, hold: Hold) -> LockRequest:
-        """The acquisition that led to this hold."""
+        """The description of the acquisition that led to this hold."""
         if hold.request is None:
             hold.request = self.request(hold.policy, hold.waiter, hold.label, hold.owner[0])
         return hold.request
 
     def of_acquisition(self, acquisition: Acquisition) -> LockRequest:
-        """This acquisition, as observers know it."""
+        """The description of this acquisition."""
         if acquisition.request is None:
             acquisition.request = self.request(
                 acquisition.policy, acquisition.waiter, acquisition.label, acquisition.owner
             )
         return acquisition.request
 
-    # What happens
+    # Events of acquisitions, holds and the link
 
     def waiting(self, acquisition: Acquisition) -> None:
         """The acquisition was queued."""
-        if acquisition.policy.kind != _UNSEEN:
-            self._tell(self._wants["waiting"], self.of_acquisition(acquisition))
+        if acquisition.policy.kind != _UNREPORTED:
+            self._notify(self._wants["waiting"], self.of_acquisition(acquisition))
 
     def acquired(self, hold: Hold, acquisition: Acquisition, now: float) -> None:
         """The acquisition was granted."""
-        if acquisition.policy.kind != _UNSEEN:
+        if acquisition.policy.kind != _UNREPORTED:
             hold.request = self.of_acquisition(acquisition)
-            self._tell(
+            self._notify(
                 self._wants["acquired"],
                 hold.request,
                 fence=hold.fence,
@@ -91,20 +95,20 @@ class Events:
 
     def gave_up(self, acquisition: Acquisition, why: GaveUp, now: float) -> None:
         """The acquisition ended without a grant."""
-        if acquisition.policy.kind != _UNSEEN:
+        if acquisition.policy.kind != _UNREPORTED:
             request = self.of_acquisition(acquisition)
-            self._tell(self._wants["gave_up"], request, waited=now - acquisition.began, why=why)
+            self._notify(self._wants["gave_up"], request, waited=now - acquisition.began, why=why)
 
     def released(self, hold: Hold, now: float) -> None:
         """The hold is released."""
-        if hold.policy.kind != _UNSEEN:
+        if hold.policy.kind != _UNREPORTED:
             wants = self._wants["released"]
-            self._tell(wants, self.of_hold(hold), fence=hold.fence, held=now - hold.since)
+            self._notify(wants, self.of_hold(hold), fence=hold.fence, held=now - hold.since)
 
     def lost(self, hold: Hold, now: float) -> None:
-        """The hold is lost, for the reason that is noted on it."""
+        """The hold is lost, for the reason in `Hold.reason`."""
         wants = self._wants["lost"]
-        if not wants or hold.policy.passes:  # who passes goes on without the lock
+        if not wants or hold.policy.passes:  # a waiter that passes does not need its grant
             return
         reason, word = hold.reason, "other"  # one of `Loss`
         why = f"the store said {reason!r}"
@@ -115,15 +119,15 @@ class Events:
         body: LostBody = "none"
         if hold.inside:
             body = "cancelled" if hold.policy.on_lost == "cancel" else "goes on"
-        self._tell(wants, request, fence=hold.fence, held=held, reason=word, why=why, body=body)
+        self._notify(wants, request, fence=hold.fence, held=held, reason=word, why=why, body=body)
 
     def link(self, state: Link, error: Exception | None = None) -> None:
-        """The state of the link to the store; the same state is not told twice."""
+        """The state of the link to the store; the same state is not reported twice."""
         if state != self._link and (state, self._link) != ("closed", "up"):
             self._link = state
-            self._tell(self._wants["link"], state, error)
+            self._notify(self._wants["link"], state, error)
 
-    # What lasts too long: see `SlowMonitor`
+    # Long waits, long holds and deadlocks: see `SlowMonitor`
 
     def waits_long(
         self,
@@ -136,28 +140,31 @@ class Events:
         """An acquisition has waited for longer than this observer's limit."""
         waited = now - acquisition.began
         request = self.of_acquisition(acquisition)
-        self._tell((to.waits_long,), request, waited=waited, holders=holders, others=others)
+        self._notify((to.waits_long,), request, waited=waited, holders=holders, others=others)
 
     def holds_long(self, to: Observer, hold: Hold, now: float) -> None:
         """A lock has been held for longer than this observer's limit."""
         request = self.of_hold(hold)
-        self._tell((to.holds_long,), request, fence=hold.fence, held=now - hold.since)
+        self._notify((to.holds_long,), request, fence=hold.fence, held=now - hold.since)
 
     @property
     def wants_deadlocks(self) -> bool:
-        """Whether an observer wants to be told of deadlocks; if not, none are searched for."""
+        """Whether an observer wants deadlocks; if not, none are searched for."""
         return bool(self._deadlock)
 
     def deadlock(self, deadlock: Deadlock) -> None:
         """Tasks wait for each other."""
-        self._tell(self._deadlock, deadlock)
+        self._notify(self._deadlock, deadlock)
 
-    def _tell(self, calls: Iterable[Callable[..., object]], *what: Any, **facts: Any) -> None:
-        """Call the methods. An exception is the observer's own: it is logged once per method."""
+    def _notify(self, calls: Iterable[Callable[..., object]], *what: Any, **facts: Any) -> None:
+        """Call these methods. An exception of one of them is logged, once per method.
+
+        It must not reach the engine: the event has happened, and the lock is held or released.
+        """
         for call in calls:
             try:
                 call(*what, **facts)
-            except (Exception, asyncio.CancelledError):  # the event has happened all the same
+            except (Exception, asyncio.CancelledError):
                 if call not in self._failed:
                     self._failed.add(call)
                     log.exception(
@@ -166,7 +173,7 @@ class Events:
                     )
 
 
-def _that_have(what: str, observers: Sequence[Observer]) -> tuple[Callable[..., object], ...]:
+def _overrides(what: str, observers: Sequence[Observer]) -> tuple[Callable[..., object], ...]:
     """The methods of those observers that override this one."""
     plain = getattr(Observer, what)
     return tuple([getattr(o, what) for o in observers if getattr(type(o), what) is not plain])

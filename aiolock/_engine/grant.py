@@ -1,4 +1,8 @@
-"""A grant as the client sees it, with the time until which its lease is certainly still ours."""
+"""A grant, with the local time until which its lease certainly exists: the base of all deadlines.
+
+Client and store have different clocks, and only their rates are assumed to be equal. So a lease is
+always counted from a local time that is certainly before the store began it.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +10,7 @@ from typing import NamedTuple
 
 
 class Grant(NamedTuple):
-    """The lock as the store has granted it to one acquisition."""
+    """The store's grant of a lock to one acquisition."""
 
     fence: int
     lease: int
@@ -14,7 +18,7 @@ class Grant(NamedTuple):
     deadline: float
     """The local time until which its lease has certainly not ended at the store."""
     claim: bool
-    """Whether its lease is only a claim, to be confirmed once."""
+    """Whether its lease is only a claim, which must be renewed once to become the full ttl."""
 
 
 class ClockPair(NamedTuple):
@@ -27,9 +31,9 @@ class ClockPair(NamedTuple):
 
 
 def lasts(lease: int) -> float:
-    """Seconds for which such a lease (ms) is certainly ours, counted from before it was asked for.
+    """Seconds for which a lease of so many ms is certainly ours, counted from before its request.
 
-    A hundredth is left for clocks that run at different speeds, as in Redlock, and 2 ms for
-    rounding.
+    The safety margin is a hundredth, for clocks that run at different speeds (as in Redlock), and
+    2 ms for rounding.
     """
     return lease * 0.00099 - 0.002

@@ -1,4 +1,10 @@
-"""One grant as the client keeps it: its owner, its deadline, and what is known of it."""
+"""One grant that this client keeps: its owner, its deadline, and its renewals.
+
+A hold begins when an acquisition is granted and ends by release or loss. The watchdog renews it; a
+`Lease` is the user's view of it. The deadline is the latest local time at which the lease certainly
+still exists at the store. It must be right although answers may be lost, and although the store may
+carry out a renewal late or twice: see `Hold.confirms`.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +26,7 @@ Owner = tuple[asyncio.Task[Any] | None, str]
 
 
 class LeaseState(StrEnum):
-    """The state of a lease, as far as it is known here."""
+    """The state of a lease, as far as this client knows."""
 
     HELD = "held"
     AT_RISK = "at_risk"
@@ -38,7 +44,7 @@ ALIVE: Final = (LeaseState.HELD, LeaseState.AT_RISK)
 
 
 class LossReason(Enum):
-    """Why a lease was lost; the value is the text that its user is told."""
+    """The reason for a loss; the value is the text for the user."""
 
     EXPIRED = "its lease ended before the store confirmed a renewal"
     REFUSED = "the store does not know it any more: it ended, was broken, or the store was reset"
@@ -48,7 +54,7 @@ class LossReason(Enum):
 
     @property
     def may_be_at_store(self) -> bool:
-        """Whether the client ended it by its own clock or will, so the store may still have it."""
+        """Whether the client ended it, and not the store, so that the store may still have it."""
         return self in _OURS
 
 
@@ -61,7 +67,7 @@ class Body(Protocol):
     task: asyncio.Task[Any] | None
 
     def cancel(self) -> None:
-        """The hold is lost: end the body, unless it only wants to be told."""
+        """The hold is lost: cancel the body, unless ``on_lost`` is "signal"."""
         ...
 
 
@@ -70,7 +76,7 @@ class Handle(Protocol):
 
     _shares: bool
     _left_behind: bool
-    """It was entered, and nobody can leave its body."""
+    """It was entered, and its exit was garbage-collected, so nothing can leave its body."""
 
     async def release(self) -> bool:
         """Release it."""
@@ -78,36 +84,40 @@ class Handle(Protocol):
 
 
 class Hold:
-    """One grant and what becomes of it. One lease refers to it, several for a re-entrant lock."""
+    """One grant, to its end. One lease refers to it; several, if the lock is re-entrant."""
 
-    # Defaults on the class: most holds are released before any of these is written.
+    # Defaults on the class, because most holds are released before any of these is written.
     state = LeaseState.HELD
     reason: LossReason | str = ""
-    """Why it was lost; a text is a reason that only a later version's store knows."""
+    """The reason for its loss; a text if only a later version's store knows that reason."""
     asking = 0
     """The number of the watchdog's renewal that is not answered; 0 if there is none."""
     sent = 0
     """How many renewals were sent."""
     confirmed = 0
-    """The number of the last of them that the store has confirmed."""
+    """The number of the last renewal that the store has confirmed."""
     shortest = 0
-    """The shortest ttl, in ms, of those sent since all were confirmed; 0 if none was."""
+    """The shortest ttl, in ms, of the renewals sent since all were confirmed; 0 if none was."""
     copies: tuple[int, float] | None = None
-    """Copies of renewals may still be carried out, with this ttl at least, until that time."""
+    """A ttl in ms and a time: until then, the store may carry out copies of renewals, with this ttl
+    or more."""
     limits: tuple[tuple[int, float], ...] = ()
-    """While an extension is not confirmed: the numbers of the renewals since, and which deadlines
-    they give; without those that give no less than a later one. Also, if the store has shortened
-    it: the number of the next renewal, and the deadline that no earlier one moves."""
+    """Pairs of a renewal's number and a deadline that holds until that renewal is confirmed.
+    There is one for each renewal since an extension was sent that is not confirmed, except those
+    whose deadline is not earlier than a later one's. If the store has shortened the lease, there is
+    one for the next renewal: confirming an earlier one does not move the deadline."""
     slot = -1
+    """Its slot of the watchdog's timer wheel; -1 if it has none."""
     lost: asyncio.Event | None = None
     wanted = False
     """Another client has asked for its release."""
     requested: asyncio.Event | None = None
     """Set when `wanted` is; made when it is first looked at."""
     bodies: tuple[ref[Body], ...] = ()
-    """The bodies that rely on it. Each belongs to its exit, so it ends if nobody can leave it."""
+    """The bodies that rely on it. Weak references: a body belongs to the exit that ends it, and is
+    to be collected with it."""
     leases: tuple[Handle, ...] = ()
-    """The leases that the owner can still reach by name, with `Lock.release`."""
+    """The leases that the owner can release by name, with `Lock.release`."""
     speaking = 0
     """How many leases that refer to it have not ended."""
     since = 0.0
@@ -115,7 +125,7 @@ class Hold:
     label = ""
     """The label that its user gave it."""
     request: LockRequest | None = None
-    """The acquisition as observers know it; None before they were told of it."""
+    """The acquisition as passed to observers; None before the first event."""
     where = ""
     """The line that acquired it, if that was looked up."""
     began = 0.0
@@ -123,11 +133,11 @@ class Hold:
     released: asyncio.Future[int] | None = None
     """The store's answer to its release."""
     handed_off = False
-    """Its release was not sent to the store; a report follows instead (see `LocalHandoff`)."""
+    """It was handed off: a report follows instead of a release (see `LocalHandoff`)."""
     finishes = False
     """It is released by `Store.finish`."""
     shared = False
-    """It was downgraded. (A lock that was shared from the first has a policy that says so.)"""
+    """It was downgraded. (A lock that was shared from the first has `Policy.shared`.)"""
     downgraded: asyncio.Future[int] | None = None
     """The store's answer to its downgrading."""
 
@@ -156,14 +166,14 @@ class Hold:
 
     @property
     def inside(self) -> list[Body]:
-        """The bodies that somebody can leave."""
+        """The bodies that can still be left."""
         return [body for each in self.bodies if (body := each()) is not None]
 
     def sends(self, ttl: int, now: float, *, extends: bool = False) -> None:
         """A renewal is sent, for ``ttl`` ms.
 
-        While an extension is not answered, another renewal may give less, and be carried out after
-        it: then an answer to the first does not say how long the lease is now.
+        While an extension is not answered, the store may carry out a shorter renewal after it. Then
+        the answer to the extension does not say how long the lease is now.
         """
         self.sent += 1
         self.shortest = min(self.shortest or ttl, ttl)
@@ -173,13 +183,13 @@ class Hold:
             self.limits = (*before, (self.sent, deadline))
 
     def shorten(self, until: float) -> None:
-        """It is only certain until then, and no renewal that was sent already changes that."""
+        """Its lease is certain until then only; renewals sent before do not change that."""
         self.deadline = min(self.deadline, until)
         before = [limit for limit in self.limits if limit[1] < until]
         self.limits = (*before, (self.sent + 1, until))
 
     def may_come_twice(self, until: float) -> None:
-        """A connection broke: what has no answer is sent again, and copies come until then."""
+        """A connection broke: unanswered renewals are sent again; copies may arrive until then."""
         if self.sent > self.confirmed:
             before = self.copies[0] if self.copies is not None else self.shortest
             self.copies = min(before, self.shortest), until
@@ -189,6 +199,8 @@ class Hold:
 
         False if it has confirmed a later one already.
         """
+        # Renewals may be answered in another order than they were sent. Counting the deadline from
+        # an earlier one would be wrong where a later one was shorter.
         if number < self.confirmed:
             return False
         self.confirmed = number
@@ -197,10 +209,10 @@ class Hold:
         if self.copies is not None:
             shortest, until = self.copies
             if sent >= until:
-                self.copies = None
+                self.copies = None  # sent after the last copy, so none can shorten it any more
             elif shortest < ttl:
                 self.deadline = sent + lasts(shortest)
-                # Confirmed again once no copies come, also if it is not renewed otherwise.
+                # So it is renewed once more, after the copies, even with renew=False.
                 self.unconfirmed = True
         if self.limits:
             self.limits = tuple([limit for limit in self.limits if limit[0] > number])

@@ -1,9 +1,9 @@
 """The labels of holders and waiters, posted at the store for clients that ask for a status.
 
-A label in each command would make it longer, and most locks are released before anyone could ask.
-So each client posts labels only for its acquisitions that last, with `Store.post`: in pages of 256
-acquisitions, under names of a kind that nothing else uses. A client that asks for a status reads
-the pages of the acquisitions in it.
+A label in each command would make it longer, and most locks are released before anyone could ask
+for their status. So each client posts labels only for its acquisitions that last, with
+`Store.post`: in pages of 256 acquisitions, under names of a kind that nothing else uses. A client
+that asks for a status reads the pages of the acquisitions in it, by `labelled`.
 """
 
 from __future__ import annotations
@@ -26,32 +26,33 @@ KEPT: Final = 300.0
 REFRESHED: Final = 120.0
 """Seconds after which a page is posted again, while any acquisition on it lasts."""
 _RETRIED: Final = 5.0
-"""Seconds after which a page that the store did not take is posted again."""
+"""Seconds after which a page is posted again that the store did not store."""
 _LONGEST: Final = 2 * LONGEST_LABEL + 2
-"""The longest label that is shown: the client's and the acquisition's. Another may post more."""
+"""The longest label that is shown: the client's and the acquisition's. A client of another version
+may post longer ones."""
 _TOGETHER: Final = 100
 """Pages that are read at a time."""
 _PART: Final = 200
-"""Parties whose pages are looked up in one go."""
+"""Holders or waiters whose pages are collected between two pauses."""
 
 
 class PostedLabel(NamedTuple):
-    """The post about one acquisition."""
+    """The label of one acquisition, as it is posted."""
 
     task: int
     """The number of its task among those of its client; 0 if unknown."""
     stands_still: bool
-    """Whether its task does nothing else while it waits."""
+    """Whether its task awaits it, and so does nothing else meanwhile."""
     label: str
 
 
 class _Page:
-    """One page of a client."""
+    """One page of a client: the labels of its acquisitions with 256 consecutive numbers."""
 
-    __slots__ = ("due", "said", "version")
+    __slots__ = ("due", "labels", "version")
 
     def __init__(self) -> None:
-        self.said = dict[int, PostedLabel]()
+        self.labels = dict[int, PostedLabel]()
         self.version = 0
         self.due = 0.0
 
@@ -62,9 +63,9 @@ class Labels:
     def __init__(
         self, store: Store, client: str, failed: Callable[[], None], lasts: Callable[[int], bool]
     ) -> None:
-        """``failed`` is called when the store did not take a page, so that it is due sooner.
+        """``failed`` is called when a page could not be posted, and so is due sooner than planned.
 
-        ``lasts`` says whether the acquisition of a number waits or holds.
+        ``lasts`` returns whether the acquisition of a number still waits or holds.
         """
         self._store = store
         self._client = client
@@ -79,16 +80,16 @@ class Labels:
         return min((page.due for page in self._pages.values()), default=float("inf"))
 
     def is_published(self, seq: int) -> bool:
-        """Whether anything is posted about this acquisition."""
+        """Whether this acquisition has a label."""
         page = self._pages.get(seq >> _PAGE)
-        return page is not None and seq in page.said
+        return page is not None and seq in page.labels
 
-    def set_label(self, seq: int, said: PostedLabel) -> None:
-        """Post this about an acquisition, at the next `publish`."""
+    def set_label(self, seq: int, label: PostedLabel) -> None:
+        """Post this label of an acquisition, at the next `publish`."""
         page = self._pages.get(seq >> _PAGE)
         if page is None:
             page = self._pages[seq >> _PAGE] = _Page()
-        page.said[seq] = said
+        page.labels[seq] = label
         page.due = self._time()
 
     def publish(self, highest: int) -> Generator[int, None, None]:
@@ -101,16 +102,16 @@ class Labels:
         for number, page in list(self._pages.items()):
             if page.due > now:
                 continue
-            yield 1 + len(page.said) // 2
-            if any(map(self._lasts, page.said)):
+            yield 1 + len(page.labels) // 2
+            if any(map(self._lasts, page.labels)):
                 self._post(number, page, now)
             elif number < highest >> _PAGE:
                 del self._pages[number]  # the store forgets it by itself
             else:
-                page.due = now + REFRESHED  # later acquisitions may come to it
+                page.due = now + REFRESHED  # later acquisitions may have their numbers on it
 
     def publish_again(self) -> None:
-        """The store may have forgotten all pages."""
+        """Post all pages again: the store may have forgotten them."""
         for page in self._pages.values():
             page.due = self._time()
 
@@ -122,14 +123,14 @@ class Labels:
             page.version,
             token="",
             declared=0,
-            value=json.dumps(page.said, separators=(",", ":")),
+            value=json.dumps(page.labels, separators=(",", ":")),
             remember=int(KEPT * 1000),
         )
         posted.add_done_callback(partial(self._posted, page))
 
     def _posted(self, page: _Page, posted: asyncio.Future[int]) -> None:
         if not posted.cancelled() and posted.exception() is not None:
-            # The caller needs no error: labels are not essential.
+            # No error for anyone: labels are only shown to people.
             page.due = min(page.due, self._time() + _RETRIED)
             self._failed()
 
@@ -137,17 +138,17 @@ class Labels:
 async def labelled(store: Store, statuses: Sequence[Status]) -> list[Status]:
     """The statuses, with the labels of their holders and waiters.
 
-    Those whose page cannot be read stay as they are: a status is useful without labels.
+    Where a page cannot be read, its labels are missing: a status is useful without labels.
     """
     take = turns().take
     pages = dict[str, dict[int, PostedLabel]]()
     for status in statuses:
-        for parties in (status.holders, status.waiters):
-            for start in range(0, len(parties), _PART):
-                part = parties[start : start + _PART]
+        for participants in (status.holders, status.waiters):
+            for start in range(0, len(participants), _PART):
+                part = participants[start : start + _PART]
                 await take(1 + len(part) // 8)
-                for party in part:
-                    pages.setdefault(_key(party.client, party.seq >> _PAGE), {})
+                for each in part:
+                    pages.setdefault(_key(each.client, each.seq >> _PAGE), {})
     keys = list(pages)
     for start in range(0, len(keys), _TOGETHER):
         asked = dict[str, asyncio.Future[Posted]]()
@@ -170,38 +171,40 @@ async def _read(answer: asyncio.Future[Posted]) -> dict[int, PostedLabel]:
     value = answer.result().value
     await turns().take(1 + min(len(value), _LONGEST << _PAGE) // 100)
     try:
-        said: dict[str, Any] = json.loads(value or "{}")
+        posted: dict[str, Any] = json.loads(value or "{}")
         return {
             int(seq): PostedLabel(int(task), bool(still), as_label(str(label), _LONGEST))
-            for seq, (task, still, label, *_) in said.items()
+            for seq, (task, still, label, *_) in posted.items()
         }
     except (AttributeError, TypeError, ValueError):
-        return {}  # written by a later version
+        return {}  # written by a later version, in a form that this one cannot read
 
 
 async def _with_labels(status: Status, pages: Mapping[str, Mapping[int, PostedLabel]]) -> Status:
-    holders = await _known(status.holders, pages)
-    waiters = await _known(status.waiters, pages)
+    holders = await _add_labels(status.holders, pages)
+    waiters = await _add_labels(status.waiters, pages)
     if holders is status.holders and waiters is status.waiters:
         return status
     return replace(status, holders=holders, waiters=waiters)
 
 
-async def _known(
-    parties: tuple[Participant, ...], pages: Mapping[str, Mapping[int, PostedLabel]]
+async def _add_labels(
+    participants: tuple[Participant, ...], pages: Mapping[str, Mapping[int, PostedLabel]]
 ) -> tuple[Participant, ...]:
-    """The same parties, with what is said of them."""
-    take, known, labelled = turns().take, list[Participant](), False
-    for party in parties:
-        said = pages[_key(party.client, party.seq >> _PAGE)].get(party.seq)
-        if said is None:
-            known.append(party)
+    """The same participants, with the labels and tasks that their clients have posted."""
+    take, found, labelled = turns().take, list[Participant](), False
+    for each in participants:
+        posted = pages[_key(each.client, each.seq >> _PAGE)].get(each.seq)
+        if posted is None:
+            found.append(each)
         else:
-            task = said.task if said.stands_still or not party.place else 0
-            known.append(replace(party, label=said.label, task=task))
+            # The task of a waiter counts only if it does nothing else: otherwise it may release
+            # what it holds while it waits, and is in no deadlock.
+            task = posted.task if posted.stands_still or not each.place else 0
+            found.append(replace(each, label=posted.label, task=task))
             labelled = True
         await take()
-    return tuple(known) if labelled else parties
+    return tuple(found) if labelled else participants
 
 
 def _key(client: str, page: int) -> str:

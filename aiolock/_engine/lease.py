@@ -1,4 +1,8 @@
-"""A lease: one hold of a lock, as its user has it."""
+"""A lease: the user's view of one hold of a lock.
+
+A `Hold` belongs to the engine, and a `Lease` to the user: if the user drops every lease of a hold,
+nothing can release it any more, and the engine does so (see `Lease.__del__`).
+"""
 
 from __future__ import annotations
 
@@ -61,14 +65,15 @@ class Lease(Uncopyable, AsyncEnterable["Lease"]):
         self._watchdog = watchdog
         self._hold = hold
         self._shares = shares
-        """Whether it was acquired to share the lock: a reader, also if its task may write."""
+        """Whether it was acquired as a shared lock. The hold may be exclusive all the same: a task
+        that writes may acquire the read lock of a re-entrant `RWLock`, too."""
         hold.leases += (self,)
         hold.speaking += 1
         self._left_behind = self._ended = False
 
     def __del__(self) -> None:
         if getattr(self, "_ended", True) or self._hold.state not in ALIVE:
-            return  # or __init__ has failed
+            return  # it has ended, or __init__ has failed
         self._hold.speaking -= 1
         if not self._hold.speaking:
             self._watchdog.unreachable(self._hold)
@@ -112,9 +117,9 @@ class Lease(Uncopyable, AsyncEnterable["Lease"]):
 
     @property
     def requested(self) -> asyncio.Event:
-        """An event, set when somebody asks for the lock with `Lock.request_release`.
+        """An event, set when a client asks for the lock with `Lock.request_release`.
 
-        It is only a wish: the holder may release the lock early, or go on.
+        It is a request only: the holder may release the lock early, or keep it.
         """
         event = self._hold.requested
         if event is None:
@@ -133,7 +138,7 @@ class Lease(Uncopyable, AsyncEnterable["Lease"]):
         return self
 
     def remaining(self) -> float:
-        """Seconds for which it is certainly ours if nobody renews it; 0.0 once it has ended."""
+        """Seconds for which it is certainly ours without a renewal; 0.0 once it has ended."""
         if self.state in ALIVE:
             return max(0.0, self._hold.deadline - self._watchdog.time())
         return 0.0
@@ -141,10 +146,10 @@ class Lease(Uncopyable, AsyncEnterable["Lease"]):
     async def release(self) -> bool:
         """Release the lock; in the same step, the store grants it to the next waiter.
 
-        True if it was still ours. Idempotent: a second call says the same and sends nothing. Waits
-        for the store's answer, but never past the end of the lease; `StoreError` if there is none,
-        or the store refuses. Then the release is sent again in the background, at first after a
-        second, until the store answers or the lease has ended. A cancellation does not stop the
+        True if it was still ours. Idempotent: a second call returns the same and sends nothing.
+        Waits for the store's answer, but never past the end of the lease; `StoreError` if there is
+        none, or the store refuses. Then the release is sent again in the background, at first after
+        a second, until the store answers or the lease has ended. A cancellation does not stop the
         release. A re-entrant lock is released only by the last of its releases.
         """
         released = self._give_back()
@@ -153,7 +158,7 @@ class Lease(Uncopyable, AsyncEnterable["Lease"]):
         try:
             was = await self._answer(released)
         except StoreError as failure:
-            self._watchdog.unheard(self._hold, failure)
+            self._watchdog.release_failed(self._hold, failure)
             raise self._hold.policy.with_context(failure)  # noqa: B904  # it has the cause of the other
         lost = was in (WAS_ABSENT, WAS_QUEUED) and not self._watchdog.handoff.was_unknown(
             self._hold
@@ -172,25 +177,26 @@ class Lease(Uncopyable, AsyncEnterable["Lease"]):
         again, as by `release`; nobody is told whether the lock was still ours.
         """
         if (released := self._give_back()) is not None:
-            released.add_done_callback(partial(self._watchdog.heard, self._hold))
+            released.add_done_callback(partial(self._watchdog.release_answered, self._hold))
 
     async def _answer(self, released: asyncio.Future[int]) -> int:
         """The store's answer to a release that was sent; a cancellation does not stop that."""
         if not released.done():
-            # Not the future itself: a cancellation would end it, and nobody would hear that the
-            # release has failed.
+            # Another future than the release's own: a cancellation of this task cancels the future
+            # that it awaits, and then a failure of the release would remain unnoticed.
             answered = Prompt(loop=released.get_loop())
-            released.add_done_callback(partial(_tell, answered), context=copy_context())
+            released.add_done_callback(partial(_resume, answered), context=copy_context())
             answer_deadlines, deadline = self._watchdog.answer_deadlines, self._hold.deadline
+            # Only needed if the lease ends before the store itself gives up on the command.
             if deadline - self._watchdog.time() < _PATIENCE:
                 answer_deadlines.add(released, deadline)
             try:
                 await answered
             except asyncio.CancelledError:
-                released.add_done_callback(partial(self._watchdog.heard, self._hold))
+                released.add_done_callback(partial(self._watchdog.release_answered, self._hold))
                 raise
             answer_deadlines.remove(released)
-        # If the future was cancelled, the lock was ours when the release was sent.
+        # A cancelled release has no answer. The lock was ours when it was sent.
         return WAS_HOLDER if released.cancelled() else released.result()
 
     def _give_back(self) -> asyncio.Future[int] | None:
@@ -207,8 +213,8 @@ class Lease(Uncopyable, AsyncEnterable["Lease"]):
         """Let the lease end ``ttl`` seconds from now, and make later renewals as long.
 
         The ttl may be shorter than before. `LeaseLost` when the lock is not ours any more,
-        `StoreError` when nobody knows. After that, or when cancelled, the store may have carried it
-        out, but renewals keep the old ttl.
+        `StoreError` when that is unknown. After that, or when cancelled, the store may have carried
+        it out, but renewals keep the old ttl.
         """
         lasting = checked_ttl(ttl)
         self._watchdog.limits.check_ttl(lasting)
@@ -223,7 +229,7 @@ class Lease(Uncopyable, AsyncEnterable["Lease"]):
     async def verify(self) -> bool:
         """Ask the store whether the lock is still ours: one round trip, changes nothing.
 
-        True holds for the moment in which the store answered. False means lost, and the body is
+        True is valid for the moment in which the store answered. False means lost, and the body is
         cancelled as for any loss. `StoreError` when the store does not answer.
         """
         return self.state in ALIVE and await self._ask(0) and self.state in ALIVE
@@ -232,10 +238,10 @@ class Lease(Uncopyable, AsyncEnterable["Lease"]):
         """Turn a lease of `RWLock.write` into that of a reader, without releasing it meanwhile.
 
         The readers that are next in the queue enter. The lease and its fence stay the same.
-        `LeaseLost` when it is not ours any more. `StoreError` when nobody knows whether readers may
-        have entered: then treat it as downgraded, or downgrade it again. A cancellation does not
-        stop it. Once it is confirmed, a second call does nothing. `TypeError` for any other lease;
-        `Unsupported` on a quorum, and then it is held as before.
+        `LeaseLost` when it is not ours any more. `StoreError` when it is unknown whether readers
+        may have entered: then treat it as downgraded, or downgrade it again. A cancellation does
+        not stop it. Once it is confirmed, a second call does nothing. `TypeError` for any other
+        lease; `Unsupported` on a quorum, and then it is held as before.
         """
         hold = self._hold
         if not hold.policy.downgrades:
@@ -244,6 +250,7 @@ class Lease(Uncopyable, AsyncEnterable["Lease"]):
         self._watchdog.check_here()
         downgraded = hold.downgraded
         if downgraded is None or (downgraded.done() and downgraded.exception() is not None):
+            # Before the answer: from the sending on, readers may enter at any moment.
             hold.shared = True
             downgraded = hold.downgraded = self._watchdog.downgrade(hold)
             downgraded.add_done_callback(self._undo_if_refused)
@@ -257,23 +264,24 @@ class Lease(Uncopyable, AsyncEnterable["Lease"]):
 
     def _undo_if_refused(self, downgraded: asyncio.Future[int]) -> None:
         if not downgraded.cancelled() and isinstance(downgraded.exception(), Unsupported):
-            self._hold.shared = False  # the store has not received it
+            self._hold.shared = False  # the store has not carried it out
 
     async def _ask(self, ttl: int) -> bool:
         self._watchdog.check_here()
-        # If this is cancelled, the store may have renewed it; `Watchdog.ask` has allowed for that.
+        # Cancelled, the store may have renewed it all the same: `Watchdog.ask` has lowered the
+        # deadline so that it is right in both cases.
         with self._hold.policy.errors_named():
             (still,) = await self._watchdog.ask(self._hold, ttl)
         if not still and self._hold.state in ALIVE:
             policy = self._hold.policy
             text = f"the store cannot tell whether {policy.called} is still ours: ask again"
             if still is not None:  # see `LocalHandoff.in_doubt`
-                text = f"the store has not heard yet that {policy.called} was handed on: ask again"
+                text = f"the store has not heard yet that {policy.called} was handed off: ask again"
             raise policy.with_name(StoreError(text))
         return bool(still)
 
     def _is_surely_ours(self) -> bool:
-        """Whether nothing has happened to it yet. Changes nothing, so any thread may ask."""
+        """Whether it has neither ended nor passed its deadline. Read-only: safe in any thread."""
         hold = self._hold
         return not self._ended and hold.state in ALIVE and self._watchdog.time() < hold.deadline
 
@@ -282,7 +290,7 @@ class Lease(Uncopyable, AsyncEnterable["Lease"]):
             raise self._loss()
 
     def _loss(self) -> LeaseLost:
-        """The error that says how this lease was lost, or that it was released."""
+        """The error with the reason for the loss of this lease, or that it was released."""
         what = f"{self._hold.policy.called} (fence {self.fence})"
         if self._hold.state is LeaseState.LOST:
             reason = self._hold.reason
@@ -296,14 +304,17 @@ class Lease(Uncopyable, AsyncEnterable["Lease"]):
         return error
 
 
-def _tell(answered: Prompt, _: asyncio.Future[int]) -> None:
-    """The store has answered: the task that waits for it goes on."""
+def _resume(answered: Prompt, _: asyncio.Future[int]) -> None:
+    """The store has answered: let the task that waits for the answer continue."""
     if not answered.done():
         answered.resolve(None)
 
 
 def not_entered(watchdog: Watchdog, hold: Hold, lease: Lease | None) -> None:
-    """Release what could not be entered: the lease, or the hold if there is no lease of it."""
+    """Release what could not be entered: the lease, or the hold if there is no lease of it.
+
+    A hold of a re-entrant lock may have other leases: it is kept for those.
+    """
     if lease is not None:
         lease.release_nowait()
     elif not hold.speaking:

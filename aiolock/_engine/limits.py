@@ -1,4 +1,4 @@
-"""Refuses what a store does not offer where it is described, before anything is sent."""
+"""The limits of a store, checked when a lock is described, before anything is sent."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ class Limits:
         raise error
 
     def check_ttl(self, ttl: float, *, default: bool = False) -> None:
-        """`ValueError` if the store keeps no lease of this many seconds.
+        """`ValueError` if the store keeps no lease of so many seconds.
 
-        ``default``: it is the ttl that `connect` takes if none is given.
+        ``default``: it is the ttl that `connect` uses if none is given, so the error explains it.
         """
         if ttl > self._longest:
             which = ", which connect() takes where none is given," if default else ""

@@ -1,15 +1,20 @@
-"""Runs: hand-offs within one client that do not wait for the store.
+"""Local hand-offs: a lock passes between waiters of one client without waiting for the store.
 
 A queue is first-in, first-out, and newcomers join its tail. If a client knows that its own waiter
 stands directly behind its own holder, it also knows what the store will do on the release: grant
-the lock to that waiter. So it hands the lock on at once, under the lease that the store respects,
-and reports several hand-offs in one command (`Store.report_handoff`). The order is exact across all
-clients, and a run ends by itself where another client's waiter stands.
+the lock to that waiter. So the client hands the lock off itself, at once, and afterwards reports
+several hand-offs in one command (`Store.report_handoff`). The order stays exact across all
+clients, because a lock is only handed off where no other client's waiter stands between.
 
-Three rules keep this safe. A new deadline is never later than the lease that the store certainly
-keeps for this run: an older grant's until the report is carried out, and at least a claim from then
-on. No other command about a name is sent before the reports that are due for it. And a grant after
-one whose end was not reported has a fence that is higher than any of the run.
+Hand-offs that follow each other from one grant of the store are a *chain*. Three rules make them
+safe:
+
+* A new holder's deadline is never later than the end of the lease that the store certainly keeps
+  for the chain. Until the report is carried out, that is the lease of the last grant that the store
+  has; from then on, it is at least a claim.
+* Before any other command about a name, the reports that are due for that name are sent.
+* The client itself counts up the fences within a chain. When the store makes a grant after one
+  whose end was not reported, it skips `MAX_AHEAD` fences, so as to be above all of the chain.
 """
 
 from __future__ import annotations
@@ -46,79 +51,82 @@ from aiolock.store import (
 )
 
 _TOGETHER: Final = 8
-"""Passes in one report: with more, the tasks that have released wait longer for its answer."""
+"""Hand-offs in one report: with more, the tasks that have released wait longer for its answer."""
 _REPORT: Final = 4
 """Units of work to send a report: see `Turns`."""
 _IDLE_TURNS: Final = 3
-"""Iterations of the event loop without a further pass, after which the passes are reported."""
+"""Iterations of the event loop without a further hand-off, after which a report is sent."""
 _MARGIN: Final = 4
-"""A lock is passed on only while more than 1/4 of a claim is left of the lease."""
+"""A lock is handed off only while more than 1/4 of a claim is left of its lease."""
 
 
 class _HandoffChain:
-    """One run: a grant that the store has made, and its present holder in this client."""
+    """A grant that the store has made, and its present holder after hand-offs in this client."""
 
     def __init__(self) -> None:
         self.present: Acquisition
         self.fence = 0
         """The fence of `present`, which has the lock now or had it last."""
         self.reports = 0
-        """How many reports of this run the store has not confirmed."""
+        """How many reports of this chain the store has not confirmed."""
         self.released = False
         """Whether the release of the present holder was sent."""
         self.unknown = False
-        """Whether the store read that release before the report that this one holds the lock."""
+        """Whether the store carried out that release before it had the report that this acquisition
+        holds the lock. Then its answer "absent" does not mean a loss."""
 
 
 class _Batch:
-    """Passes of one run that are reported in one command."""
+    """Hand-offs of one chain that are reported in one command."""
 
     def __init__(self, chain: _HandoffChain, source: Hold) -> None:
         self.chain = chain
         self.form = source.policy.form
         self.source = source.waiter
         self.source_fence = self.fence = source.fence
-        """The fences of the first and of the last grant."""
+        """The fences of the first and of the last of its grants."""
         self.via: list[Acquisition] = []
-        """The acquisitions that have held it since the giver, each under the next fence."""
-        self.left: list[asyncio.Future[int]] = []
-        """The futures of the releases of those that have passed it on."""
+        """The acquisitions that got the lock after ``source``, each under the next fence."""
+        self.releases: list[asyncio.Future[int]] = []
+        """The futures of the releases that became hand-offs; the report answers all of them."""
         self.sent: float | None = None
         """When it was first reported."""
         self.again = False
-        """It is reported again, because the outcome of an earlier report is unknown."""
+        """It is reported again, because the outcome of an earlier try is unknown."""
 
 
 class _NameQueue:
-    """One name: the order of our waiters, and the passes that the store has not confirmed."""
+    """One name: the order of our waiters, and the hand-offs that the store has not confirmed."""
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.behind: dict[WaiterId, Acquisition] = {}
-        """For a waiter or holder, the waiter directly behind it."""
+        """By waiter or holder, the waiter directly behind it. Only pairs that are certainly
+        neighbours in the store's queue: no other client's waiter stands between them."""
         self.last_ticket = 0
         self.chain = _HandoffChain()
-        """The last run of this name."""
+        """The last chain of this name."""
         self.unsent: deque[_Batch] = deque()
-        """Batches to be reported, in order; the last may grow."""
+        """Batches to be reported, in order; hand-offs are added to the last one."""
         self.under_way = 0
         """How many reports are not answered yet."""
         self.failed: list[_Batch] = []
-        """Batches whose report has failed, with unknown outcome; then nothing is passed on."""
+        """Batches whose report has failed, with unknown outcome. While there is one, nothing is
+        handed off: each further hand-off would rely on a lease that may have ended."""
         self.timer: asyncio.TimerHandle | None = None
-        """Sends them again: less and less often, and not for ever."""
+        """Sends them again, with growing pauses, until `LONGEST` has passed."""
         self.handed_off: dict[WaiterId, tuple[int, _HandoffChain]] = {}
-        """Grants that were passed on, before the store has confirmed that."""
+        """Grants that were handed off, while the store has not confirmed that: fence and chain."""
         self.overtaken = False
-        """A waiter came to stand before one of ours that may hold the lock already. Until the store
-        has all reports, its `Queued.before` is not reliable."""
+        """At the store, a waiter was queued before one of ours that may hold the lock already.
+        Until the store has all reports, its `Queued.before` is not reliable."""
 
     @property
     def idle(self) -> bool:
         return not (self.behind or self.unsent or self.under_way or self.failed or self.handed_off)
 
     def unlink(self, acquisition: Acquisition) -> WaiterId | None:
-        """Forget the waiter directly before this one; returns it."""
+        """Forget which waiter is directly before this one; returns that waiter."""
         before, acquisition.behind = acquisition.behind, None
         if before is not None and self.behind.get(before) is acquisition:
             del self.behind[before]
@@ -127,7 +135,11 @@ class _NameQueue:
 
 
 class LocalHandoff(Relay):
-    """A client's store that sends the reports due for a name before other commands about it."""
+    """A wrapper of a client's store that makes local hand-offs and reports them.
+
+    It sends the reports that are due for a name before any other command about that name. So all
+    commands about locks must go through it, and not to the store that it wraps.
+    """
 
     def __init__(
         self,
@@ -137,7 +149,7 @@ class LocalHandoff(Relay):
         lose: Callable[[Hold, LossReason], None],
         release: Callable[[str, WaiterId, Form, int], object],
     ) -> None:
-        """``release`` must see to it that a grant is released, even if sending it fails."""
+        """``release`` must release a grant and, if that fails, try again (see `Releases`)."""
         super().__init__(store)
         self._loop = asyncio.get_running_loop()
         self._time = time
@@ -165,6 +177,7 @@ class LocalHandoff(Relay):
             if answer.ticket < queue.last_ticket:
                 queue.behind.clear()  # the newcomer is before some of the others
             queue.last_ticket = max(queue.last_ticket, answer.ticket)
+        # An acquisition that crossed may have been queued a second time, at another place.
         if answer.before is None or acquisition.crossed or self._closed:
             return
         if queue is not None and queue.overtaken:
@@ -173,7 +186,7 @@ class LocalHandoff(Relay):
         hold, waiting = self._holds.get(before), known.get(before)
         if hold is not None:
             if fence not in (0, hold.fence):
-                return
+                return  # the answer is about an earlier grant of that waiter
         elif waiting is None or waiting.phase not in (Phase.QUEUED, Phase.GRANTED):
             return
         if queue is None:
@@ -183,11 +196,13 @@ class LocalHandoff(Relay):
         acquisition.behind = before
 
     def leaves(self, acquisition: Acquisition) -> None:
-        """This acquisition does not wait any more: it was granted, or has given up."""
+        """This acquisition does not wait any more: it was granted, or gave up."""
         queue = self._names.get(acquisition.policy.key)
         if queue is None:
             return
         before = queue.unlink(acquisition)
+        # Granted, it still stands before the waiter behind it, as the holder. Having given up, it
+        # does not, and its neighbours become neighbours of each other.
         if acquisition.phase is not Phase.GRANTED:
             self._close_gap(queue, acquisition, before)
         else:  # its hold may be lost, and then it hands nothing on
@@ -226,7 +241,7 @@ class LocalHandoff(Relay):
             self.forget_order(name)
 
     def was_handed_off(self, name: str, waiter: WaiterId, fence: int) -> bool:
-        """Whether this grant was passed on, and the store may not have the report yet."""
+        """Whether this grant was handed off, and the store may not have the report yet."""
         queue = self._names.get(name)
         return (
             queue is not None
@@ -235,28 +250,32 @@ class LocalHandoff(Relay):
         )
 
     def present(self, name: str, waiter: WaiterId, fence: int) -> tuple[WaiterId, int]:
-        """The present waiter and fence of a run, for a grant of it that the store speaks of."""
+        """The present waiter and fence of the chain of a grant; else those given.
+
+        A push may be about a grant that was handed off: it concerns the present holder then.
+        """
         if not self.was_handed_off(name, waiter, fence):
             return waiter, fence
         chain = self._names[name].handed_off[waiter][1]
         return chain.present.waiter, chain.fence
 
     def in_doubt(self, hold: Hold) -> bool:
-        """Whether the report of this hold has failed and is to be sent again."""
+        """Whether the report of this hold has failed, so that the store may not have the hold."""
         queue = self._names.get(hold.policy.key)
         return queue is not None and any(hold.fence == batch.fence for batch in queue.failed)
 
     def was_unknown(self, hold: Hold) -> bool:
-        """Whether the store read the release of this hold before the report of it."""
+        """Whether the store carried out the release of this hold before the report of it."""
         queue = self._names.get(hold.policy.key)
         return queue is not None and queue.chain.unknown and hold.fence == queue.chain.fence
 
-    # Passing on
+    # Hand-offs
 
     def hand_off(self, hold: Hold) -> asyncio.Future[int] | None:
         """Hand the lock to the waiter directly behind this hold, if that is known and possible.
 
-        Returns the future of the release's answer; None if the release must be sent to the store.
+        Returns the future of the release's answer, which the report will give. None if the release
+        must be sent to the store.
         """
         queue = self._names.get(hold.policy.key)
         if queue is None:
@@ -274,16 +293,19 @@ class LocalHandoff(Relay):
             batch = _Batch(chain, hold)
             chain.reports += 1
             queue.unsent.append(batch)
-            self._loop.call_soon(self._look, queue, batch, 0, 0)
+            self._loop.call_soon(self._report_if_idle, queue, batch, 0, 0)
         fence, claim = hold.fence + 1, batch.form.claim
+        # Until the report is carried out, the store knows the old lease; from then on it keeps a
+        # claim, counted from a time that is certainly later than now. The earlier end is certain.
         deadline = min(hold.deadline, self._time() + lasts(claim))
         chain.present, chain.fence = acquisition, fence
         chain.released = chain.unknown = False
         queue.handed_off[hold.waiter] = hold.fence, chain
         batch.fence = fence
         batch.via.append(acquisition)
+        # The report answers the release: only the store can confirm that the lock was still ours.
         released: asyncio.Future[int] = self._loop.create_future()
-        batch.left.append(released)
+        batch.releases.append(released)
         hold.handed_off = True
         acquisition.handed_off_by = hold.request
         acquisition.handed_off(Grant(fence, claim, deadline, claim=True))
@@ -295,16 +317,19 @@ class LocalHandoff(Relay):
         """Whether the store would grant the lock to this waiter, as far as the client can know."""
         form = hold.policy.form
         same = acquisition.policy.form is form or acquisition.policy.form == form
+        # Only the simple case, in which the decision of the store is certain: a plain lock, whose
+        # lease no renewal under way shortens, and which no copy of a question may still change.
         if not same or not form.plain or hold.crossed or hold.limits:
             return False
+        # With a question under way, the answer may be that its place is lost.
         if not acquisition.waits or acquisition.question is not None:
             return False
         if self._closed or queue.failed or len(queue.handed_off) >= MAX_AHEAD:
             return False
         return self._time() + form.claim / 1000 / _MARGIN < hold.deadline
 
-    def _look(self, queue: _NameQueue, batch: _Batch, size: int, idle: int) -> None:
-        """Report a batch once it does not grow any more."""
+    def _report_if_idle(self, queue: _NameQueue, batch: _Batch, size: int, idle: int) -> None:
+        """Report a batch once no hand-off has been added for some iterations of the event loop."""
         if not queue.unsent or queue.unsent[-1] is not batch:
             return
         grown = len(batch.via) > size
@@ -312,7 +337,7 @@ class LocalHandoff(Relay):
         if idle >= _IDLE_TURNS:
             self._send(queue)
         else:
-            self._loop.call_soon(self._look, queue, batch, len(batch.via), idle)
+            self._loop.call_soon(self._report_if_idle, queue, batch, len(batch.via), idle)
 
     def _send(self, queue: _NameQueue) -> None:
         """Send all reports that are due, in order."""
@@ -335,7 +360,7 @@ class LocalHandoff(Relay):
             )
             queue.under_way += 1
             if batch.sent is None:
-                batch.sent = self._time()  # before it is sent
+                batch.sent = self._time()  # before it is sent: the claim counts from here
             answer = self._store.report_handoff(handed_off)
             answer.add_done_callback(partial(self._answered, queue, batch))
 
@@ -347,19 +372,20 @@ class LocalHandoff(Relay):
             return
         was = answer.result()
         if was == WAS_ABSENT and batch.again:
-            was = WAS_UNKNOWN  # an earlier copy of this report may have been carried out
-        for released in batch.left:
+            # The first try may have been carried out, and the lock released since.
+            was = WAS_UNKNOWN
+        for released in batch.releases:
             if not released.done():
                 released.set_result(was)
-        self._is_over(queue, batch)
+        self._settle(queue, batch)
         if was == WAS_HOLDER:
             self._confirmed(queue, batch)
         elif was == WAS_ABSENT:
             self._refused(queue, batch)
         self._forget_if_idle(queue)
 
-    def _is_over(self, queue: _NameQueue, batch: _Batch) -> None:
-        """The store has this report, or never will."""
+    def _settle(self, queue: _NameQueue, batch: _Batch) -> None:
+        """The store has carried out or refused this report, or it is not sent again."""
         batch.chain.reports -= 1
         for waiter in (batch.source, *(acquisition.waiter for acquisition in batch.via[:-1])):
             queue.handed_off.pop(waiter, None)
@@ -367,34 +393,39 @@ class LocalHandoff(Relay):
             queue.overtaken = False
 
     def _confirmed(self, queue: _NameQueue, batch: _Batch) -> None:
-        """The store keeps this run's lease for a claim at least; so the present holder has that."""
+        """The store keeps the chain's lease for a claim at least: extend the holder's deadline."""
         chain, present = batch.chain, batch.chain.present
         hold = self._holds.get(present.waiter)
         if hold is not None and hold.fence == chain.fence:
             assert batch.sent is not None
+            # A hold that was renewed since, or is being renewed, has a better deadline already.
             if hold.unconfirmed and not hold.limits:
                 hold.deadline = max(hold.deadline, batch.sent + lasts(batch.form.claim))
         elif chain.fence == batch.fence and present.ended and (chain.unknown or not chain.released):
-            # The present holder has left. Its release reached the store before this report, or was
-            # never sent.
+            # The present holder has ended. Its release reached the store before this report, or was
+            # never sent, so the report has made it the holder for good: release it.
             self._release(queue.name, present.waiter, batch.form, chain.fence)
 
     def _refused(self, queue: _NameQueue, batch: _Batch) -> None:
-        """The grant that was passed on had ended, so no one in the run holds the lock."""
+        """The grant that was handed off had ended, so the present holder does not hold the lock."""
         present, fence = batch.chain.present, batch.chain.fence
         hold = self._holds.get(present.waiter)
         if hold is not None and hold.fence == fence:
-            # Not in the context of whoever has handed it on: see `shared_timers`.
+            # Not in the context of the task that handed it off: see `shared_timers`.
             Context().run(self._lose, hold, LossReason.REFUSED)
         elif present.phase is Phase.GRANTED:
             present.taken_away(fence)
         self._give_up_places(queue, batch)
 
     def _give_up_places(self, queue: _NameQueue, batch: _Batch) -> None:
-        """Release the places of those that held it: the store may still have them in the queue."""
+        """Release the places of its acquisitions, which the store may still have in the queue.
+
+        They were granted the lock here only, so the store would grant it to them once more.
+        """
         first = batch.fence - len(batch.via) + 1
         for fence, acquisition in enumerate(batch.via, start=first):
-            # Except one whose grant was too late: it has asked for its place again.
+            # Except those that hold it still, and one whose grant came too late: it gave that grant
+            # back and has asked for its place again.
             had = (
                 acquisition.grant.fence
                 if acquisition.phase is Phase.HELD and acquisition.grant
@@ -405,21 +436,21 @@ class LocalHandoff(Relay):
 
     def _failed(self, queue: _NameQueue, batch: _Batch, failure: BaseException | None) -> None:
         """The outcome of a report is unknown. It is sent again, before all that follows."""
-        for released in batch.left:
+        for released in batch.releases:
             if not released.done():
                 released.set_exception(failure or StoreError("the report of a release was dropped"))
-        batch.left.clear()
+        batch.releases.clear()
         batch.again = True
         assert batch.sent is not None
         failing = self._time() - batch.sent
         if failing > LONGEST:
-            self._is_over(queue, batch)
+            self._settle(queue, batch)
             self._give_up_places(queue, batch)
             self._forget_if_idle(queue)
             return
         queue.failed.append(batch)
         if not self._closed and queue.timer is None:
-            # Often enough that the present holder's claim is confirmed while it lasts.
+            # The first tries come soon, so that the claim is confirmed before it ends.
             pause = min(LONGEST_PAUSE, max(FIRST_PAUSE, failing / 2))
             queue.timer = self._loop.call_later(pause, self._send, queue)
 
@@ -427,7 +458,7 @@ class LocalHandoff(Relay):
         if queue.idle and self._names.get(queue.name) is queue:
             del self._names[queue.name]
 
-    # The store; before a command about a name, its reports are sent
+    # Operations of the store, each behind the reports that are due for its name
 
     def report(self, name: str) -> None:
         """Send the reports of this name that are due, before any other command."""
@@ -436,7 +467,7 @@ class LocalHandoff(Relay):
             self._send(queue)
 
     async def flush_reports(self) -> None:
-        """Pass nothing on any more, and send all reports once more, but not again after that."""
+        """Hand off nothing any more, and send all reports once more, but not again after that."""
         self._closed = True
         left, take = deque(self._names.values()), turns().take
         try:
@@ -444,11 +475,11 @@ class LocalHandoff(Relay):
                 await take(_REPORT)
                 self._send(left.popleft())
         finally:
-            for queue in left:  # without a pause, for this was cancelled
+            for queue in left:  # without a pause, because this was cancelled
                 self._send(queue)
 
     def end(self) -> None:
-        """Send nothing at all from now on: the client is opened again, and another one there."""
+        """Send nothing at all from now on: the client is opened again, under another client id."""
         self._store = ClosedStore(self._store, self._loop)
 
     def acquire(
@@ -462,7 +493,10 @@ class LocalHandoff(Relay):
         wait: bool,
         max_waiters: int,
     ) -> asyncio.Future[Answer]:
-        """A newcomer joins the tail, so reports need not be sent first."""
+        """Sent after the reports that are due, unless a newcomer joins the tail of the queue.
+
+        For that, it makes no difference who of the waiters before it holds the lock.
+        """
         if self._names and (ticket or max_waiters or not wait):
             self.report(name)
         return self._store.acquire(
@@ -523,7 +557,7 @@ class LocalHandoff(Relay):
 
 
 def _released(chain: _HandoffChain, released: asyncio.Future[int]) -> None:
-    """The present holder's release was answered. A failed one is sent again."""
-    heard = not released.cancelled() and released.exception() is None
-    if heard and chain.reports:
+    """The present holder's release succeeded. If a report is unanswered, it came before that."""
+    succeeded = not released.cancelled() and released.exception() is None
+    if succeeded and chain.reports:
         chain.unknown = True

@@ -1,8 +1,9 @@
-"""Finishes that fail: sent again while the lease lasts.
+"""Finishes that failed: they are sent again while the lease lasts.
 
-The work is done then, so somebody does it once more if the store does not get to know. A store may
-refuse for a moment: it loads its data, its primary has changed, its memory is full. To send a
-finish again is safe, and says more than the first copy: it is answered as that one was.
+A finish makes the store remember that the work of a `once` is done. If it gets lost, another client
+does the work again. A store may refuse it for a moment only: while it loads its data, after its
+primary has changed, while its memory is full. Sending a finish again is safe: the store gives the
+same answer to each copy.
 """
 
 from __future__ import annotations
@@ -19,32 +20,32 @@ from aiolock.errors import StoreError
 from aiolock.store import WAS_ABSENT, Store
 
 _PATIENCE: Final = 9.0
-"""Seconds after which the caller is told of a failure. The finish is sent again all the same."""
+"""Seconds of failures after which the caller gets the error. The finish is still sent again."""
 
 
 class _Finish:
-    """One of them: what is sent each time, and who awaits it."""
+    """One finish: the command that is sent each time, and the future that its caller awaits."""
 
     def __init__(self, hold: Hold, remember: int, now: float) -> None:
         self.hold = hold
         self.remember = remember
         self.began = now
         self.ends = min(hold.deadline, now + LONGEST)
-        """After that, another client may do the work."""
+        """After that, another client may do the work, so the finish must not come later."""
         self.answer: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self.failure: BaseException | None = None
-        """What the last try failed by."""
+        """The error of the last try."""
 
-    def tell(self) -> None:
-        """Tell the caller of the failure, once."""
+    def fail(self) -> None:
+        """Give the caller the error, once."""
         if not self.answer.done():
             assert self.failure is not None
             self.answer.set_exception(self.failure)
-            self.answer.exception()  # no bug to be logged, if nobody awaits it any more
+            self.answer.exception()  # asyncio must not log it if nobody awaits it any more
 
 
 class PendingFinishes:
-    """The finishes of one client that have failed so far."""
+    """The finishes of one client, and the retries of those that failed."""
 
     def __init__(self, store: Store, time: Callable[[], float]) -> None:
         """``time`` is the clock of the deadlines."""
@@ -80,14 +81,15 @@ class PendingFinishes:
         elif (failure := sent.exception()) is not None:
             finish.failure = failure
             if not isinstance(failure, StoreError) or not self._tries_again(finish):
-                finish.tell()
+                finish.fail()
         elif finish.failure is not None and sent.result() == WAS_ABSENT:
-            finish.tell()  # an earlier copy may have been carried out, and be forgotten
+            # An earlier copy may have been carried out and forgotten since: the outcome is unknown.
+            finish.fail()
         elif not finish.answer.done():
             finish.answer.set_result(sent.result())
 
     def _tries_again(self, finish: _Finish) -> bool:
-        """Whether there is another try of which the caller may hear."""
+        """Try again if there is time; whether the caller may still get the answer to that try."""
         now = self._time()
         pause = min(LONGEST_PAUSE, max(FIRST_PAUSE, (now - finish.began) / 2))
         if self._closed or now + pause >= finish.ends:

@@ -1,4 +1,7 @@
-"""The options of a lock: one frozen object that is valid once it exists."""
+"""The options of a lock, checked and converted once: a `Policy` that exists is valid.
+
+Seconds become milliseconds here and nowhere else (`to_ms`), for the store and the wire.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +42,7 @@ def plain(value: Seconds | None) -> float | None: ...
 
 
 def plain(value: Seconds | None) -> float | None:
-    """A duration as a number of seconds; anything else stays as it is, for `seconds` to refuse."""
+    """A duration as a number of seconds; `seconds` checks other values, which stay as they are."""
     return value.total_seconds() if isinstance(value, timedelta) else value
 
 
@@ -54,7 +57,7 @@ def _ms_or_0(value: float | None) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """How one lock behaves; see `LockClient.lock` for each field."""
+    """The options of one lock; see `LockClient.lock` for each field."""
 
     name: str
     ttl: float
@@ -82,15 +85,15 @@ class Policy:
     number: int = 0
     declared: int = 0
     family: str | None = None
-    """What such locks have in common, if their user has said so: see `of_family`."""
+    """The common name of such locks, if the user gave one: see `of_family`."""
     key: str = field(init=False)
     """The name at the store: the kind, which ends with the first colon, and the name."""
     passes: bool = field(init=False)
-    """A waiter that gets the grant goes on without it, so it does not matter if it has ended."""
+    """A waiter with a grant continues and holds nothing, so the grant may have ended by then."""
     lease: int = field(init=False)
     """The length of the lease to ask for, in ms: ``ttl``, or ``max_hold`` if that is less."""
     form: Form = field(init=False)
-    """The part of a policy that the store needs with each waiter."""
+    """The options that the store needs with each waiter."""
 
     @property
     def released_by_name(self) -> bool:
@@ -124,8 +127,8 @@ class Policy:
             raise ValueError(f"on_lost must be 'cancel' or 'signal', not {self.on_lost!r}")
         lease = to_ms(self.ttl if self.max_hold is None else min(self.ttl, self.max_hold))
         form = Form(
-            # A barrier's grant lives for a full ttl: a party that missed the push finds it when it
-            # asks again, however late.
+            # A barrier's grant lasts for a full ttl. So a party that missed the push still finds it
+            # when it asks again, which it does after a claim.
             claim=lease if self.rule is Rule.GROUP else min(lease, CLAIM),
             shared=self.shared,
             rule=self.rule,
@@ -140,7 +143,7 @@ class Policy:
             period=_ms_or_0(self.every),
             priority=self.priority,
         )
-        object.__setattr__(self, "lease", lease)  # frozen
+        object.__setattr__(self, "lease", lease)  # the only way in a frozen dataclass
         object.__setattr__(self, "form", form)
         object.__setattr__(self, "key", f"{self.kind}:{self.name}")
         object.__setattr__(self, "passes", self.rule in (Rule.GROUP, Rule.COUNT))
@@ -152,7 +155,7 @@ class Policy:
 
     @property
     def of_family(self) -> str:
-        """What such locks have in common, for metrics: there are few families, but many names."""
+        """A common name of such locks, for metrics: there are many names, but few families."""
         return self.family or re.sub("[0-9]+", "*", self.name.partition(":")[0])
 
     def with_name(self, error: Error) -> Error:
@@ -161,9 +164,9 @@ class Policy:
         return error
 
     def with_context(self, error: Raised) -> Raised:
-        """What was raised; an error of the store now says of what it speaks.
+        """The exception; an error of the store gets the kind and name of this lock.
 
-        As another object, for others may be told the same one: what failed was one connection.
+        As another object, because one failure of a connection may be the error of many locks.
         """
         if not isinstance(error, LockError) or error.name:
             return error
@@ -175,7 +178,7 @@ class Policy:
 
     @contextmanager
     def errors_named(self) -> Generator[None, None, None]:
-        """Let the errors of the store that come out of the body say of what they speak."""
+        """Add the kind and name of this lock to errors of the store that the body raises."""
         try:
             yield
         except LockError as error:

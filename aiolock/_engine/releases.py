@@ -1,7 +1,8 @@
-"""Releases that the store has not answered: sent again, but not for ever.
+"""Releases that failed: they are sent again, but not for ever.
 
-Each of them ends something that blocks others: a place in the queue until its turn comes, or a
-grant until its lease ends. After that nothing is left to release.
+Each of them ends something that would block other waiters: a place in the queue, or a grant until
+its lease ends. After that time nothing is left to release. Sending a release again is safe, because
+it names one waiter or one grant, and no later waiter has the same id.
 """
 
 from __future__ import annotations
@@ -38,14 +39,14 @@ class Release(NamedTuple):
 
 
 class Releases:
-    """The releases of one client that failed; all of them are retried together, ever less often."""
+    """The failed releases of one client; all of them are retried together, with growing pauses."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
         self._loop = asyncio.get_running_loop()
         self._call_later = shared_timers()
         self._left: dict[Release, float] = {}
-        """The time until which each of them is tried."""
+        """The time until which each release is tried."""
         self._pause = FIRST_PAUSE
         self._timer: asyncio.TimerHandle | None = None
         self._closed = False
@@ -84,6 +85,7 @@ class Releases:
         # Any other failure is a bug of ours or of the store: it would fail for ever.
 
     def _failed(self, release: Release, until: float, failure: StoreError) -> None:
+        # One that is under way may still be answered, so it is not sent a second time.
         if not failure._under_way and self._loop.time() < until and not self._closed:
             self._left[release] = until
             if self._timer is None:

@@ -1,4 +1,8 @@
-"""The body of an ``async with``: how a loss ends it, and what its exit raises."""
+"""The body of an ``async with``: a loss cancels it, and its exit raises `LeaseLost`.
+
+The difficult part is to tell our own cancellation from one that came from outside, and to take back
+exactly our own. See `asyncio.timeout`, which solves the same problem in the same way.
+"""
 
 from __future__ import annotations
 
@@ -18,15 +22,14 @@ if TYPE_CHECKING:
 log = logging.getLogger("aiolock")
 
 _TURNS: Final = 2
-"""Turns of the loop within which whoever cancels again and again does so."""
+"""Iterations of the loop within which a cancelled anyio scope cancels its task again."""
 
 
 class Scope(Uncopyable):
     """The body of an ``async with``: a lease, and the task to cancel when it is lost.
 
-    It works like `asyncio.timeout`: it cancels the task that entered, and at the exit takes back
-    that one cancellation and raises `LeaseLost` instead. A cancellation from outside, even at the
-    same moment, stays a cancellation.
+    It cancels the task that entered, and at the exit takes back that one cancellation and raises
+    `LeaseLost` instead. A cancellation from outside, even at the same moment, stays a cancellation.
     """
 
     __slots__ = ("__weakref__", "_before", "_cancelled", "_cancels", "_own", "lease", "task")
@@ -35,6 +38,7 @@ class Scope(Uncopyable):
         """``cancels``: whether a loss cancels the body."""
         self.lease = lease
         self.task = task
+        # Cancellations of this task that are older than this body: not ours.
         self._before = task.cancelling() if task else 0
         self._cancelled = False
         self._cancels = cancels
@@ -64,7 +68,7 @@ class Scope(Uncopyable):
         if self.task is not None and self._cancels and not self._is_nested():
             self._cancelled = True
             if not self.task.cancel(f"{self.lease._hold.policy.called} was lost"):
-                # For example, `wait_for` of Python 3.11 has entered it in a task of its own.
+                # For example, `wait_for` of Python 3.11 enters it in a task of its own.
                 log.warning(
                     "aiolock: %r was lost, but the task that entered its body has ended, so nobody"
                     " could be cancelled: enter it in the task that runs the body",
@@ -72,7 +76,7 @@ class Scope(Uncopyable):
                 )
 
     def move_to(self, task: asyncio.Task[Any] | None) -> None:
-        """The body goes on in ``task``, which a loss cancels from now on, and which closes it."""
+        """The body continues in ``task``: a loss cancels that task, and it closes the body."""
         self.task = task
         self._before = task.cancelling() if task else 0
 
@@ -84,7 +88,7 @@ class Scope(Uncopyable):
         without ``confirm``.
         """
         lease, hold = self.lease, self.lease._hold
-        # Before a loss is noticed: it cancels only those that are still in their bodies.
+        # First, so that a loss that is noticed below does not cancel a body that has ended.
         hold.bodies = without(hold.bodies, self._own)
         lease._watchdog.check(hold)
         try:
@@ -99,7 +103,7 @@ class Scope(Uncopyable):
                 raise
             self._log(failure)
         finally:
-            lease._watchdog.left()
+            lease._watchdog.body_ended()
         ours = await self._take_back(error) if self._cancelled else False
         if hold.state is LeaseState.LOST and self._cancels:
             if error is None or ours:
@@ -121,15 +125,16 @@ class Scope(Uncopyable):
                     raise
             return False
         if not alone:
-            # Another cancels the task as well, and the body may have kept only our cancellation:
-            # task groups keep one. A cancelled anyio scope passes on what is not its own, but it
-            # cancels in every turn of the loop, so its cancellation comes again, here.
+            # The task was cancelled from outside, too, and `error` may be our cancellation only,
+            # because a task group re-raises just one. A cancelled anyio scope does not take back
+            # a cancellation that is not its own. But it cancels again in every iteration of the
+            # loop, so its own cancellation arrives here.
             for _ in range(_TURNS):
                 await asyncio.sleep(0)
         return alone
 
     def _log_unconfirmed(self, released: asyncio.Future[int]) -> None:
-        self.lease._watchdog.heard(self.lease._hold, released)
+        self.lease._watchdog.release_answered(self.lease._hold, released)
         if released.cancelled():
             return
         if failure := released.exception():

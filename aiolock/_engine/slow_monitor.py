@@ -1,10 +1,11 @@
-"""What lasts longer than usual gets a label at the store, and observers are told of it.
+"""Diagnostics of long waits and long holds: their labels, events for observers, deadlocks.
 
-It looks once a second while there is anything new, and not at all while nothing changes. So an
-acquisition that ends soon costs nothing but a check of whether the lookout is awake.
+The monitor runs once a second while there is anything new, and not at all while nothing changes. So
+an acquisition that ends soon costs only a check of whether the monitor is awake.
 
-A look takes in what is new since the last one, and finds what has become old by the order in which
-it began. So it takes no longer for those that wait or hold already, however many they are.
+Each run reads only what began since the last one: acquisitions and holds are kept in the order in
+which they began, so those that have become old are at the front. So a run does not take longer the
+more there are that wait or hold already.
 """
 
 from __future__ import annotations
@@ -34,94 +35,94 @@ Task = asyncio.Task[Any]
 Item = TypeVar("Item")
 Ts = TypeVarTuple("Ts")
 Steps = Generator[int, None, None]
-"""A part of a look: it yields how much work was done, see `in_parts`."""
+"""A part of a run: it yields how much work was done, see `in_parts`."""
 
 _EVERY: Final = 1.0
-"""Seconds between two looks; so an acquisition is shown after one to two seconds."""
+"""Seconds between two runs; so an acquisition has a label after one to two seconds."""
 _LABELLED: Final = 3.0
 """Seconds after which every waiter has a label, which the search for deadlocks needs."""
-_TOLD_AGAIN: Final = 60.0
-"""Seconds for which an observer is not told again of long waits for the same name."""
-_BEFORE: Final = (Phase.ASKING, Phase.GRANTED, Phase.CONFIRMING, Phase.RETURNING)
-"""The phases of an acquisition that may come to the queue, or there again."""
+_REPORTED_AGAIN: Final = 60.0
+"""Seconds after which long waits for the same name are reported again to an observer."""
+_BEFORE_QUEUE: Final = (Phase.ASKING, Phase.GRANTED, Phase.CONFIRMING, Phase.RETURNING)
+"""The phases of an acquisition that may still get into the queue, or into it again."""
 
 
 class _Aging(Generic[Item]):
-    """Those that have begun, in order, until each has lasted for so long."""
+    """Items in the order in which they began, until each has reached an age of ``limit`` s."""
 
     def __init__(self, limit: float) -> None:
         self._limit = limit
         self._items = deque[tuple[float, Item]]()
 
     def add(self, began: float, item: Item) -> None:
-        """It began then, and not before the others."""
+        """Add an item that began then, not before the others."""
         self._items.append((began, item))
 
     def due(self, now: float) -> Iterator[Item]:
-        """Take out those that are so old."""
+        """Remove and return the items that have reached the age."""
         while self._items and now - self._items[0][0] >= self._limit:
             yield self._items.popleft()[1]
 
     def first(self) -> tuple[float, Item] | None:
-        """When the oldest will be so old, and which it is."""
+        """The oldest item, and when it reaches the age."""
         if not self._items:
             return None
         began, item = self._items[0]
         return began + self._limit, item
 
     def drop(self) -> None:
-        """Take out the oldest."""
+        """Remove the oldest item."""
         self._items.popleft()
 
 
 class _Waits(_Aging[Acquisition]):
-    """Acquisitions that are looked at once they have waited for so long, in the queue."""
+    """Acquisitions that are processed once they have waited for ``limit`` s, if they are queued."""
 
     def __init__(self, limit: float) -> None:
         super().__init__(limit)
         self._asking = list[Acquisition]()
-        """Those as old that the store has not queued yet."""
+        """Those that have reached the age and are not queued yet."""
 
     def queued(self, now: float) -> Generator[int, None, list[Acquisition]]:
-        """Those that have become so old, and stand in the queue."""
+        """Those that have reached the age, and are queued now."""
         asking, self._asking = self._asking, list[Acquisition]()
         found = list[Acquisition]()
         for acquisition in chain(asking, self.due(now)):
             yield 1
             if acquisition.phase is Phase.QUEUED:
                 found.append(acquisition)
-            elif acquisition.phase in _BEFORE:
+            elif acquisition.phase in _BEFORE_QUEUE:
                 self._asking.append(acquisition)
         return found
 
 
 class _SlowWaits:
-    """What one observer is told of long waits."""
+    """The long waits that one observer wants."""
 
     def __init__(self, observer: Observer, limit: float) -> None:
         self.observer = observer
         self.waits = _Waits(limit)
         self._slow = dict[str, list[Acquisition]]()
         """By key, in the order in which they began."""
-        self._told = dict[str, float]()
-        """When the observer was told of each key, in that order."""
+        self._reported = dict[str, float]()
+        """When each key was reported, in that order."""
 
     def look(self, now: float) -> Generator[int, None, list[tuple[Acquisition, int]]]:
-        """The longest wait of each name of which the observer is to be told, and how many more."""
+        """The longest wait of each name that is to be reported, and how many more there are."""
         news = dict[str, None]()
         for acquisition in (yield from self.waits.queued(now)):
             if acquisition.policy.kind in KINDS:
                 self._slow.setdefault(acquisition.policy.key, []).append(acquisition)
                 news[acquisition.policy.key] = None
-        for key, at in list(self._told.items()):
-            if now - at < _TOLD_AGAIN:
+        for key, at in list(self._reported.items()):
+            if now - at < _REPORTED_AGAIN:
                 break
-            del self._told[key]
+            del self._reported[key]
             news[key] = None
         found = list[tuple[Acquisition, int]]()
         for key in news:
-            # A further wait for the same name is no news within a minute.
-            if key in self._told:
+            # At most one report a minute for each name, or a crowded lock would flood the observer.
+            if key in self._reported:
                 continue
             still = list[Acquisition]()
             for acquisition in self._slow.pop(key, ()):
@@ -130,13 +131,13 @@ class _SlowWaits:
                     still.append(acquisition)
             if still:
                 self._slow[key] = still
-                self._told[key] = now
+                self._reported[key] = now
                 found.append((still[0], len(still) - 1))
         return found
 
 
 class _SlowHolds(_Aging[Hold]):
-    """What one observer is told of long holds."""
+    """The long holds that one observer wants."""
 
     def __init__(self, observer: Observer, limit: float) -> None:
         super().__init__(limit)
@@ -144,7 +145,7 @@ class _SlowHolds(_Aging[Hold]):
 
 
 class SlowMonitor:
-    """Watches all holds and acquisitions of one client."""
+    """Observes the holds and acquisitions of one client that last."""
 
     def __init__(
         self,
@@ -155,10 +156,9 @@ class SlowMonitor:
         *,
         deadlock_after: float | None,
     ) -> None:
-        """``acquisitions`` has all of the client, by their numbers, in the order of their
-        beginning.
+        """``acquisitions`` has those of the client by number, in the order in which they began.
 
-        ``deadlock_after``: seconds of waiting after which to look for one; None for never.
+        ``deadlock_after``: seconds of waiting after which to search for deadlocks; None for never.
         """
         events = watchdog.events
         self._store = store
@@ -174,18 +174,18 @@ class SlowMonitor:
         self._tasks: WeakKeyDictionary[Task, int] = WeakKeyDictionary()
         self._last_task = 0
         self.awake = False
-        """Whether it looks within a second; if not, call `wake` for a new acquisition."""
+        """Whether it runs within a second; if not, call `wake` for a new acquisition."""
         self._closed = False
         self._timer: asyncio.TimerHandle | None = None
         self._look_under_way: asyncio.Task[None] | None = None
         self._seen = 0
-        """The highest number of an acquisition at the last look."""
+        """The highest number of an acquisition at the last run."""
         self._looked = -math.inf
-        """When that was."""
+        """When the last run was."""
         self._just_held = set[WaiterId]()
-        """Those that were held from that very moment on, and were taken in then."""
+        """Holds that began at that very moment, and were processed in that run."""
         self._unlabelled = dict[int, None]()
-        """The numbers of those that were there at the last look, and have no label yet."""
+        """The numbers of those that were there at the last run, and have no label yet."""
         self._slow_waits = list[_SlowWaits]()
         self._slow_holds = list[_SlowHolds]()
         for observer in events.observers:
@@ -200,14 +200,14 @@ class SlowMonitor:
         """Waiters for which deadlocks are to be searched for."""
         self._searching = False
         self._deadlocked = set[int]()
-        """The numbers of the waiters in deadlocks that observers were told of."""
+        """The numbers of the waiters in deadlocks that were reported."""
         self._under_way = set[asyncio.Task[None]]()
 
     def _lasts(self, seq: int) -> bool:
         return seq in self._acquisitions or WaiterId(self._client, seq) in self._holds
 
     def wake(self) -> None:
-        """There is a new acquisition."""
+        """Run within a second: there is a new acquisition."""
         if self._closed:
             return
         self.awake = True
@@ -216,13 +216,13 @@ class SlowMonitor:
         self._timer = self._call_later(_EVERY, self._look)
 
     def publish_again(self) -> None:
-        """The store may have forgotten the labels."""
+        """Post all labels again: the store may have forgotten them."""
         self._labels.publish_again()
         if self._holds or self._acquisitions:
             self.wake()
 
     async def aclose(self) -> None:
-        """Look no more, and ask the store nothing more."""
+        """Stop, and cancel the searches that are under way."""
         if self._timer is not None:
             self._timer.cancel()
         self._closed = True
@@ -235,17 +235,17 @@ class SlowMonitor:
     def _look(self) -> None:
         self._timer, self.awake = None, False
         if self._look_under_way is not None and not self._look_under_way.done():
-            self.wake()
+            self.wake()  # the last run still takes its turns
             return
-        self._look_under_way = self._do(in_parts, self._steps())
+        self._look_under_way = self._start(in_parts, self._steps())
 
     def _steps(self) -> Steps:
         now = self._time()
-        highest = yield from self._take_in(now)
+        highest = yield from self._add_new(now)
         yield from self._labels.publish(highest)
         for waits in self._slow_waits:
             for acquisition, others in (yield from waits.look(now)):
-                _ = self._do(self._tell_of_wait, waits.observer, acquisition, others)
+                _ = self._start(self._report_wait, waits.observer, acquisition, others)
         for holds in self._slow_holds:
             for hold in holds.due(now):
                 yield 1
@@ -256,7 +256,7 @@ class SlowMonitor:
         yield from self._sleep(now)
 
     def _sleep(self, now: float) -> Steps:
-        """Plan the next look, if there is a reason for one."""
+        """Plan the next run, if there is a reason for one."""
         for holds in self._slow_holds:
             while (first := holds.first()) is not None and not self._is_held(first[1]):
                 yield 1
@@ -269,16 +269,17 @@ class SlowMonitor:
             if (first := holds.first()) is not None:
                 due = min(due, first[0] - now)
         if self._holds and due < math.inf and not self.awake:
-            # It stays asleep, so a new acquisition wakes it earlier.
+            # `awake` stays false, so that a new acquisition wakes it earlier.
             self._timer = self._call_later(max(_EVERY, due), self._look)
 
     def _is_held(self, hold: Hold) -> bool:
         return self._holds.get(hold.waiter) is hold
 
-    def _take_in(self, now: float) -> Generator[int, None, int]:
-        """Label those that were there at the last look, and take in what is new.
+    def _add_new(self, now: float) -> Generator[int, None, int]:
+        """Label those that were there at the last run already, and add what is new.
 
-        Returns the highest number of an acquisition.
+        Returns the highest number of an acquisition. A label is made a run late, so that none is
+        made for acquisitions that end at once, as most do.
         """
         for seq in list(self._unlabelled):
             yield 2
@@ -302,7 +303,7 @@ class SlowMonitor:
         return self._seen
 
     def _new_acquisitions(self) -> list[Acquisition]:
-        """Those that began after the last look, the latest first."""
+        """Acquisitions that began after the last run, the latest first."""
         found = list[Acquisition]()
         for acquisition in reversed(self._acquisitions.values()):
             if acquisition.waiter.seq <= self._seen:
@@ -311,7 +312,7 @@ class SlowMonitor:
         return found
 
     def _new_holds(self, now: float) -> list[Hold]:
-        """Those that are held since the last look, the latest first."""
+        """Holds that began after the last run, the latest first."""
         found = list[Hold]()
         for hold in reversed(self._holds.values()):
             if hold.since < self._looked:
@@ -323,20 +324,22 @@ class SlowMonitor:
         return found
 
     def _set_label(self, seq: int) -> None:
-        """Give this one a label, if it stands in the queue or holds."""
+        """Give the acquisition of this number a label, if it is queued or held."""
         acquisition, hold = (
             self._acquisitions.get(seq),
             self._holds.get(WaiterId(self._client, seq)),
         )
         if hold is not None:
-            said = self._said(hold.owner[0], hold.label, still=False)
+            label = self._label(hold.owner[0], hold.label, still=False)
         elif acquisition is not None and acquisition.phase is Phase.QUEUED:
-            said = self._said(acquisition.owner, acquisition.label, still=acquisition.stands_still)
+            label = self._label(
+                acquisition.owner, acquisition.label, still=acquisition.stands_still
+            )
         else:
             if acquisition is None:
                 del self._unlabelled[seq]
             return
-        self._labels.set_label(seq, said)
+        self._labels.set_label(seq, label)
         del self._unlabelled[seq]
 
     def _is_new(self, seq: int) -> None:
@@ -345,8 +348,8 @@ class SlowMonitor:
 
     # Labels
 
-    def _said(self, task: Task | None, label: str, *, still: bool) -> PostedLabel:
-        number = 0
+    def _label(self, task: Task | None, label: str, *, still: bool) -> PostedLabel:
+        number = 0  # unknown: the search for deadlocks assumes that such a task continues
         if task is not None:
             number = self._tasks.get(task, 0)
             if not number:
@@ -354,11 +357,9 @@ class SlowMonitor:
                 number = self._tasks[task] = self._last_task
         return PostedLabel(number, still, self._events.label(label, task))
 
-    # What lasts too long
+    # Long waits
 
-    async def _tell_of_wait(
-        self, observer: Observer, acquisition: Acquisition, others: int
-    ) -> None:
+    async def _report_wait(self, observer: Observer, acquisition: Acquisition, others: int) -> None:
         status = await self._store.status(acquisition.policy.key, waiters=False)
         (status,) = await labelled(self._store, [status])
         if acquisition.phase is Phase.QUEUED:  # it may have ended meanwhile
@@ -369,9 +370,9 @@ class SlowMonitor:
     def _look_for_deadlock(self, now: float, waits: _Waits) -> Steps:
         """Search once for each waiter that has waited so long and whose task holds something.
 
-        A task that holds nothing blocks no other. The task that closed a circle has waited least,
-        so when it searches, the circle is complete. If the store does not answer, it searches once
-        more.
+        A task that holds nothing blocks no other, so it is in no cycle. The task that closed a
+        cycle has waited least, so when it searches, the cycle is complete and all of it has labels.
+        If the store does not answer, the search is repeated.
         """
         for acquisition in (yield from waits.queued(now)):
             if acquisition.stands_still and acquisition.owner in self._owned:
@@ -386,13 +387,13 @@ class SlowMonitor:
             self._deadlocked = {seq for seq in self._deadlocked if seq in self._acquisitions}
             if still:
                 self._searching = True
-                _ = self._do(self._tell_of_deadlocks, still)
+                _ = self._start(self._report_deadlocks, still)
 
-    async def _tell_of_deadlocks(self, suspected: list[Acquisition]) -> None:
+    async def _report_deadlocks(self, suspected: list[Acquisition]) -> None:
         try:
             for found in await find_deadlocks(self._store):
-                parties = [each.waiter for each in found.cycle]
-                ours = {party.seq for party in parties if party.client == self._client}
+                waiters = [each.waiter for each in found.cycle]
+                ours = {waiter.seq for waiter in waiters if waiter.client == self._client}
                 if ours - self._deadlocked:
                     self._deadlocked |= ours
                     self._events.deadlock(found)
@@ -402,16 +403,16 @@ class SlowMonitor:
         finally:
             self._searching = False
 
-    def _do(
+    def _start(
         self, work: Callable[[Unpack[Ts]], Coroutine[Any, Any, None]], *about: *Ts
     ) -> asyncio.Task[None]:
-        """Do this in a task; where the store does not answer, observers are not told."""
+        """Do this in a task; if the store does not answer, nothing is reported."""
 
         async def do() -> None:
             with contextlib.suppress(StoreError):
                 await work(*about)
 
-        task = self._loop.create_task(do(), name="aiolock lookout")
+        task = self._loop.create_task(do(), name="aiolock slow monitor")
         self._under_way.add(task)
         task.add_done_callback(self._under_way.discard)
         return task

@@ -1,4 +1,4 @@
-"""The statuses of everything that is held or waited for at a store."""
+"""Snapshots: the statuses of everything that is held or waited for at a store, page by page."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from typing import Final
 from aiolock._turns import turns
 from aiolock.store import Status, Store
 
-_BREATH: Final = 0.005
-"""Seconds between two pages, so that others can use the store: a file has no fair queue."""
+_PAUSE: Final = 0.005
+"""Seconds between two pages, so that other clients can use the store: a file has no fair queue."""
 
 _by_name: Final = attrgetter("kind", "name")
 
 
 async def snapshot(store: Store, pattern: str, kind: str | None) -> list[Status]:
-    """The statuses of what is held or waited for, of these names and this kind; in order."""
+    """The statuses of the names that match and are held or waited for, sorted by kind and name."""
     pages = list[list[Status]]()
     matches = compiled(translate(pattern)).match
     take = turns().take
@@ -41,11 +41,11 @@ async def snapshot(store: Store, pattern: str, kind: str | None) -> list[Status]
         start = page.more
         if not start:
             break
-        await asyncio.sleep(_BREATH)
+        await asyncio.sleep(_PAUSE)
     merged = list[Status]()
     for status in heapq.merge(*pages, key=_by_name):
         await take()
-        # A name may be on two pages.
+        # A name may be on two pages, if it changed between them: the later one counts.
         if merged and _by_name(merged[-1]) == _by_name(status):
             merged[-1] = status
         else:

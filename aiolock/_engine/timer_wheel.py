@@ -1,4 +1,8 @@
-"""When to look after each hold: holds that are due at about the same time come together."""
+"""A timer wheel for holds: holds that are due at about the same time are processed together.
+
+Time is divided into slots of 50 ms, and one timer of the event loop serves the next slot in use.
+Most holds end long before a renewal is due, so a new hold is only put into a slot after a while.
+"""
 
 from __future__ import annotations
 
@@ -12,16 +16,16 @@ from aiolock._engine.hold import Hold
 from aiolock._engine.timers import shared_timers
 
 _SLOTS: Final = 20
-"""Slots per second: holds that are due in one slot are looked after together."""
+"""Slots per second: holds that are due in one slot are processed together."""
 _YOUNG: Final = 0.1
-"""Seconds after which a hold gets a slot, unless it has ended by then, as most have."""
+"""Seconds after which a new hold gets a slot, unless it has ended by then, as most have."""
 _FINE: Final = 64
-"""The precision of a slot: this part of the time until then. So there are few slots, however long
-the leases are, and a renewal is early by that part at most."""
+"""The precision of a slot, as this part of the time until then. So there are few slots, however
+long the leases are, and a renewal is early by that part at most."""
 
 
 _MOST: Final = 256
-"""Holds that are looked after in one iteration of the event loop; others have a turn then."""
+"""Holds that are processed in one iteration of the event loop; others have a turn then."""
 
 
 class TimerWheel:
@@ -30,16 +34,17 @@ class TimerWheel:
     def __init__(
         self,
         time: Callable[[], float],
-        look_after: Callable[[Sequence[Hold], float], None],
+        process: Callable[[Sequence[Hold], float], None],
         *,
         longest: float,
     ) -> None:
-        """``look_after`` gets the holds that are due and the time, by the clock ``time``.
+        """``process`` is called with the holds that are due and the time, by the clock ``time``.
 
-        The clock is read every ``longest`` seconds at least, because it may jump.
+        The clock is read every ``longest`` seconds at least: while the machine is suspended, it
+        goes on and the event loop's timers do not.
         """
         self._time = time
-        self._look_after = look_after
+        self._process = process
         self._longest = longest
         self._call_later = shared_timers()
         self._slots: dict[int, dict[Hold, None]] = {}
@@ -48,27 +53,27 @@ class TimerWheel:
         self._ordered: set[int] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._timer_slot = 0
-        # Holds that have just begun, and when to look after them. Most are removed before that.
+        # New holds without a slot, and when each is due.
         self._young: dict[Hold, float] = {}
-        # Holds for which their slot is too early, and when to look after them.
+        # Holds that are due within the present slot, and when: see `_set_alarm`.
         self._alarms: dict[Hold, float] = {}
         self._alarm_order: list[tuple[float, int, Hold]] = []
         self._alarm_timer: asyncio.TimerHandle | None = None
         self._alarm_at = 0.0
         self._numbers = count()
-        self._growing = 0  # how many of them, of the first, are to get a slot now
+        self._promoting = 0  # how many of the young, the oldest first, are to get a slot now
         self._young_timer: asyncio.TimerHandle | None = None
 
     def schedule(self, hold: Hold, when: float, now: float) -> None:
-        """Look after a hold at ``when`` or slightly earlier; this replaces an earlier plan."""
+        """Process a hold at ``when`` or slightly earlier; this replaces an earlier plan for it."""
         self.forget(hold)
         slot, current = int(when * _SLOTS), int(now * _SLOTS)
         if slot <= current:
-            # That slot has begun, which would be much too early.
+            # That slot has begun, so the hold would be processed at once, which is too early.
             self._set_alarm(hold, when, now)
             return
         ahead = slot - current
-        if ahead > _FINE:
+        if ahead > _FINE:  # round down to a coarser slot, which more holds share
             slot -= slot % (1 << (ahead // _FINE).bit_length() - 1)
         hold.slot = slot
         due = self._slots.get(slot)
@@ -81,30 +86,30 @@ class TimerWheel:
                 self._arm(slot, now)
         due[hold] = None
 
-    def take_in(self, hold: Hold, when: float, now: float) -> None:
-        """`schedule` for a hold that has just begun."""
+    def schedule_new(self, hold: Hold, when: float, now: float) -> None:
+        """`schedule` for a hold that has just begun, at less cost if it ends soon."""
         if when - now < 2 * _YOUNG:
             self.schedule(hold, when, now)
             return
         self._young[hold] = when
         if self._young_timer is None:
-            self._young_timer = self._call_later(_YOUNG, self._grown_up)
+            self._young_timer = self._call_later(_YOUNG, self._promote)
 
-    def _grown_up(self) -> None:
-        """Give a slot to the holds that have lasted so long."""
+    def _promote(self) -> None:
+        """Give slots to the new holds that have lasted until now."""
         self._young_timer = None
         now = self._time()
-        self._growing = self._growing or len(self._young)
-        some = list(islice(self._young.items(), min(self._growing, _MOST)))
+        self._promoting = self._promoting or len(self._young)
+        some = list(islice(self._young.items(), min(self._promoting, _MOST)))
         for hold, when in some:
-            self.schedule(hold, when, now)  # which takes it out of these
-        self._growing = self._growing - len(some) if self._young else 0
+            self.schedule(hold, when, now)  # which removes it from the young
+        self._promoting = self._promoting - len(some) if self._young else 0
         if self._young:
-            pause = 0 if self._growing else _YOUNG
-            self._young_timer = self._call_later(pause, self._grown_up)
+            pause = 0 if self._promoting else _YOUNG
+            self._young_timer = self._call_later(pause, self._promote)
 
     def forget(self, hold: Hold) -> None:
-        """Do not look after this hold any more."""
+        """Do not process this hold any more."""
         if hold in self._young:
             del self._young[hold]
             return
@@ -118,7 +123,7 @@ class TimerWheel:
         hold.slot = -1
 
     def aclose(self) -> None:
-        """Stop: look after no hold any more."""
+        """Stop all timers."""
         for timer in (self._timer, self._young_timer, self._alarm_timer):
             if timer is not None:
                 timer.cancel()
@@ -128,9 +133,9 @@ class TimerWheel:
             self._timer.cancel()
         self._timer_slot = slot
         ahead = min(self._longest, max(0.0, slot / _SLOTS - now))
-        self._timer = self._call_later(ahead, self._turn)
+        self._timer = self._call_later(ahead, self._on_timer)
 
-    def _turn(self) -> None:
+    def _on_timer(self) -> None:
         self._timer = None
         now = self._time()
         due: list[Hold] = []
@@ -145,9 +150,10 @@ class TimerWheel:
                 if not slot:
                     self._slots.pop(self._pop(), None)
             if due:
-                self._look_after(due, now)
+                self._process(due, now)
         finally:
-            # Rescheduling during the turn may have set the timer later than other slots need it.
+            # Holds that were rescheduled just now may have set the timer for a later slot than the
+            # first one in use.
             while self._order and self._order[0] not in self._slots:
                 self._pop()
             if self._order:
@@ -158,7 +164,8 @@ class TimerWheel:
         self._ordered.discard(slot)
         return slot
 
-    # Holds that are due within the present slot: few, unless the leases of many end together
+    # Alarms: holds that are due within the present slot, in exact order. There are few of them,
+    # unless many leases end together.
 
     def _set_alarm(self, hold: Hold, when: float, now: float) -> None:
         self._alarms[hold] = when
@@ -170,9 +177,9 @@ class TimerWheel:
         if self._alarm_timer is not None:
             self._alarm_timer.cancel()
         self._alarm_at = when
-        self._alarm_timer = self._call_later(max(0.0, when - now), self._ring)
+        self._alarm_timer = self._call_later(max(0.0, when - now), self._on_alarm)
 
-    def _ring(self) -> None:
+    def _on_alarm(self) -> None:
         self._alarm_timer = None
         now = self._time()
         order, due = self._alarm_order, list[Hold]()
@@ -184,7 +191,7 @@ class TimerWheel:
                 del self._alarms[hold]
                 due.append(hold)
         try:
-            self._look_after(due, now)
+            self._process(due, now)
         finally:
             if order:
                 self._arm_alarm(order[0][0], now)

@@ -1,4 +1,4 @@
-"""Timers that serve all tasks of a client."""
+"""Timers that serve all tasks of a client, not only the task that starts them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from functools import partial
 def shared_timers() -> Callable[..., asyncio.TimerHandle]:
     """The ``call_later`` of the running loop, in a context of its own.
 
-    Otherwise a timer would run in the context of whoever armed it, and keep that alive: one task's
-    loss would be logged under the request of another one.
+    By default, a timer runs in the context of the task that starts it, and keeps that context
+    alive. Then the loss of one task's lease would be logged under the request of another task.
     """
     return partial(asyncio.get_running_loop().call_later, context=Context())

@@ -1,13 +1,16 @@
-"""Deadlocks across processes: which tasks wait for each other in a circle, over all locks.
+"""The wait-for graph of a whole store: finds cycles of tasks, of any processes, over all locks.
 
-A task goes on once it has all that it waits for. So begin with the tasks that wait for nothing, let
-each of them release what it holds and leave the queues, see which waiters can enter then, and so
-on: each task that is left waits for ever for another that is left. This is the reduction of Holt's
-graph (R. C. Holt, "Some Deadlock Properties of Computer Systems", 1972): it holds for permits as
-for locks. A party without a known task is assumed to go on.
+Input are statuses of names, output are `Deadlock` objects; there is no I/O here. A task continues
+once it has all that it waits for. So start with the tasks that wait for nothing, let each of them
+release what it holds and leave the queues, see which waiters can enter then, and repeat: each task
+that is left waits for ever for another that is left. This is the reduction of a resource graph
+(R. C. Holt, "Some Deadlock Properties of Computer Systems", 1972): it is valid for permits as for
+locks, where a cycle in the graph alone proves nothing. A holder or waiter without a known task is
+assumed to continue.
 
-Each task that is left is blocked by another one, so following these leads to a circle. All of it
-takes time in proportion to the number of holders and waiters, so it is done in parts (see `Turns`).
+Each task that is left is blocked by another one that is left, so following these leads to a cycle.
+The time for all of it grows with the number of holders and waiters, so it is done in parts (see
+`Turns`).
 """
 
 from __future__ import annotations
@@ -29,25 +32,26 @@ Parts: TypeAlias = Generator[int, None, Value]
 """Work that is done in parts; it yields the units of each part, and returns the result."""
 
 _Task: TypeAlias = tuple[str, int]
-"""The id of its client, and its number among the tasks of that client."""
+"""The id of the task's client, and the task's number at that client."""
 
 
-def _task(party: Participant) -> _Task:
-    return party.client, party.task
+def _task(participant: Participant) -> _Task:
+    return participant.client, participant.task
 
 
 class _Wait:
-    """One waiter, and what it waits for."""
+    """One waiter, and the participants that block it."""
 
-    __slots__ = ("behind", "enters", "status", "waiter")
+    __slots__ = ("blockers", "enters", "status", "waiter")
 
     def __init__(self, status: Status, waiter: Participant) -> None:
         self.status = status
         self.waiter = waiter
         self.enters = False
         """Whether no stuck task blocks it."""
-        self.behind: Sequence[Participant] = ()
-        """The parties that block it; waiters blocked by the same ones share one list."""
+        self.blockers: Sequence[Participant] = ()
+        """The holders or waiters that block it. Waiters that are blocked by the same ones share one
+        list, so that all lists together stay small."""
 
 
 class _Name:
@@ -60,15 +64,16 @@ class _Name:
         """The waiters, in order."""
         self._first = 0
         """Before this index in the queue, no task is stuck."""
-        self._alone = self._together = self._permits = 0
+        # Of the holders that are stuck: how many are exclusive and shared, and all their permits.
+        self._exclusive = self._shared = self._permits = 0
 
     def fill(
         self, status: Status, graph: _Graph, has: dict[_Task, list[tuple[_Name, Participant]]]
     ) -> Parts[None]:
-        """Note who holds it and who waits, here and in what each task ``has``."""
+        """Add its holders and waiters: here, to the graph, and to what each task ``has``."""
         for holder in self._holders:
-            self._alone += not holder.shared
-            self._together += holder.shared
+            self._exclusive += not holder.shared
+            self._shared += holder.shared
             self._permits += holder.permits
             has.setdefault(_task(holder), []).append((self, holder))
             yield 1
@@ -80,13 +85,13 @@ class _Name:
                 has.setdefault(_task(waiter), []).append((self, waiter))
             yield 1
 
-    def let_go(self, party: Participant) -> None:
-        """The task of this holder or waiter goes on."""
-        if party.place:
-            return  # `first` skips a waiter that goes on
-        self._alone -= not party.shared
-        self._together -= party.shared
-        self._permits -= party.permits
+    def remove(self, participant: Participant) -> None:
+        """The task of this holder or waiter continues."""
+        if participant.place:
+            return  # a waiter: `first` skips those whose task is not stuck
+        self._exclusive -= not participant.shared
+        self._shared -= participant.shared
+        self._permits -= participant.permits
 
     def first(self, stuck: Collection[_Task]) -> _Wait | None:
         """The first waiter in the queue whose task is stuck: no other overtakes it."""
@@ -96,44 +101,46 @@ class _Name:
             self._first += 1
         return None
 
-    def is_open_to(self, waiter: Participant) -> bool:
-        """Whether the holders that are stuck let this waiter enter."""
-        if self._counts(waiter):
+    def admits(self, waiter: Participant) -> bool:
+        """Whether this waiter can enter beside the holders that are stuck."""
+        if self._needs_permits(waiter):
             return not self._permits or self._permits + waiter.permits <= (self._limit or 0)
-        return not self._alone and (waiter.shared or not self._together)
+        return not self._exclusive and (waiter.shared or not self._shared)
 
-    def _counts(self, waiter: Participant) -> bool:
+    def _needs_permits(self, waiter: Participant) -> bool:
         return bool(waiter.permits) and self._limit is not None
 
     def settle(self, stuck: Collection[_Task]) -> Parts[None]:
-        """Note which parties block each waiter, now that it is known which tasks are stuck."""
-        holders, alone, first = list[Participant](), list[Participant](), list[Participant]()
+        """Set the blockers of each waiter, now that it is known which tasks are stuck."""
+        holders, exclusive, first = list[Participant](), list[Participant](), list[Participant]()
         for each in self._holders:
             yield 1
             if _task(each) in stuck:
                 holders.append(each)
                 if not each.shared:
-                    alone.append(each)
+                    exclusive.append(each)
         for wait in self.queue:
             yield 1
             if _task(wait.waiter) not in stuck:
                 continue
             if not wait.enters:
-                shares = wait.waiter.shared and not self._counts(wait.waiter)
-                is_open = self.is_open_to(wait.waiter)
-                wait.behind = first if is_open else alone if shares else holders
+                # Where the holders leave room for it, the first waiter in the queue blocks it.
+                # Otherwise the holders do; of a shared lock, only the exclusive ones.
+                shares = wait.waiter.shared and not self._needs_permits(wait.waiter)
+                fits = self.admits(wait.waiter)
+                wait.blockers = first if fits else exclusive if shares else holders
             first = first or [wait.waiter]
 
 
 class _Graph:
-    """Which of some tasks are stuck, and what blocks each."""
+    """The tasks that hold or wait for something, which of them are stuck, and what blocks each."""
 
     def __init__(self) -> None:
         self.waits = dict[_Task, list[_Wait]]()
         self.stuck = dict[_Task, None]()
 
     def build(self, statuses: Iterable[Status]) -> Parts[None]:
-        """Take these statuses in, and find out who is stuck."""
+        """Add these statuses, and find out which tasks are stuck."""
         names = list[_Name]()
         has = dict[_Task, list[tuple[_Name, Participant]]]()
         for status in statuses:
@@ -149,35 +156,35 @@ class _Graph:
     def _reduce(
         self, names: Iterable[_Name], has: Mapping[_Task, Sequence[tuple[_Name, Participant]]]
     ) -> Parts[None]:
-        """Let all tasks go on that can; ``has`` is what each holds or waits for."""
-        left, go_on = dict[_Task, int](), list[_Task]()
+        """Remove all tasks that can continue; ``has`` is what each task holds or waits for."""
+        waits_left, free = dict[_Task, int](), list[_Task]()
         for task in has:
-            left[task] = len(self.waits.get(task, ()))
-            if not left[task]:
-                go_on.append(task)
+            waits_left[task] = len(self.waits.get(task, ()))
+            if not waits_left[task]:
+                free.append(task)
             yield 1
         look_at = list(names)
-        while go_on or look_at:
+        while free or look_at:
             yield 1
-            if go_on:
-                task = go_on.pop()
+            if free:
+                task = free.pop()
                 self.stuck.pop(task, None)
-                for name, party in has[task]:
-                    name.let_go(party)
+                for name, participant in has[task]:
+                    name.remove(participant)
                     look_at.append(name)
                     yield 1
                 continue
             name = look_at.pop()
             first = name.first(self.stuck)
-            if first is not None and not first.enters and name.is_open_to(first.waiter):
+            if first is not None and not first.enters and name.admits(first.waiter):
                 first.enters = True
                 task = _task(first.waiter)
-                left[task] -= 1
-                if not left[task]:
-                    go_on.append(task)
+                waits_left[task] -= 1
+                if not waits_left[task]:
+                    free.append(task)
 
     def cycles(self) -> Parts[list[set[_Task]]]:
-        """Follow from each task to the first that blocks it, until one was seen before."""
+        """The tasks of each cycle: follow each task to its first blocker, until one was seen."""
         found = list[set[_Task]]()
         walks = dict[_Task, _Task]()
         for start in self.stuck:
@@ -186,38 +193,40 @@ class _Graph:
                 yield 1
                 walks[task] = start
                 path.append(task)
-                task = next(_task(wait.behind[0]) for wait in self.waits[task] if wait.behind)
+                task = next(_task(wait.blockers[0]) for wait in self.waits[task] if wait.blockers)
+            # Seen in this walk, it closes a cycle. Seen in an earlier one, that one has found it.
             if walks[task] == start:
                 found.append(set(path[path.index(task) :]))
         return found
 
-    def _in_the_way_of(self, task: _Task) -> int:
-        return max(len(wait.behind) for wait in self.waits[task])
+    def _blocker_count(self, task: _Task) -> int:
+        return max(len(wait.blockers) for wait in self.waits[task])
 
     def shortest(self, among: Collection[_Task]) -> Parts[Deadlock]:
-        """The shortest circle from one of these tasks back to it, through others of them."""
-        # The task with most parties in its way has most ways to choose from.
+        """The shortest cycle from one of these tasks back to it, through others of them."""
+        # The task with most blockers has most ways to choose from.
         first: tuple[int, _Task] | None = None
         for task in among:
             yield 1
-            way = -self._in_the_way_of(task), task
-            first = way if first is None or way < first else first
-        assert first is not None, "a circle has tasks"
+            rank = -self._blocker_count(task), task
+            first = rank if first is None or rank < first else first
+        assert first is not None, "a cycle has tasks"
         _, start = first
         came_by = dict[_Task, Blocked]()
+        # By identity: lists of blockers are shared, and each is followed once.
         followed = set[int]()
         look_at = [start]
         for task in look_at:
             for wait in self.waits[task]:
-                if id(wait.behind) in followed:
+                if id(wait.blockers) in followed:
                     continue
-                followed.add(id(wait.behind))
-                for behind in wait.behind:
+                followed.add(id(wait.blockers))
+                for blocker in wait.blockers:
                     yield 1
-                    other = _task(behind)
+                    other = _task(blocker)
                     if other in among and other not in came_by:
                         status = wait.status
-                        came_by[other] = Blocked(status.kind, status.name, wait.waiter, behind)
+                        came_by[other] = Blocked(status.kind, status.name, wait.waiter, blocker)
                         look_at.append(other)
             if start in came_by:
                 break
@@ -228,7 +237,7 @@ class _Graph:
 
 
 def cycles(statuses: Iterable[Status]) -> Parts[list[Deadlock]]:
-    """The deadlocks: circles that have no task in common."""
+    """The deadlocks: one cycle for each set of tasks that wait for each other."""
     graph, found = _Graph(), list[Deadlock]()
     yield from graph.build(statuses)
     for tasks in (yield from graph.cycles()):
@@ -248,30 +257,30 @@ def stuck_on(statuses: Iterable[Status]) -> Parts[set[tuple[str, str]]]:
 
 
 def lasting(before: Iterable[Status], now: Iterable[Status]) -> Parts[list[Status]]:
-    """The part of ``now`` that was also there before: all of it was true at one moment in between.
+    """The part of ``now`` that is also in ``before``: all of it was true at one moment in between.
 
-    Each status of a snapshot is true of its own moment, so one snapshot alone proves nothing.
+    Each status of a snapshot is of its own moment, so a cycle in one snapshot proves nothing.
     """
     wanted = {(each.kind, each.name): set[tuple[str, int, int]]() for each in now}
     for each in before:
         yield 1
         among = wanted.get((each.kind, each.name))
         if among is not None:
-            for party in (*each.holders, *each.waiters):
-                among.add(_grant(party))
+            for participant in (*each.holders, *each.waiters):
+                among.add(_grant(participant))
                 yield 1
     found = list[Status]()
     for each in now:
         among = wanted[each.kind, each.name]
         holders, waiters = list[Participant](), list[Participant]()
-        for parties, lasts in ((each.holders, holders), (each.waiters, waiters)):
-            for party in parties:
+        for participants, kept in ((each.holders, holders), (each.waiters, waiters)):
+            for participant in participants:
                 yield 1
-                if _grant(party) in among:
-                    lasts.append(party)
+                if _grant(participant) in among:
+                    kept.append(participant)
         found.append(replace(each, holders=tuple(holders), waiters=tuple(waiters)))
     return found
 
 
-def _grant(party: Participant) -> tuple[str, int, int]:
-    return party.client, party.seq, party.fence
+def _grant(participant: Participant) -> tuple[str, int, int]:
+    return participant.client, participant.seq, participant.fence

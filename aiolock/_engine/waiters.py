@@ -1,4 +1,10 @@
-"""A client's waiters: their questions to the store, and what the store pushes to them."""
+"""A client's waiters: they send questions to the store, and receive its answers and pushes.
+
+`Waiters` is the `Inbox` that the client's store delivers pushes to. It finds the acquisition or the
+hold that a push is about, and changes its state; a task that waits is woken by its future. Pushes
+can be lost and can arrive in any order with the answers on the other connection. So a push that may
+be old or incomplete is never believed: it makes the waiter ask again, and the answer decides.
+"""
 
 from __future__ import annotations
 
@@ -28,16 +34,16 @@ _TOGETHER: Final = 64
 """Waiters that ask again in one iteration of the event loop; others have a turn then."""
 
 _PATIENCE: Final = 10.0
-"""Seconds for which questions may fail unheard of: as long as a store tries the first question."""
+"""Seconds for which questions may fail without a warning: as long as stores try the first one."""
 
 _WARNED_EVERY: Final = 60.0
 """Seconds between warnings of waiters whose questions fail."""
 
-_STILL: Final = 3.0
-"""Seconds after which it is logged why a broken link could not be made again."""
+_STILL_BROKEN: Final = 3.0
+"""Seconds after which it is logged why a broken link could not be restored."""
 
 _LOST: Final = {"expired": LossReason.EXPIRED, "broken": LossReason.BROKEN}
-"""The reasons that a store gives; any other is from a later version."""
+"""The reasons for a loss that a store gives; any other is from a later version."""
 
 _PLACED: Final = (Granted, Queued)
 
@@ -58,7 +64,7 @@ class Waiters:
         self.acquisitions: dict[str, dict[WaiterId, Acquisition]] = {}
         """By key, and then by waiter."""
         self.by_age: dict[int, Acquisition] = {}
-        """All of them by their numbers, in the order in which they began."""
+        """By their numbers, in the order in which they began."""
         self._to_ask = Backlog(self._ask_again, most=_TOGETHER)
         """Waiters that ask again soon, because something happened to all of them."""
         self._failed: dict[Acquisition, float] = {}
@@ -66,13 +72,14 @@ class Waiters:
         self._retry: asyncio.TimerHandle | None = None
         self._queues: dict[str, LocalQueue] = {}
         self._displaced: dict[str, float] = {}
+        """By key, the time of the latest question that found a lost place; asked for soon."""
         self._all_asked: dict[str, float] = {}
-        """When the displaced waiters of a key were last told to ask."""
+        """By key, when all waiters were last made to ask because places were lost."""
         self.broken: Exception | None = None
         """Why the link to the store is broken, while it is."""
         self._warned = -math.inf
         self._broken_at = math.inf
-        """Since when, until that was logged again."""
+        """Since when; infinity once the warning about it was logged."""
 
     def add(self, acquisition: Acquisition) -> None:
         """The acquisition begins."""
@@ -80,10 +87,10 @@ class Waiters:
         self.by_age[acquisition.waiter.seq] = acquisition
 
     def leave(self, acquisition: Acquisition) -> None:
-        """The acquisition waits no more, for any reason. Idempotent."""
+        """The acquisition does not wait any more, for any reason. Idempotent."""
         acquisition.withdraws()
         if self._failed:
-            self._fails_no_more(acquisition)
+            self._cancel_retry(acquisition)
         if self._handoff:
             self._handoff.leaves(acquisition)
         key = acquisition.policy.key
@@ -106,7 +113,7 @@ class Waiters:
     def ask(self, acquisition: Acquisition, *, wait: bool) -> Question:
         """Ask the store for the lock, or for the place in its queue."""
         policy = acquisition.policy
-        sent = self._time()  # before it is sent
+        sent = self._time()  # before it is sent: see `Question.sent`
         answer = self._handoff.acquire(
             policy.key,
             acquisition.waiter,
@@ -120,7 +127,7 @@ class Waiters:
         acquisition.asks(question)
         return question
 
-    def hear(self, acquisition: Acquisition, question: Question) -> bool:
+    def process_answer(self, acquisition: Acquisition, question: Question) -> bool:
         """Process an answer, in its task or in a callback; False if the answer came too late."""
         answer = question.answer.result()
         newcomer = acquisition.ticket == 0
@@ -139,21 +146,21 @@ class Waiters:
             elif newcomer and (answer.before is not None or self._handoff):
                 self._handoff.queued(acquisition, answer, self.acquisitions[key])
         elif question.outdated and isinstance(answer, Granted) and acquisition.policy.shared:
-            # The news may be of those that enter beside it.
+            # What made the question outdated may concern those that can share the lock with it.
             self._first_asks(acquisition.policy.key)
         return True
 
     def _first_asks(self, key: str) -> None:
-        """The store has news for the first of the waiters that have not been granted the lock."""
+        """Let the first waiter that has not been granted the lock ask again."""
         queue = self._queues.get(key)
         if queue is not None and (first := queue.first_without_grant) is not None:
             self._ask_again(first)
 
     def _ask_again(self, acquisition: Acquisition) -> None:
-        """The store has news for this waiter: ask now, or after the answer under way."""
+        """Let this waiter ask now, or after the answer under way."""
         if acquisition.has_news():
             if self._failed:
-                self._fails_no_more(acquisition)
+                self._cancel_retry(acquisition)
             question = self.ask(acquisition, wait=True)
             question.answer.add_done_callback(partial(self._answered, acquisition, question))
 
@@ -167,14 +174,14 @@ class Waiters:
             if acquisition.fails(question):
                 self._ask_later(acquisition, failure)
             return
-        if self.hear(acquisition, question) and acquisition.phase is not Phase.QUEUED:
+        if self.process_answer(acquisition, question) and acquisition.phase is not Phase.QUEUED:
             _wake(acquisition)
 
     def _ask_later(self, acquisition: Acquisition, failure: Exception) -> None:
-        """Ask again later: the waiter is in the queue, and waits for as long as its timeout says.
+        """Ask again later: a waiter in the queue waits until its timeout, also during an outage.
 
-        An outage passes. Only what stays until somebody changes the configuration ends the waiting,
-        once it has failed for as long as a holder would trust its lease without an answer.
+        Only an error that lasts until the configuration is changed ends the waiting, and only after
+        it has lasted for as long as a holder would rely on its lease without an answer.
         """
         now = self._time()
         if acquisition.failing_since is None:
@@ -197,7 +204,7 @@ class Waiters:
             self._retry = self._call_later(_FIRST_PAUSE, self._ask_failed)
 
     def _ask_failed(self) -> None:
-        """Let those ask whose time it is: one timer is for all of them, however many there are."""
+        """Repeat the failed questions that are due: one timer serves them all, however many."""
         now = self._time()
         due = [acquisition for acquisition, when in self._failed.items() if now >= when]
         for acquisition in due:
@@ -207,18 +214,19 @@ class Waiters:
             self._retry = self._call_later(_FIRST_PAUSE, self._ask_failed)
         self._to_ask.add(due)
 
-    def _fails_no_more(self, acquisition: Acquisition) -> None:
-        """It asks now, or is not waiting any more."""
+    def _cancel_retry(self, acquisition: Acquisition) -> None:
+        """It asks now, or does not wait any more, so its failed question is not repeated."""
         self._failed.pop(acquisition, None)
         if not self._failed and self._retry is not None:
             self._retry.cancel()
             self._retry = None
 
     def _was_displaced(self, found: Acquisition, known: float) -> None:
-        """This waiter lost its place in the queue; the same cause may have taken other places.
+        """This waiter lost its place in the queue; the others of its key may have lost theirs too.
 
-        All waiters ask for that, once, because many find this out at once. ``known`` is when this
-        one asked before: what happened before all were told to ask is what they ask for.
+        So all of them ask again. Many waiters find the same loss at about the same time, and only
+        the first of them may cause that. ``known`` is when this one asked before: if all have asked
+        since, then they have found the loss already.
         """
         key = found.policy.key
         self._handoff.forget_order(key)
@@ -249,10 +257,14 @@ class Waiters:
             if acquisition.pushed(fence, lease, now, self._time()):
                 _wake(acquisition)
             return
+        # Nobody waits for it: the others in the queue would wait until its claim ends.
         self._give_back(name, waiter, form, fence)
 
     def _give_back(self, name: str, waiter: WaiterId, form: Form, fence: int) -> None:
-        """Release a grant to a waiter that gave up before the store knew of that."""
+        """Release a grant of a waiter that gave up before the store processed its release.
+
+        A copy of a push may also be of a grant that we hold, or have handed off: that one stays.
+        """
         hold = self._watchdog.holds.get(waiter)
         known = hold is not None and hold.fence == fence
         if not known and not self._handoff.was_handed_off(name, waiter, fence):
@@ -263,16 +275,17 @@ class Waiters:
         hold = self._watchdog.holds.get(waiter)
         waiting = self._acquisition(name, waiter)
         if hold is not None and hold.fence == fence:
-            # A question that came after the break may have queued this waiter again.
+            # If a question of this waiter was under way, the store may have read it after the grant
+            # was broken, and queued the waiter again.
             hold.crossed = hold.crossed or reason == "broken"
             self._watchdog.lose(hold, _LOST.get(reason, reason))
         elif waiting is not None:
-            # Its grant is on its way, to its task or, over the other connection, to us. The waiter
-            # has left the queue by then, so no push would tell it of a later change.
+            # Its grant is on its way, to its task or, over the other connection, to us. For the
+            # store, the waiter has left the queue, so no push follows: it must ask.
             waiting.taken_away(fence)
             self._ask_again(waiting)
         if reason == "expired":
-            # The store took this client for stuck and removed its waiters from the queue.
+            # The store took this client for dead and removed its waiters from the queue.
             self._handoff.forget_order(name)
             self._to_ask.add(self.acquisitions.get(name, {}).values())
 
@@ -294,17 +307,20 @@ class Waiters:
             acquisition.stop(error)  # its task then releases its grant, if it has one
 
     def done(self, name: str) -> None:
-        # This push may be old and the lock unused since; the answer to a question is current.
+        # This push has several reasons (see `Inbox`) and may be old: so ask, and act on the answer.
+        # The first waiter asks whatever the reason is; all waiters must, if the work is done.
         self._first_asks(name)
         waiting = self.acquisitions.get(name, {}).values()
         self._to_ask.add([acquisition for acquisition in waiting if acquisition.policy.once])
 
     def order_unknown(self, name: str, waiter: WaiterId) -> None:  # noqa: ARG002  # see `Inbox`
-        # The waiter may have been handed the lock already: then the newcomer is behind it.
+        # Another client's waiter may stand between two of ours now, so no lock is handed off until
+        # the order is known again. If it was handed off already, the newcomer is behind it.
         self._handoff.was_overtaken(name)
         for acquisition in list(self.acquisitions.get(name, {}).values()):
             if acquisition.phase is Phase.ASKING:
-                self._ask_again(acquisition)  # the answer under way may be older than this push
+                # The answer under way may be older than this push, and name a wrong predecessor.
+                self._ask_again(acquisition)
 
     def requested(self, name: str, waiter: WaiterId, fence: int) -> None:
         waiter, fence = self._handoff.present(name, waiter, fence)
@@ -323,17 +339,20 @@ class Waiters:
             self._broken_at = math.inf
         elif self.broken is None:
             self._broken_at = now
-        elif now - self._broken_at >= _STILL:
-            # Once: what broke it, which was logged, may have been less than what keeps it down.
+        elif now - self._broken_at >= _STILL_BROKEN:
+            # Once. The error that broke the link was logged; the one that keeps it from being
+            # restored may be another, such as a wrong password.
             self._broken_at = math.inf
             _log.warning("aiolock: the link to the store is still broken: %s", one_line(error))
         self.broken = error
         self._watchdog.events.link("up" if error is None else "down", error)
 
     def reconnected(self) -> None:
+        # Pushes may have been lost, and commands may be sent twice: nothing that was known of the
+        # queues is reliable, and the answers under way do not end the doubt. So all ask.
         self._handoff.forget_order()
         self._watchdog.may_come_twice()
-        self._to_ask.clear()  # all of them are asked for now
+        self._to_ask.clear()  # all of them are added again below
         for waiters in self.acquisitions.values():
             for acquisition in waiters.values():
                 acquisition.sends_again()
@@ -349,7 +368,7 @@ class Waiters:
 
 
 def _wake(acquisition: Acquisition) -> None:
-    """Let its task look at the phase, unless it will do so anyway."""
+    """Let its task continue, unless its future is resolved already."""
     future = acquisition.waits_for
     if future is None or future.done():
         return

@@ -1,4 +1,9 @@
-"""The watchdog: a client's holds, their renewal, and the deadlines they must not outlive."""
+"""The watchdog: it keeps a client's holds, renews their leases, and ends those that are lost.
+
+A hold enters by `Watchdog.keep` and leaves by `release` or `lose`. Between these, the timer wheel
+calls `_due` at a third of each lease: all holds that are due are renewed in a few commands, one for
+each place where the store keeps them. Each answer moves deadlines and plans the next renewal.
+"""
 
 from __future__ import annotations
 
@@ -33,20 +38,21 @@ from aiolock.store import Form, Renewal, Sharded, Store, WaiterId
 _BATCH: Final = 256
 """Leases in one renewal call: a few hundred microseconds of the server's time."""
 _BATCHES: Final = 2
-"""Answers of such calls that are heard in one iteration of the event loop."""
+"""Answers to such calls that are processed in one iteration of the event loop."""
 _COPIES: Final = 6.0
 """Seconds after a connection broke in which copies of what was sent over it may be carried out: the
 stores give each five seconds, by their own clocks."""
 _LOST: Final = 32
-"""Leases that end in one iteration of the event loop, where many end at once: each cancels bodies,
-and observers are told of it. What uses a lease looks at its deadline by itself."""
+"""Losses that are processed in one iteration of the event loop: each cancels bodies and calls
+observers. The others are not used meanwhile: whatever uses a lease checks its deadline first."""
 _ENDING: Final = 6
 """Units of work to end one hold: see `Turns`."""
 _AWAKE: Final = 1.0
 """Seconds, while anything is held, between checks of whether the machine was suspended."""
 
 _forks = 0
-"""How many forks lie between this process and the first that imported aiolock."""
+"""The number of forks between this process and the first that imported aiolock. Compared instead of
+process ids, because asking for the id is a system call."""
 
 
 def _forked() -> None:
@@ -66,9 +72,9 @@ class Watchdog:
     """Renews every lease of a client that is due, in batches, and notices when one is lost.
 
     A renewal has one of three answers: *renewed*; *refused*, and then the lease is lost now; or
-    *unknown*, which changes nothing: the watchdog tries again until the local deadline, which
-    counts from before the last confirmed request was sent. So a store that hangs cannot make a
-    holder believe in a lease that has ended, and a short failure of it takes no lease away.
+    *unknown*, which changes nothing. Then the watchdog tries again until the local deadline, which
+    counts from before the last confirmed request was sent. So no holder relies on a lease that has
+    ended while the store hangs, and no lease is lost by a short failure of the store.
     """
 
     def __init__(self, store: Store, events: Events, limits: Limits) -> None:
@@ -92,8 +98,9 @@ class Watchdog:
         self._expired = Backlog(self.check, most=_LOST)
         self._refused = Backlog(partial(self.lose, reason=LossReason.REFUSED), most=_LOST)
         self._answered = Backlog[Callable[[], None]](call, most=_BATCHES)
-        """What hears the answers about many leases."""
-        self._left: asyncio.Event | None = None
+        """Answers about many leases that are still to be processed."""
+        self._body_ended: asyncio.Event | None = None
+        """Set by each body that ends, while the client closes."""
         self.answer_deadlines = AnswerDeadlines(self.time)
         self.releases = Releases(self.handoff)
         self.finishes = PendingFinishes(self.handoff, self.time)
@@ -114,7 +121,7 @@ class Watchdog:
                 f"this client was opened in another process, of which this one ({os.getpid()}) is"
                 " a fork: open one in each process, after the fork"
             )
-        # This call raises nothing without a running loop, as when a generator is closed after it.
+        # This function raises nothing where no loop runs, as when a generator is closed late.
         if asyncio._get_running_loop() is not self._loop:
             check_not_trio()
             raise ClientClosed(
@@ -122,7 +129,7 @@ class Watchdog:
             )
 
     def held_by(self, owner: Owner) -> Hold | None:
-        """The owner's hold of this name, if it still has it."""
+        """The owner's hold of this key, if it has one and has not lost it."""
         task, key = owner
         if task not in self.owned:
             return None
@@ -139,26 +146,31 @@ class Watchdog:
             self.owned.setdefault(task, {})[key] = hold
             hold.since = now = self.time()
             if hold.deadline - now < lease / 2000 and (hold.policy.renew or hold.unconfirmed):
-                self._wheel.schedule(hold, now, now)  # noticed so late that it is renewed at once
+                # Its grant was processed late, so more than half of the lease has passed.
+                self._wheel.schedule(hold, now, now)
             else:
-                self._wheel.take_in(hold, self._due_at(hold, lease, now), now)
+                self._wheel.schedule_new(hold, self._due_at(hold, lease, now), now)
         except BaseException:
             self._forget(hold)
             raise
 
     def _due_at(self, hold: Hold, lease: int, now: float) -> float:
-        """When to look after a hold next: at a third of its lease, or at the lease's end.
+        """When a hold is due next: after a third of its lease; without renewal, at its deadline.
 
-        A grant that was noticed late has less of its lease left, and is renewed sooner.
+        The time left until the deadline counts, too: less is left if a grant or an answer was
+        processed late.
         """
         if hold.policy.renew or hold.unconfirmed:
             return now + min(lease / 3000 * self._jitter, (hold.deadline - now) / 3)
         return hold.deadline
 
-    # Holds that nothing can reach any more
+    # Holds that were forgotten: no task can release them any more
 
     def watch(self, hold: Hold) -> None:
-        """After a hold's owner task has ended, keep the hold only while a lease of it exists."""
+        """When the hold's owner task ends, keep the hold only while its user has a lease of it.
+
+        The task can release it by name, so it is not forgotten before: see `unreachable`.
+        """
         task = hold.owner[0]
         if task is None:
             self._disown(hold)
@@ -193,7 +205,7 @@ class Watchdog:
         hold.leases = ()  # this may be the last reference to a lease
 
     def left_behind(self, hold: Hold, lease: Handle) -> None:
-        """Nobody can leave a body: its exit was collected. Its lease is kept as an acquired one is.
+        """A body's exit was garbage-collected: treat its lease as one that was acquired by call.
 
         Called by the garbage collector, in any thread.
         """
@@ -203,13 +215,13 @@ class Watchdog:
 
     def _left_behind(self, hold: Hold, lease: Handle) -> None:
         hold.bodies = tuple([each for each in hold.bodies if each() is not None])
-        self.left()
+        self.body_ended()
         if hold.state not in ALIVE or lease not in hold.leases:
             return
         if hold.policy.released_by_name:
             lease._left_behind = True
             self.watch(hold)
-        else:  # not even its task can release it, unless it has the lease
+        else:  # such a kind has no release by name, so only its user's own reference counts
             hold.leases = without(hold.leases, lease)
 
     def unreachable(self, hold: Hold) -> None:
@@ -218,7 +230,7 @@ class Watchdog:
         Called by the garbage collector, in any thread.
         """
         if not self.is_here:
-            return  # the hold is the parent's
+            return  # in a fork, the hold is still the parent's
         where = f", acquired at {hold.where}" if hold.where else ""
         more = "" if where else " (python -X dev says where it was acquired)"
         what = "is released"
@@ -237,22 +249,22 @@ class Watchdog:
         )
 
     def was_dropped(self, hold: Hold) -> None:
-        """Tell those who collect them of a hold whose release was forgotten. In any thread."""
+        """Call `on_dropped` for a hold whose release was forgotten. In any thread."""
         policy = hold.policy
-        for told in list(on_dropped):
-            told(DroppedLease(hold.waiter.client, policy.kind, policy.name, hold.fence))
+        for callback in list(on_dropped):
+            callback(DroppedLease(hold.waiter.client, policy.kind, policy.name, hold.fence))
 
     def abandon(self, hold: Hold) -> None:
         """Release without waiting; a release that is not answered is sent again (`Releases`)."""
         if (released := self.release(hold)) is not None:
-            released.add_done_callback(partial(self.heard, hold))
+            released.add_done_callback(partial(self.release_answered, hold))
 
     # The end of a hold
 
     def release(self, hold: Hold, *, finished: int = 0) -> asyncio.Future[int] | None:
         """Release a hold now; the future of the answer, or None if it was not ours any more.
 
-        ``finished``: for how many ms the store remembers that its work is done.
+        With ``finished``, the store remembers for so many ms that the work of a `once` is done.
         """
         self.check(hold)
         if hold.released is None and hold.state is not LeaseState.RELEASED:
@@ -263,6 +275,8 @@ class Watchdog:
                 if self.events.often:
                     self.events.released(hold, self.time())
             if mine or hold.crossed or _may_be_at_store(hold.reason):
+                # After a crossing, the store may have queued the waiter once more. So the release
+                # names no grant, and removes the waiter wherever it is: see `Acquisition.crossed`.
                 fence = 0 if hold.crossed else hold.fence
                 key, form = hold.policy.key, hold.policy.form
                 if finished and mine:
@@ -278,16 +292,19 @@ class Watchdog:
                     lost = not mine and _closes_as_lost(hold)
                     hold.released = self._store.release(key, hold.waiter, form, fence, lost=lost)
                 if not mine:
-                    hold.released.add_done_callback(partial(self.heard, hold))
+                    hold.released.add_done_callback(partial(self.release_answered, hold))
         return hold.released if hold.state is LeaseState.RELEASED else None
 
-    def heard(self, hold: Hold, released: asyncio.Future[int]) -> None:
+    def release_answered(self, hold: Hold, released: asyncio.Future[int]) -> None:
         """Process the answer, or the failure, of a release that no task awaits."""
         if not released.cancelled() and isinstance(failure := released.exception(), StoreError):
-            self.unheard(hold, failure)
+            self.release_failed(hold, failure)
 
-    def unheard(self, hold: Hold, failure: StoreError) -> None:
-        """A release has failed, and its caller knows of it: send the release again."""
+    def release_failed(self, hold: Hold, failure: StoreError) -> None:
+        """Send a release again that has failed; its caller has been given the error.
+
+        Finishes and hand-offs are sent again by `PendingFinishes` and `LocalHandoff`.
+        """
         if not hold.finishes and not hold.handed_off:
             release = Release(
                 *(hold.policy.key, hold.waiter, hold.policy.form),
@@ -301,7 +318,7 @@ class Watchdog:
         _ = self.releases.release(key, waiter, form, form.claim, fence=fence)
 
     def check(self, hold: Hold) -> None:
-        """Notice a deadline that passed while the loop was blocked."""
+        """Notice a deadline that has passed, before the timer does: the loop may have blocked."""
         alive = hold.state in ALIVE
         if alive and self.time() >= hold.deadline:
             self.lose(hold, LossReason.EXPIRED)
@@ -327,12 +344,12 @@ class Watchdog:
         self.events.lost(hold, self.time())
         if reason is LossReason.MAX_HOLD:
             # Release it now, not when its body has ended, which may take long. If the lease ended
-            # at the store, we would be taken for stuck, and our waiters would lose their places for
-            # a while. (With a lock_delay, this release counts as a loss.)
+            # at the store, the store would take this client for dead and remove its waiters from
+            # the queue for a while. (With a lock_delay, this release counts as a loss.)
             self.release(hold)
 
     def shorten(self, hold: Hold, until: float) -> None:
-        """A hold is only certain until then: its deadline moves now, and no timer has to fire."""
+        """A hold's lease is certain until then only, and no answer under way changes that."""
         hold.shorten(until)
         now = self.time()
         self._wheel.schedule(hold, now, now)  # it is renewed at once, if it can be
@@ -347,8 +364,8 @@ class Watchdog:
         """Ask the store whether a hold is still ours; renew it for ``ttl`` ms (0: only ask)."""
         now = self.time()
         if ttl:
-            # The reply may be lost, so believe only in the shortest lease that the store may have
-            # given: the new one may be shorter than the old one, or than that of a renewal that is
+            # The answer may be lost, so rely only on the shortest lease that the store may have
+            # set: the new one may be shorter than the old one, or than that of a renewal that is
             # still under way.
             hold.deadline = min(hold.deadline, now + lasts(ttl))
             hold.sends(ttl, now, extends=True)
@@ -360,9 +377,9 @@ class Watchdog:
         return answer
 
     def may_come_twice(self) -> None:
-        """A connection broke: a renewal without an answer may be carried out once more, late.
+        """A connection broke: an unanswered renewal may be carried out once more, late.
 
-        If it is shorter than what was confirmed meanwhile, it cuts that short.
+        If it is shorter than a lease that was confirmed meanwhile, it shortens that lease.
         """
         until = self.time() + _COPIES
         for hold in self.holds.values():
@@ -381,7 +398,7 @@ class Watchdog:
 
         Waits for those bodies, at most until the last of their leases has ended.
         """
-        self._left = asyncio.Event()
+        self._body_ended = asyncio.Event()
         bodies, end = deque[Hold](), 0.0
         left, take = deque(self.holds.values()), turns().take
         try:
@@ -392,21 +409,21 @@ class Watchdog:
                 if self._close(left.popleft(), caller, bodies):
                     end = max(end, bodies[-1].deadline)
         finally:
-            for hold in left:  # without a pause, for this was cancelled
+            for hold in left:  # without a pause, because this was cancelled
                 self._close(hold, caller, bodies)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(end - self.time()):
                 while bodies:
                     await take()
                     if bodies[0].inside:
-                        self._left.clear()
-                        await self._left.wait()
+                        self._body_ended.clear()
+                        await self._body_ended.wait()
                     else:
                         bodies.popleft()
         self._wheel.aclose()
 
     def _close(self, hold: Hold, caller: asyncio.Task[Any] | None, bodies: deque[Hold]) -> bool:
-        """End a hold; True if bodies of other tasks are cancelled, which then are to be awaited."""
+        """End a hold; True if it has bodies of other tasks, which are cancelled and still run."""
         if any(body.task is not caller for body in hold.inside):
             bodies.append(hold)
             self.lose(hold, LossReason.CLOSED)
@@ -414,10 +431,10 @@ class Watchdog:
         self.abandon(hold)
         return False
 
-    def left(self) -> None:
+    def body_ended(self) -> None:
         """A body has ended, and its hold is released."""
-        if self._left is not None:
-            self._left.set()
+        if self._body_ended is not None:
+            self._body_ended.set()
 
     # Renewing
 
@@ -443,7 +460,7 @@ class Watchdog:
             if now >= hold.deadline:
                 expired.append(hold)
             else:
-                self._look_after(hold, now, renewals)
+                self._renew_if_due(hold, now, renewals)
         self._expired.add(expired)
         for shard in self._shards(renewals):
             for start in range(0, len(shard), _BATCH):
@@ -451,7 +468,7 @@ class Watchdog:
                 self._renew(batch).add_done_callback(partial(self._renewed_later, batch, now))
 
     def _shards(self, renewals: list[_Sent]) -> Iterable[list[_Sent]]:
-        """Grouped by place: one that does not answer then delays no lease kept elsewhere."""
+        """Renewals by shard: one shard that does not answer then delays no lease of another."""
         if self._sharded is None:
             return [renewals]
         shards: dict[Hashable, list[_Sent]] = {}
@@ -459,15 +476,17 @@ class Watchdog:
             shards.setdefault(self._sharded.shard_of(sent[1].name), []).append(sent)
         return shards.values()
 
-    def _look_after(self, hold: Hold, now: float, renewals: list[_Sent]) -> None:
+    def _renew_if_due(self, hold: Hold, now: float, renewals: list[_Sent]) -> None:
         if hold.asking:
+            # The renewal before is not answered. It is not sent again here: a store that sent it
+            # repeats it by itself, or fails it, and then `_renewed` plans the next one.
             hold.state = LeaseState.AT_RISK
             self._wheel.schedule(hold, hold.deadline, now)
             return
         look_at = hold.deadline
         if hold.policy.renew or hold.unconfirmed:
             ttl = self.affordable(hold, hold.ttl)
-            if not hold.policy.renew:  # confirm the length that was asked for, from its grant on
+            if not hold.policy.renew:  # the claim becomes the full ttl, counted from the grant
                 ttl = max(1, min(ttl, int((hold.began - now) * 1000) + hold.ttl))
             if now + lasts(ttl) > hold.deadline + 0.001:
                 hold.sends(ttl, now)
@@ -478,7 +497,7 @@ class Watchdog:
                 return
             if ttl == hold.ttl:  # it was extended for longer than renewals last: renew it in time
                 look_at = hold.deadline - ttl / 1500
-        hold.state = LeaseState.HELD  # a missing answer would change nothing any more
+        hold.state = LeaseState.HELD  # no answer is missing that could still change it
         self._wheel.schedule(hold, look_at, now)
 
     def _renew(self, batch: list[_Sent]) -> asyncio.Future[list[bool | None]]:
@@ -508,7 +527,7 @@ class Watchdog:
             if not still and not doubt:
                 refused.append(hold)
             elif doubt and not renewal.ttl:
-                pass  # the store was only asked whether it is ours
+                pass  # the store was only asked whether it is ours, so no renewal is missing
             elif doubt:
                 hold.state = LeaseState.AT_RISK
                 again = max(0.02, min(1.0, (hold.deadline - now) / 5))
@@ -519,21 +538,22 @@ class Watchdog:
                     self._wheel.schedule(hold, self._due_at(hold, renewal.ttl, now), now)
         if len(batch) > 1:
             self._refused.add(refused)
-        else:  # whoever has asked about it goes on now, and looks at its state
+        else:  # at once: a task that asked about this hold looks at its state next
             for hold in refused:
                 self.lose(hold, LossReason.REFUSED)
 
 
 def retrieve(answer: asyncio.Future[Any]) -> None:
-    """Take the error out of a future: one that nobody has retrieved would be logged as a bug."""
+    """Retrieve the error of a future, which asyncio would log otherwise."""
     if not answer.cancelled():
         answer.exception()
 
 
 def _closes_as_lost(hold: Hold) -> bool:
-    """Whether its release is a loss for the store: its lease has ended by our clock.
+    """Whether its release must count as a loss at the store, for the sake of ``lock_delay``.
 
-    That is a little before it ends by the store's.
+    The lease has ended by our clock, which is a little before it ends by the store's: for the store
+    this would be a release in time.
     """
     ended = hold.reason in {LossReason.EXPIRED, LossReason.MAX_HOLD}
     return ended and hold.policy.form.after_loss > 0
