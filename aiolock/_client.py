@@ -1,4 +1,8 @@
-"""`connect` and `LockClient`: one process's link to its lock store."""
+"""`connect` and `LockClient`: the public entrance.
+
+The client checks arguments, makes descriptions of locks, and opens and closes the engine, which
+does the work.
+"""
 
 from __future__ import annotations
 
@@ -69,7 +73,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 _TTL: Final = 30.0
-"""What stands in the signatures, where it is for the reader to see."""
+"""The default of ``ttl`` in the signatures, where it is repeated for the reader."""
 _AT_REST: Final = (State.NEW, State.CLOSED)
 
 
@@ -108,16 +112,16 @@ def connect(
     * a `MemoryServer`, or a `Store`;
     * a list of 3, 5 or 7 servers: a quorum, see below.
 
-    ``prefix`` stands before every key; locks of different prefixes are different locks. ``ttl``, in
-    seconds, is the ttl of locks that are given none. Here as everywhere, a number of seconds may
-    also be a `datetime.timedelta`.
+    ``prefix`` begins every key; locks of different prefixes are different locks. ``ttl``, in
+    seconds, is the default ttl of locks. Here as everywhere, a number of seconds may also be a
+    `datetime.timedelta`.
 
-    ``label`` says what this program is ("billing"): it is put before the labels of all that the
-    program holds or waits for (see `Lock.acquire`). ``observer`` is one `Observer` or several, told
-    what happens. A log with default settings is added, unless you give an `observe.log`. When a
-    task that holds a lock has waited for ``deadlock_after`` seconds (at least 3), the client looks
-    for a deadlock, also over several processes, and tells the observers (see
-    `LockClient.deadlocks`); None turns that off.
+    ``label`` names this program ("billing"): it is put before the labels of all that the program
+    holds or waits for (see `Lock.acquire`). ``observer`` is one `Observer` or several. A log with
+    default settings is added, unless you give an `observe.log`. When a task that holds a lock has
+    waited for ``deadlock_after`` seconds (at least 3), the client searches for a deadlock, also
+    over several processes, and reports it to the observers (see `LockClient.deadlocks`); None turns
+    that off.
 
     ``replicas``, for Redis and Valkey, is how many replicas of the server must have a grant before
     its body begins, and a renewal before its deadline moves: 1 or more, or ``"all"`` that follow
@@ -132,7 +136,7 @@ def connect(
     It works while a majority can be reached, and takes two connections to each server. All
     programs that use these servers must give the same list and the same ``longest_ttl``: the
     longest ttl allowed, in seconds (60, if None). A server that may have forgotten its votes does
-    not vote for that time. ``durable`` says that the servers forget nothing in a restart
+    not vote for that time. ``durable`` declares that the servers forget nothing in a restart
     (``appendonly yes`` and ``appendfsync always``), which is checked. For tests, give a list of
     `MemoryServer`: a ``FakeAsyncRedis`` is refused there.
 
@@ -206,7 +210,7 @@ class LockClient(Uncopyable, AsyncOnly):
         self._opening: asyncio.Task[None] | None = None
         self._openers = 0
         self._wanted = False
-        """Whether any caller has been told that it is open."""
+        """Whether any call of `open` has succeeded since the last opening began."""
         self._closing: asyncio.Task[None] | None = None
 
     def __repr__(self) -> str:
@@ -214,7 +218,8 @@ class LockClient(Uncopyable, AsyncOnly):
 
     def __del__(self) -> None:
         engine: Engine | None = getattr(self, "_engine", None)  # None if __init__ failed early
-        if engine and engine.is_open and engine.watchdog.is_here:  # in a fork, the parent's
+        # In a fork, the client is still the parent's, which closes it.
+        if engine and engine.is_open and engine.watchdog.is_here:
             warnings.warn(
                 f"unclosed {self!r}: what it holds is in the way of others until its leases end."
                 " Use `async with`, or await its aclose()",
@@ -232,14 +237,14 @@ class LockClient(Uncopyable, AsyncOnly):
     def protocols(self) -> tuple[int, ...]:
         """The protocol version that this client speaks, then others in use at the same store.
 
-        More than one during a deployment. Empty for a store in memory, where no other version can
-        be.
+        More than one during a deployment. Empty for a store in memory, which no other version can
+        use.
         """
         store = self._engine.store
         return store.protocols if isinstance(store, Versioned) else ()
 
     async def open(self) -> None:
-        """Connect; `StoreError`, with what to do about it, when the store cannot be used.
+        """Connect; `StoreError`, with advice, when the store cannot be used.
 
         An open client stays as it is, and one that is being opened is waited for: so any code that
         needs the client may call this first. A cancelled opening closes it again, unless another
@@ -257,8 +262,8 @@ class LockClient(Uncopyable, AsyncOnly):
         if engine.is_open:
             self._wanted = True
             return
-        # Asks whether the task runs, instead of forgetting it at its end: an eager task may have
-        # ended before it is stored here.
+        # `_opening` may be a task that has ended. It is not reset at its end, because an eager task
+        # may end before it is stored there.
         opening = self._opening
         if opening is not None and not opening.done() and opening.cancelling():
             await asyncio.wait([opening])  # its last caller has given up
@@ -267,7 +272,8 @@ class LockClient(Uncopyable, AsyncOnly):
         if opening is None or opening.done():
             engine.begin()
             self._wanted = False
-            # In a context of its own: what it starts serves all tasks, and outlives this one.
+            # In a context of its own: the tasks and timers that it starts serve all tasks, and
+            # outlive this one.
             opening = self._opening = asyncio.create_task(
                 engine.open(), name="aiolock open", context=Context()
             )
@@ -284,13 +290,13 @@ class LockClient(Uncopyable, AsyncOnly):
                     "this client was closed while it was being opened", closed=True
                 ) from None
             if self._openers == 1 and not self._wanted:
-                await self._open_for_nobody(opening)
+                await self._abandon_opening(opening)
             raise
         finally:
             self._openers -= 1
 
-    async def _open_for_nobody(self, opening: asyncio.Task[None]) -> None:
-        """The last caller that waited has given up: cancel the opening, or close the client."""
+    async def _abandon_opening(self, opening: asyncio.Task[None]) -> None:
+        """The last caller that waited was cancelled: cancel the opening, or close the client."""
         opening.cancel()
         with anyio.CancelScope(shield=True):
             await asyncio.wait([opening])
@@ -331,7 +337,8 @@ class LockClient(Uncopyable, AsyncOnly):
         if opening is not None and not opening.done():
             opening.cancel()
             await asyncio.wait([opening])
-            self._engine.state = State.CLOSED  # if the opening had not even begun
+            # Also if it was cancelled before its first step: then `Engine.open` has not run at all.
+            self._engine.state = State.CLOSED
         if self._engine.state is State.OPEN:
             await self._engine.aclose(caller)
 
@@ -409,7 +416,10 @@ class LockClient(Uncopyable, AsyncOnly):
         return await self._named(name, kind).request_release()
 
     def servers(self) -> list[ServerStatus]:
-        """What this client knows of each server of a quorum; else an empty list. No I/O."""
+        """The state of each server of a quorum, as last seen by this client; no I/O.
+
+        Empty for any other store.
+        """
         return self._engine.servers()
 
     def _check_kind(self, kind: str) -> None:
@@ -417,7 +427,7 @@ class LockClient(Uncopyable, AsyncOnly):
             raise ValueError(f"kind must be one of {', '.join(self.KINDS)}, not {kind!r}")
 
     def _named(self, name: str, kind: str) -> Lock:
-        """A lock by which the primitive of this name can be looked at, but not acquired."""
+        """A lock for the status of the primitive of this name; it must not be acquired."""
         self._check_kind(kind)
         return Lock(self._engine, Policy(name, self._ttl, kind=kind))
 
@@ -463,8 +473,8 @@ class LockClient(Uncopyable, AsyncOnly):
             it, leaving takes no time, but a loss that only that answer reveals is not raised.
         :param priority: from -9 to 9. A waiter with a lower number comes before all waiters with a
             higher one, however long they have waited; among equals, first come, first served.
-        :param family: what such locks have in common, for metrics (see `LockRequest.family`); the
-            name up to its first colon, if None.
+        :param family: a common name of such locks, for metrics (see `LockRequest.family`); the name
+            up to its first colon, if None.
         """
         for wrong in unknown:
             raise unexpected(LockClient.lock, wrong)
@@ -494,7 +504,7 @@ class LockClient(Uncopyable, AsyncOnly):
 
     @spelled_out(lock, RWLockOptions)
     def rwlock(self, name: str, **options: Unpack[RWLockOptions]) -> RWLock:
-        """A lock that readers share and a writer has alone: see `RWLock`.
+        """A lock that many readers or one writer can hold: see `RWLock`.
 
         The parameters and errors are those of `lock`, and hold for reading and writing.
         """
@@ -526,7 +536,7 @@ class LockClient(Uncopyable, AsyncOnly):
 
     @spelled_out(lock, MultiLockOptions)
     def multilock(self, *names: str, **options: Unpack[MultiLockOptions]) -> MultiLock:
-        """Several locks as one: all of them or none, in an order in which nobody deadlocks.
+        """Several locks as one: all of them or none, taken in an order that avoids deadlocks.
 
         The parameters and errors are those of `lock`, for each name; ``timeout`` is the time for
         all of them together.
@@ -594,7 +604,7 @@ class LockClient(Uncopyable, AsyncOnly):
         group = self._passing("barrier", name, Rule.GROUP, parties, parties, timeout, max_waiters)
         return Barrier(group, parties)
 
-    def _passing(  # noqa: PLR0917  # what its three callers were given
+    def _passing(  # noqa: PLR0917  # the arguments of its three callers
         self,
         kind: str,
         name: str,
@@ -742,4 +752,4 @@ def _runs(task: asyncio.Task[None] | None) -> bool:
 
 def _seen(opening: asyncio.Task[None]) -> None:
     if not opening.cancelled():
-        opening.exception()  # raised by the caller that waits for it; asyncio must not log it
+        opening.exception()  # the caller that waits raises it; asyncio must not log it as well

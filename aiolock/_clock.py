@@ -1,4 +1,4 @@
-"""The clock by which deadlines are measured, in the client and in stores without a clock."""
+"""The clock of all deadlines: of clients, and of stores whose server has no clock of its own."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from functools import partial
 
 
 def clock(loop: asyncio.AbstractEventLoop) -> Callable[[], float]:
-    """A clock, in seconds, that goes on while the machine is suspended.
+    """A clock, in seconds, that also runs while the machine is suspended.
 
-    On Linux, the event loop's clock stops meanwhile: after a laptop or a virtual machine has slept,
-    it would believe in leases that have ended. A loop with a time of its own keeps that time.
+    On Linux, the event loop's clock stops meanwhile. After a laptop or a virtual machine was
+    suspended, leases that have ended at the store would still count as held. A loop with a time of
+    its own, as in tests, keeps that time.
     """
     boottime = getattr(time, "CLOCK_BOOTTIME", None)
     if boottime is None or abs(loop.time() - time.monotonic()) > 1:

@@ -1,4 +1,4 @@
-"""Leases that nobody can release any more: who drops one has forgotten a release."""
+"""Leases that were dropped without a release: a hook for tests, which finds forgotten releases."""
 
 from __future__ import annotations
 
@@ -28,9 +28,10 @@ on_dropped: Final = list[Callable[[DroppedLease], object]]()
 def dropped_leases() -> Generator[list[DroppedLease], None, None]:
     """Collect the leases that are dropped without a release while the ``with`` lasts.
 
-    aiolock releases such a lock, and warns (`ResourceWarning`). No test fails by that: Python
-    prints a warning of its garbage collector, and goes on. So let a test assert that the list is
-    empty; the fixtures of the pytest plugin do. It has the leases of all clients of this process.
+    aiolock releases such a lock, and warns (`ResourceWarning`). But no test fails by that: Python
+    only prints a warning that is raised in its garbage collector. So let a test assert that the
+    list is empty; the fixtures of the pytest plugin do. The list has the leases of all clients of
+    this process.
     """
     dropped = list[DroppedLease]()
     on_dropped.append(dropped.append)

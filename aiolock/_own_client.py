@@ -1,4 +1,4 @@
-"""A lock with a client of its own: all that a script needs."""
+"""A lock with a client of its own, for scripts: `aiolock.lock`."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def lock(
     Raises `ValueError` or `TypeError` for invalid arguments, before any I/O.
     """
     describe = partial(connect, store_url(url), prefix=prefix)
-    describe().lock(name, **options)  # what is wrong is an error of this call
+    describe().lock(name, **options)  # invalid arguments must raise here, not when it is entered
     return _taken(describe, name, options)
 
 
@@ -42,6 +42,7 @@ def lock(
 async def _taken(
     describe: Callable[[], LockClient], name: str, options: LockOptions
 ) -> AsyncGenerator[Lease, None]:
-    # A client for each body: each call of a function that this decorates has one of its own.
+    # A client for each body, because the result may decorate a function that is called often, also
+    # at the same time or in another event loop.
     async with describe() as client, client.lock(name, **options) as lease:
         yield lease

@@ -1,4 +1,7 @@
-"""A future whose task continues in the call that resolves it, not in a later loop iteration."""
+"""A future whose task continues in the call that resolves it, not in a later loop iteration.
+
+It saves an iteration of the event loop, with its poll of the sockets, for each answer and push.
+"""
 
 from __future__ import annotations
 
@@ -11,20 +14,20 @@ from typing import Any
 class Prompt(asyncio.Future[Any]):
     """The future of an answer or a push; as a rule, one task awaits it and nothing else does.
 
-    An ordinary future has the event loop call that task in a later iteration. If that is all there
-    is to do, the loop first polls its sockets once more for nothing.
+    An ordinary future has the event loop call that task in the next iteration. If nothing else is
+    to be done, the loop polls its sockets once more before that, for nothing.
     """
 
     _step: Callable[[Prompt], object] | None = None
     """The callback of the task that awaits it; the only callback there is."""
     _context: Context | None = None
     _ordinary = False
-    """From now on it behaves as any future: other callbacks must be called in order, too."""
+    """It behaves as any future from now on: several callbacks must be called in their order."""
 
     def add_done_callback(
         self, fn: Callable[[Prompt], object], /, *, context: Context | None = None
     ) -> None:
-        """As of any future; `resolve` may call a task, which is known by passing its context."""
+        """As of any future. A task that awaits it is recognised by the ``context`` it passes."""
         if context is None or self._ordinary or self._step is not None or self.done():
             self._become_ordinary()
             super().add_done_callback(fn, context=context)

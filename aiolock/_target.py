@@ -1,4 +1,8 @@
-"""The store for what `connect` is given: a URL, a client of a server, or a list of servers."""
+"""Makes the store for the target of `connect`: a URL, a client of a server, a list of servers.
+
+Modules of stores are imported only when a target needs them, so that no driver is required or
+loaded that is not used.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +42,7 @@ _MEMBERS: Final = {
 }
 """Stores of which several servers can form a quorum, and the module that makes its members."""
 _LONGEST_IN_A_QUORUM: Final = 60.0
-"""Seconds: the longest ttl, where none is given."""
+"""Seconds: the default of ``longest_ttl``."""
 
 
 def store_for(
@@ -49,7 +53,7 @@ def store_for(
     *,
     durable: bool,
 ) -> Store:
-    """What `connect` uses; `ValueError` or `TypeError` for options that are not for that target."""
+    """The store that `connect` uses; `ValueError` or `TypeError` for options of other targets."""
     if isinstance(target, list | tuple):
         if replicas is not None:
             raise _has_none("a quorum: each of its servers votes by itself")
@@ -81,7 +85,7 @@ def store_at(target: object, prefix: str, replicas: int | Literal["all"] | None 
         if options:
             raise _has_none(f"a {type(target).__name__}")
         return target
-    # Compare names of modules, so that a driver that is not used is never imported.
+    # By the names of the modules of its classes, because `isinstance` would need the driver.
     modules = {base.__module__ for base in type(target).__mro__}
     if any(module.partition(".")[0] == "redis" for module in modules):
         module = importlib.import_module(_STORES["redis"])

@@ -1,7 +1,8 @@
-"""URLs of stores: read whole or refused. And which texts may be shown, for a URL holds secrets.
+"""Strict parsing of the URLs of stores, and redaction of the secrets in them.
 
-No error here shows a part of a URL that may belong to a password: in a URL that is not understood
-that may be any part. What is understood is shown: the host, the names of options.
+A URL is parsed completely or refused. No error shows a part of a URL that may belong to a password;
+in a URL that cannot be parsed, that may be any part. Only parts that were recognised are shown: the
+host, the names of options.
 """
 
 from __future__ import annotations
@@ -18,13 +19,13 @@ from urllib.parse import quote, unquote
 _HIGHEST_PORT: Final = 65535
 _LONGEST_HOST: Final = 253
 _SOME: Final = 10
-"""So many options are listed where one is unknown."""
+"""The known options are listed in an error if there are no more than this."""
 _INVISIBLE: Final = re.compile(r"[\s\x00-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\ufeff]")
 _HALF_ENCODED: Final = re.compile(r"%(?![0-9A-Fa-f]{2})")
 _ADDRESS: Final = re.compile(r"(?:\[([^\[\]]*)\]|([^\[\]:]*))(?::([0-9]+))?")
 _HOST: Final = re.compile(r"\w(?:[\w-]{0,62})(?:\.[\w-]{1,63})*\.?")
 _LOGIN_IN_PATH: Final = re.compile(r"/+[^/?:]*:[^/?][^?]*@")
-"""Behind a slash too many; a file may have an @ in its name, and a drive."""
+"""A login after one slash too many. (A path may contain an @, too, and a drive letter.)"""
 _NAME: Final = re.compile(r"[A-Za-z]\w{0,40}", re.ASCII)
 _AROUND: Final = " \t\r\n\"'`<>"
 _BARE: Final = re.compile(r"([a-z0-9.-]+|\[[0-9a-f:]+\])(?::([0-9]+))?(?:/[0-9]{0,2})?")
@@ -34,7 +35,8 @@ SECRETS: Final = (
     *("password", "ssl_password", "sentinel_password", "sslpassword", "oauth_client_secret"),
     *("scram_client_key", "scram_server_key", "listen_url"),
 )
-"""Options that hold secrets. What follows one in a URL may belong to it, if it has a raw ``&``."""
+"""Options that hold secrets. The text after one in a URL may belong to it, as in a value with a
+raw ``&``."""
 ENCODE: Final = (
     "percent-encode what has a meaning in URLs, also in a password: / as %2F, ? as %3F, # as %23,"
     " @ as %40, : as %3A, % as %25"
@@ -61,7 +63,7 @@ class Url:
     """As it stands in the URL, with its first slash."""
     options: Mapping[str, str] = field(repr=False)
     example: str
-    """How such a URL is written."""
+    """An example of such a URL, for errors."""
 
     def wrong(self, what: str) -> ValueError:
         """The error for this URL; ``what`` must not be a part of it."""
@@ -164,7 +166,7 @@ def scheme_of(text: str, known: Collection[str], whose: str = "a lock store") ->
 
 
 def _meant(text: str, known: Collection[str]) -> str:
-    """What may be meant by a text that begins with no known scheme."""
+    """A guess at the mistake in a text that begins with no known scheme."""
     inside = text.strip(_AROUND)
     scheme, found, _ = inside.partition("://")
     if not inside:
@@ -193,7 +195,7 @@ def _near(scheme: str, known: Collection[str]) -> str:
 
 
 def bare_host(text: str) -> str:
-    """This text, if it certainly is a host that may be shown; else an empty one."""
+    """The text, if it certainly is a host, which may be shown; otherwise an empty text."""
     match = _BARE.fullmatch(text)
     certain = match and (
         match[2] in _PORTS or match[1] == "localhost" or _is_ip(match[1].strip("[]"))
@@ -210,10 +212,10 @@ def _is_ip(host: str) -> bool:
 
 
 def parse(text: str, example: str, *, inner: str = "", sockets: bool = False) -> Url:
-    """The parts of a URL, whose scheme was checked; `ValueError` for one that is not clear.
+    """The parts of a URL whose scheme was checked; `ValueError` if it is ambiguous.
 
-    ``inner`` is an option whose value may be a URL as it stands. With ``sockets`` a host may be
-    percent-encoded, and so may be a path.
+    ``inner`` is an option whose value may be a URL that is not percent-encoded. With ``sockets``, a
+    host may be the percent-encoded path of a socket.
     """
     if _INVISIBLE.search(text):
         what = "there is a blank, a line end or another invisible character in this URL"
@@ -225,7 +227,7 @@ def parse(text: str, example: str, *, inner: str = "", sockets: bool = False) ->
     scheme, _, rest = text.partition("://")
     end = re.search("[/?]", rest)
     authority, tail = (rest[: end.start()], rest[end.start() :]) if end else (rest, "")
-    # What is in an inner URL is checked when that is parsed.
+    # An inner URL is checked when it is parsed itself.
     outside = re.sub(rf"([?&]{inner}=)[^&]*", r"\1", tail) if inner else tail
     if "@" in outside and (authority or _LOGIN_IN_PATH.match(tail)):
         raise wrong(f"there is an @ behind the first / or ? of this URL: {ENCODE}", example)
@@ -250,7 +252,7 @@ def _decoded(text: str, example: str) -> str:
         decoded = unquote(text, errors="strict")
     except UnicodeDecodeError:
         decoded = "\0"
-    if "\0" in decoded:  # raised here, for no error of Python's is to be its context
+    if "\0" in decoded:  # raised here, because the context of Python's error would show the text
         raise wrong("what is percent-encoded in this URL is not UTF-8, or NUL", example)
     return decoded
 
@@ -292,7 +294,7 @@ def _is_host(text: str) -> bool:
 
 
 def _options(query: str, example: str) -> dict[str, str]:
-    """Each once: nobody can tell which of two is meant. A plus sign is one, and not a blank."""
+    """The options by name; one that is given twice is an error. A plus sign is not a blank here."""
     found: dict[str, str] = {}
     for each in query.split("&") if query else ():
         name, equals, value = each.partition("=")
@@ -308,23 +310,23 @@ def _options(query: str, example: str) -> dict[str, str]:
 
 
 _RUN: Final = 3
-"""So many characters of a password in a row are not shown."""
+"""Characters in a row of a password that are replaced."""
 _USUAL: Final = (
     "invalid username-password pair or user is disabled. Authentication required. AUTH called"
     " password authentication failed for user Access denied using password YES"
     " connection Connection refused connecting to server closed the by unexpectedly not"
     " Name or service not known No such file or directory Error Multiple exceptions certificate"
 )
-"""Words that drivers and servers use: they are not hidden even if they are in a password."""
+"""Words that drivers and servers use: they are shown even if they are in a password."""
 _ECHO: Final = re.compile(r"(with args beginning with:)(?! \*\*\*).*", re.DOTALL)
-"""How Redis shows a command that it does not know: it may be the one that has the password."""
+"""The text of Redis about a command that it does not know, which may contain the password."""
 
 
 class Shown:
-    """What of a driver's texts may be shown: all but what may come from these secrets.
+    """Redaction of a driver's texts: parts that may come from one of these secrets are replaced.
 
-    A server or a driver may repeat a part of a password, cut or escaped. So each run of three
-    characters of it is replaced, unless it is in one of the ``public`` texts, too.
+    A server or a driver may repeat a part of a password, cut or escaped. So every three characters
+    in a row that are in a secret are replaced, unless they are in one of the ``public`` texts, too.
     """
 
     def __init__(self, secrets: Iterable[object], public: Iterable[object] = ()) -> None:
@@ -337,7 +339,7 @@ class Shown:
         return f"<{type(self).__name__}>"
 
     def text(self, text: str) -> str:
-        """This text, with ``***`` for what is hidden."""
+        """The text, with ``***`` for each part that is hidden."""
         text = _ECHO.sub(r"\1 ***", text)
         if not self._hidden:
             return text
@@ -349,19 +351,20 @@ class Shown:
         return re.sub("\0+", "***", shown)
 
     def error(self, error: Exception) -> Exception:
-        """This exception, after its texts and those of its causes have been changed.
+        """The exception, after its texts and those of its causes were redacted.
 
-        If they cannot be changed, another exception that only names its type.
+        If they cannot be redacted, another exception that only names its type.
         """
         for each in _chain(error):
             if not self._clean(each):
                 clean = ConnectionError(f"{type(error).__name__}, whose text is not shown")
-                clean.__suppress_context__ = True  # it is raised where the other one is handled
+                # It is raised where the other is handled, whose text would be shown as its context.
+                clean.__suppress_context__ = True
                 return clean.with_traceback(error.__traceback__)
         return error
 
     def _clean(self, error: BaseException) -> bool:
-        """Whether its texts may be shown now."""
+        """Redact its texts; whether all of them may be shown now."""
         error.args = tuple(
             self.text(each) if isinstance(each, str) else each for each in error.args
         )
@@ -370,7 +373,8 @@ class Shown:
         for number, note in enumerate(getattr(error, "__notes__", ())):
             error.__notes__[number] = self.text(note)
         for name, value in vars(error).items():
-            # psycopg keeps all that it connects with: also a password from elsewhere than the URL.
+            # psycopg keeps all parameters of its connection: also a password from another source
+            # than the URL, which is not among the known secrets.
             kept = repr(value)
             if self.text(kept) != kept or (not isinstance(value, str) and "password=" in kept):
                 vars(error)[name] = None
@@ -379,7 +383,7 @@ class Shown:
 
 
 def _forms(secret: object) -> Iterator[str]:
-    """A secret as it may stand in a text."""
+    """The forms in which a secret may appear in a text."""
     if isinstance(secret, bytes):
         secret = secret.decode(errors="backslashreplace")
     if isinstance(secret, str):
@@ -394,7 +398,7 @@ def _runs(text: str) -> Iterator[str]:
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
-    """An exception, and all that a traceback of it shows."""
+    """An exception, and all others that its traceback shows."""
     seen: dict[int, BaseException] = {}
     todo: list[BaseException | None] = [error]
     while todo:

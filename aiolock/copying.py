@@ -1,4 +1,4 @@
-"""What `copy` and `pickle` do with objects that stand for something outside of them."""
+"""Bases of objects that `copy` and `pickle` must not duplicate: clients, leases, descriptions."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from typing import ClassVar, NoReturn, Self
 
 
 class Uncopyable:
-    """An object that stands for one thing: a copy would end it, or use its connection."""
+    """An object that refers to one external thing: a copy could end it, or use its connection."""
 
     __slots__ = ()
     _instead: ClassVar[str] = ""
-    """What its user can do instead."""
+    """The advice in the error: how to get the same effect."""
 
     def __reduce_ex__(self, protocol: object) -> NoReturn:
         # `copy`, `deepcopy` and `pickle` all call this.
@@ -21,7 +21,7 @@ class Uncopyable:
 
 
 class CopiedAsItself(Uncopyable):
-    """An immutable description: it is its own copy, and of the same client."""
+    """An immutable description of a lock: its copy is the same object, of the same client."""
 
     __slots__ = ()
     _instead = "it belongs to a client of this process; make one of the same name at a client there"

@@ -1,4 +1,4 @@
-"""Everything aiolock raises.
+"""The errors that aiolock raises.
 
 ::
 
@@ -9,7 +9,7 @@
     ├── WouldDeadlock    (RuntimeError)          this task would wait for itself
     ├── LimitMismatch    (ValueError)            others use this name with another limit, or count
     ├── QueueFull                                as many wait already as ``max_waiters`` allows
-    ├── StoreError       (ConnectionError)       the store did not say yes or no: nobody knows
+    ├── StoreError       (ConnectionError)       the store did not answer, or refused
     │   ├── ResultGone                           the work is done, but the store has no result of it
     │   └── QuorumMismatch                       others use this server in another list of servers
     ├── Unsupported      (NotImplementedError)   the store does not offer this kind of lock
@@ -23,10 +23,10 @@ from aiolock.store import Participant
 
 
 class LockError(Exception):
-    """The base of every error that aiolock raises."""
+    """The base of all errors that aiolock raises."""
 
     name: str = ""
-    """The name of the lock that the error is about; empty if it is about none."""
+    """The name of the lock that the error is about; empty if it is not about one lock."""
     kind: str = ""
     """The kind of that lock: ``"lock"``, ``"semaphore"``, ``"latch"``…"""
 
@@ -37,16 +37,17 @@ class AcquireTimeout(LockError, TimeoutError):
     waited: float = 0.0
     """How many seconds the caller waited; 0.0 if it only tried."""
     holders: tuple[Participant, ...] = ()
-    """The holders when we gave up, 16 at most; empty if there were none, or if they are not known.
-    If it only tried, the one whose lease ends first."""
+    """The holders at the time of the error, 16 at most; empty if there were none, or they are not
+    known. If the acquisition only tried, the holder whose lease ends first."""
     more_holders: int = 0
-    """How many holders there were besides; 0 if it only tried."""
+    """How many more holders there were; 0 if it only tried."""
 
 
 class LeaseLost(LockError):
     """The lock was lost while we held it: another client may hold it now.
 
-    The lock does not protect what the body has done since; `Lease.fence` is there for that.
+    The lock does not protect what the body has done since then. `Lease.fence` does, if the storage
+    checks it.
     """
 
     fence: int = 0
@@ -64,11 +65,11 @@ class WouldDeadlock(LockError, RuntimeError):
 
     It holds this lock already; or it holds another lock for which a task of this client waits,
     directly or through further tasks, and one of those tasks holds this lock. An `asyncio.timeout`
-    that would end one of these waits is not seen: give the lock a ``timeout``.
+    around one of these waits is not taken into account: give the lock a ``timeout``.
 
-    A task holds what it has acquired, even if it has passed the lease on. But where it waits by way
-    of other tasks, another task may release that lease, so there it counts only in the body of an
-    ``async with``; otherwise the circle is logged after a second.
+    A task holds every lock that it has acquired, even if it has given the lease to another task.
+    But in a cycle of several tasks, that other task may release the lease. So there, a lock counts
+    only in the body of an ``async with``; otherwise the cycle is only logged, after a second.
     """
 
 
@@ -81,23 +82,23 @@ class QueueFull(LockError):
 
 
 class StoreError(LockError, ConnectionError):
-    """The store did not say yes or no, so nobody knows; the driver's error is ``__cause__``.
+    """The store did not answer, or refused; the driver's error is ``__cause__``.
 
-    Never raised because another client has the lock. After it nothing is held; if the command did
-    reach the store, what it took is given back.
+    Without an answer, the outcome is unknown. Never raised because another client has the lock.
+    After it nothing is held: if the command did reach the store, its grant is given back.
     """
 
     refused: bool = False
     """Whether the store has certainly not carried the command out: refused, or never received."""
 
     misconfigured: bool = False
-    """Whether it stays so until somebody changes the configuration: a password, a right, a version.
+    """Whether it lasts until the configuration is changed: a password, a permission, a version.
 
-    Trying again does not help then. False also where the store cannot tell.
+    Trying again does not help then. Also false if the store does not know.
     """
 
     _under_way: bool = False
-    """Whether the command may still be answered, although nobody waits for it any more."""
+    """Whether the store may still carry out the command, whose answer is not awaited any more."""
 
 
 class ResultGone(StoreError):
@@ -109,7 +110,7 @@ class ResultGone(StoreError):
 
 
 class QuorumMismatch(StoreError):
-    """A server is a member of another quorum than this client says: see `connect`.
+    """A server is a member of another quorum than that of this client: see `connect`.
 
     All its users must give the same list of servers, the same ``longest_ttl`` and ``durable``.
     Otherwise two majorities may have no server in common, and two clients may hold the same lock.
@@ -119,7 +120,7 @@ class QuorumMismatch(StoreError):
 
 
 class Unsupported(LockError, NotImplementedError):
-    """The store does not offer this kind of lock; it says why, and what to use instead.
+    """The store does not offer this kind of lock; the text explains why, and names an alternative.
 
     Raised by the method that describes the lock (such as `LockClient.semaphore`), before anything
     is sent.
@@ -130,7 +131,7 @@ class ClientClosed(LockError, RuntimeError):
     """The client is not open: not yet, no longer, or not in this process and event loop."""
 
     closed: bool = False
-    """It was closed, as when its program ends. If not, the program has not opened it here."""
+    """Whether it was closed, as when its program ends. If not, it has not been opened here."""
 
     def __init__(self, *args: object, closed: bool = False) -> None:
         super().__init__(*args)

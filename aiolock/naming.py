@@ -1,6 +1,6 @@
-"""Names that are formatted from the arguments of a call: ``"user:{user_id}"``.
+"""Names of locks that are formatted from the arguments of a call: ``"user:{user_id}"``.
 
-For decorators of yours that take such a template, as `LockClient.locked` does.
+For your decorators that take such a template, as `LockClient.locked` does.
 """
 
 from __future__ import annotations
@@ -82,10 +82,10 @@ def formatter(
 
 
 def checked_result(result: R, function: Callable[..., Any]) -> R:
-    """The result of a function that was called under a lock; `RuntimeError` if work is left in it.
+    """The result of a function that ran under a lock; `RuntimeError` if it still has to do work.
 
-    That would be done when the lock has been released: by a generator or a coroutine, or by the
-    streaming response of a web framework.
+    A generator, a coroutine or a streaming response of a web framework would do that work later,
+    when the lock has been released.
     """
     unfinished = (
         inspect.isgenerator(result)

@@ -1,4 +1,4 @@
-"""What an observer is told about acquisitions, leases, the link to the store, and deadlocks.
+"""Observers: events of acquisitions and leases, of the link to the store, and of deadlocks.
 
 `aiolock.observe` has the observers that come with aiolock: a log, which is on by default, metrics
 for Prometheus, and spans for OpenTelemetry. For one of your own, inherit from `Observer`::
@@ -40,14 +40,14 @@ Link = Literal["up", "down", "closed"]
 
 @dataclass(frozen=True, slots=True)
 class LockRequest:
-    """One acquisition, from request to release: everything told about it has an equal one."""
+    """One acquisition, from request to release: all events about it have an equal object."""
 
     kind: str
     """``lock``, ``semaphore``, ``once``…: one of `LockClient.KINDS`."""
     name: str
     """The name of the lock. There may be millions, so it is no label for a metric."""
     family: str
-    """What such locks have in common: the ``family`` given to `LockClient.lock`, or the template of
+    """A common name of such locks: the ``family`` given to `LockClient.lock`, or the template of
     `LockClient.locked`, or the name up to its first colon, with ``*`` for its digits."""
     client: str
     """The client's id."""
@@ -61,7 +61,7 @@ class LockRequest:
 
 @dataclass(frozen=True, slots=True)
 class Blocked:
-    """One waiter in a deadlock, and the party that blocks it."""
+    """One waiter in a deadlock, and the holder or waiter that blocks it."""
 
     kind: str
     name: str
@@ -69,15 +69,15 @@ class Blocked:
     waiter: Participant
     """The blocked waiter."""
     behind: Participant
-    """The next in the circle, which blocks it: it holds the lock, or stands before it in line."""
+    """The next in the cycle, which blocks it: it holds the lock, or is before it in the queue."""
 
 
 @dataclass(frozen=True, slots=True)
 class Deadlock:
-    """Tasks, possibly of several processes, that wait for each other in a circle.
+    """Tasks, possibly of several processes, that wait for each other in a cycle.
 
-    None of them goes on until one gives up: by its timeout, by being cancelled, or because a lock
-    that it holds is broken. As a text, a deadlock has one line for each task.
+    None of them can continue until one gives up: by its timeout, by being cancelled, or because a
+    lock that it holds is broken. As a text, a deadlock has one line for each task.
     """
 
     cycle: tuple[Blocked, ...]
@@ -104,28 +104,30 @@ class Deadlock:
         return "\n".join(lines)
 
 
-def _has(party: Participant) -> str:
-    """Why this party blocks a waiter."""
-    if party.place:
+def _has(blocker: Participant) -> str:
+    """The reason why this holder or waiter blocks another waiter."""
+    if blocker.place:
         return "waits for it before"
-    if party.permits:  # the waiter needs permits, of any of their holders
-        permits = f"{party.permits} permit" + "s" * (party.permits > 1)
+    if blocker.permits:  # the waiter needs permits, of any of their holders
+        permits = f"{blocker.permits} permit" + "s" * (blocker.permits > 1)
         return f"holds {permits} of it, and nobody else will release enough"
-    return "reads it" if party.shared else "holds it"
+    return "reads it" if blocker.shared else "holds it"
 
 
-def who(party: Participant) -> str:
+def who(participant: Participant) -> str:
     """A holder or waiter, for people: its label and where it runs."""
-    where = f"{plain(party.host)}:{party.pid}" if party.host else f"client {party.client}"
-    return f"{party.label!r} ({where})" if party.label else f"{where}#{party.seq}"
+    host, client = participant.host, participant.client
+    where = f"{plain(host)}:{participant.pid}" if host else f"client {client}"
+    label = participant.label
+    return f"{label!r} ({where})" if label else f"{where}#{participant.seq}"
 
 
 class Observer:
-    """Is told what happens, in the event loop, at once. Override the methods that you want.
+    """A base class whose methods are called when something happens. Override those that you want.
 
-    A method that is not overridden costs nothing. The methods are called between the steps of an
-    acquisition, so they must be short, and must not wait. An exception of theirs is logged, and
-    changes nothing. One observer may serve several clients. Times are seconds.
+    A method that is not overridden costs nothing. The methods are called in the event loop, between
+    the steps of an acquisition, so they must be short, and must not block. If one raises, that is
+    logged, and changes nothing. One observer may serve several clients. Times are seconds.
     """
 
     slow_wait: float | None = None
@@ -134,7 +136,7 @@ class Observer:
     """Seconds of holding after which `holds_long` is called; None for never."""
 
     def waiting(self, request: LockRequest) -> None:
-        """The lock was not free, so this acquisition now stands in the queue."""
+        """The lock was not free, so this acquisition is in the queue now."""
 
     def acquired(
         self,
@@ -146,15 +148,15 @@ class Observer:
     ) -> None:
         """The lock was granted to this acquisition.
 
-        ``handed_on_by``: the acquisition that held it directly before, if that was one of the same
-        client and is known for sure.
+        ``handed_on_by``: the acquisition that held it directly before, if that is known, because it
+        was of the same client. The lock was then handed off within the client.
         """
 
     def gave_up(self, request: LockRequest, *, waited: float, why: GaveUp) -> None:
         """The acquisition ended without a grant."""
 
     def released(self, request: LockRequest, *, fence: int, held: float) -> None:
-        """The lease was released; the store is being told."""
+        """The lease was released; the store has not confirmed it yet."""
 
     def lost(
         self,
@@ -166,10 +168,10 @@ class Observer:
         why: str,
         body: LostBody,
     ) -> None:
-        """The lease was taken from us, or has ended; ``body`` says what becomes of its body.
+        """The lease was lost: it was taken away, or has ended.
 
-        ``why`` says the same as ``reason``, for people. If only the answer to the release tells
-        that the lease had been lost, this comes after `released`.
+        ``why`` is the same as ``reason``, as a text for people. ``body`` is what becomes of the
+        body. If the loss is only known from the answer to the release, this comes after `released`.
         """
 
     def waits_long(
@@ -177,25 +179,25 @@ class Observer:
     ) -> None:
         """The acquisition has waited for longer than `slow_wait`; ``holders`` have the lock.
 
-        Told once a minute for each name, about the longest wait; ``others`` is how many other
+        At most once a minute for each name, for the longest wait; ``others`` is how many other
         acquisitions of this client have waited too long as well.
         """
 
     def holds_long(self, request: LockRequest, *, fence: int, held: float) -> None:
-        """The lease has been held for longer than `slow_hold`: told once."""
+        """The lease has been held for longer than `slow_hold`; called once for a lease."""
 
     def link(self, state: Link, error: Exception | None) -> None:
         """The connections to the store broke, with an error; or work again; or were closed.
 
         The error is a `StoreError`; its ``__cause__`` is the driver's error, if there is one.
 
-        "Closed" is told only if they were broken when the client was closed. The first opening is
-        not told.
+        There is no event for the first opening. "Closed" is reported only if the connections were
+        broken when the client was closed.
         """
 
     def deadlock(self, deadlock: Deadlock) -> None:
-        """Tasks wait for each other, at least one of them of this client: told once for each.
+        """Tasks wait for each other, at least one of them of this client; once for each deadlock.
 
-        The client of the task that closed the circle is told for sure. The clients of the others,
-        which had waited before and found no deadlock then, may not be told.
+        The client of the task that closed the cycle always reports it. The clients of the others,
+        which began to wait before and found no deadlock then, may not.
         """

@@ -1,4 +1,4 @@
-"""The types of arguments and options, for functions of yours that pass them on.
+"""The types of arguments and options, for your functions that forward them.
 
 `LockClient.lock` spells all options out, with their defaults and what they mean. A function that
 takes some of them has ``**options: Unpack[...]`` of a class below, which type checkers resolve by
@@ -27,7 +27,7 @@ Seconds = float | timedelta
 """A duration: a number of seconds, or a `datetime.timedelta`."""
 
 OnLost = Literal["cancel", "signal"]
-"""What happens to the body of ``async with`` when its lease is lost."""
+"""The effect of a loss: the body of ``async with`` is cancelled, or only `Lease.lost` is set."""
 
 
 class Default:
@@ -42,7 +42,7 @@ DEFAULT: Final = Default()
 
 
 class LeaseOptions(TypedDict, total=False):
-    """Options of all kinds that hold a lease."""
+    """Options of all kinds that are held by a lease."""
 
     ttl: Seconds | None
     """Seconds for which the store keeps a lease that nobody renews; the client's, if None."""
@@ -55,7 +55,7 @@ class LeaseOptions(TypedDict, total=False):
     on_lost: OnLost
     """``"cancel"`` cancels the body of ``async with``; ``"signal"`` only sets `Lease.lost`."""
     family: str | None
-    """What such names have in common, for metrics; the name up to its first colon, if None."""
+    """A common name of such locks, for metrics; the name up to its first colon, if None."""
 
 
 class ElectionOptions(LeaseOptions, total=False):
@@ -89,9 +89,9 @@ class RWLockOptions(SemaphoreOptions, total=False):
 
 
 class LockOptions(RWLockOptions, total=False):
-    """Options of a lock: all there are."""
+    """Options of a lock: all options."""
 
     confirm: bool
-    """Whether leaving the body waits until the store has confirmed the release."""
+    """Whether the exit of the body waits until the store has confirmed the release."""
     priority: int
     """From -9 to 9: waiters with a lower number come before those with a higher one."""

@@ -1,9 +1,9 @@
 """The signatures of methods that take options, as ``help()`` and an editor show them.
 
-The options that one kind of lock shares with others are defined once, in `aiolock.options`. A
-method takes them as ``**options``; `spelled_out` shows them by name at run time, too. A method that
-names all of its own has ``**unknown``, so that for an argument it does not have, the error can say
-which one is meant, and no wrapper is called.
+The options that several kinds of locks share are defined once, in `aiolock.options`. A method
+takes them as ``**options``; `spelled_out` shows them by name at run time, too. A method that names
+all of its options has ``**unknown``: so the error for an unknown argument can name the one that is
+probably meant, without the cost of a wrapper in each call.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _ELSEWHERE: Final = {
     ),
     **dict.fromkeys(("auto_renewal", "auto_renew", "auto_extend"), "renew"),
 }
-"""What other lock libraries call these options."""
+"""The names of these options in other lock libraries."""
 _NOT_WAITING: Final = ("blocking", "block")
 _MEANS: Final = {
     "timeout": "the seconds to wait for it",
@@ -60,7 +60,7 @@ def _known(function: Callable[..., Any]) -> list[str]:
 
 
 def unexpected(function: Callable[..., Any], name: str) -> TypeError:
-    """The error for an argument that a function has not, with the one that may be meant."""
+    """The error for an unknown argument, with the one that is probably meant."""
     known = _known(function)
     near = get_close_matches(name, known, 1, 0.75)
     meant = _ELSEWHERE.get(name) or (near[0] if near else "")

@@ -338,7 +338,7 @@ SAFEGUARDS = (
     Safeguard(
         "a leader says so again after a break",
         "_locks/election.py",
-        "            engine.waiters.on_reconnect.add(say)\n",
+        "            engine.waiters.on_reconnect.add(post)\n",
         "",
         "test_failures_links.py::test_a_leader_says_so_again_after_a_break",
         seconds=15,
@@ -573,7 +573,7 @@ SAFEGUARDS = (
     Safeguard(
         "a run is forgotten whose holder was lost",
         "_engine/local_handoff.py",
-        "        else:  # its hold may be lost, and then it hands nothing on\n"
+        "        else:  # its hold may be lost, and is never handed off then\n"
         "            self._forget_if_idle(queue)\n",
         "",
         "test_runs.py::test_nothing_is_kept_of_a_holder_that_was_lost",

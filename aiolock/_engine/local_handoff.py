@@ -205,7 +205,7 @@ class LocalHandoff(Relay):
         # does not, and its neighbours become neighbours of each other.
         if acquisition.phase is not Phase.GRANTED:
             self._close_gap(queue, acquisition, before)
-        else:  # its hold may be lost, and then it hands nothing on
+        else:  # its hold may be lost, and is never handed off then
             self._forget_if_idle(queue)
 
     def returns(self, acquisition: Acquisition) -> None:

@@ -1,4 +1,4 @@
-"""What is entered with ``async with`` says so to who writes ``with``."""
+"""The error for ``with`` where ``async with`` is needed."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 
 class AsyncOnly:
-    """A base of what is entered with ``async with``."""
+    """A base of classes that are entered with ``async with``: ``with`` raises a clear error."""
 
     __slots__ = ()
 

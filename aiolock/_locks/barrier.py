@@ -1,4 +1,8 @@
-"""A barrier: tasks that wait for each other and then go on together."""
+"""`Barrier`: tasks wait for each other and then continue together.
+
+At the store, the parties are waiters that enter by `Rule.GROUP`, in one step for a whole group. A
+waiter that enters holds nothing, so its lease is given back at once.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +13,7 @@ from aiolock.store import Status
 
 
 class Barrier(CopiedAsItself):
-    """Lets a number of parties go on together, again and again; made by `LockClient.barrier`.
+    """Lets a number of parties continue together, repeatedly; made by `LockClient.barrier`.
 
     ::
 
@@ -18,10 +22,11 @@ class Barrier(CopiedAsItself):
             await play()
             await round_over.wait()  # until all three are here
 
-    The parties stand in one queue. As soon as it is long enough, the first ``parties`` of it go on
-    together, in one step of the store, each told by a push; a later party waits for the next group.
-    A party that is gone (cancelled, timed out, its process dead) does not count, and the others go
-    on waiting for another one. A barrier never breaks; a ``timeout`` limits the waiting.
+    The parties wait in one queue. As soon as it is long enough, the first ``parties`` of it
+    continue together, in one step of the store, which notifies each by a push. A later party waits
+    for the next group. A party that is gone (cancelled, timed out, its process dead) does not
+    count, and the others wait for another one. A barrier never breaks; a ``timeout`` limits the
+    waiting.
     """
 
     __slots__ = ("_lock", "_parties")
@@ -40,15 +45,15 @@ class Barrier(CopiedAsItself):
 
     @property
     def parties(self) -> int:
-        """The number of parties that go on together."""
+        """The number of parties that continue together."""
         return self._parties
 
     async def wait(self, timeout: Seconds | Default | None = DEFAULT) -> None:
         """Wait for the others; `AcquireTimeout` when they did not come in ``timeout`` seconds.
 
         `LimitMismatch` when others declare another number of parties. Other errors and cancellation
-        are those of `Lock.acquire`: after each of them this party has left, though the others may
-        just have gone on with it.
+        are those of `Lock.acquire`. After each of them this party has left, but the others may have
+        continued with it at that very moment.
         """
         (await self._lock._acquisition(timeout)).release_nowait()
 

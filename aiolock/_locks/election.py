@@ -1,7 +1,9 @@
-"""An election: one leader among many candidates, whom any client can look up.
+"""`Election`: one leader among many candidates, which any client can look up.
 
-Leadership is a lock. The leader's value is posted at the store under a name of its own. Observers
-wait there for the next leader: in the lock's queue they would stand in the candidates' way.
+Leadership is a lock. The leader posts its value at the store under a name of its own. Observers
+wait at that name for the next leader, by `Rule.COUNT`; in the queue of the lock, they would have a
+turn like candidates. A posted value is only taken for the leader's if the lock is held under the
+fence in it.
 """
 
 from __future__ import annotations
@@ -39,7 +41,7 @@ LONGEST_VALUE: Final = 10_000
 
 @dataclass(frozen=True, slots=True)
 class Leader:
-    """The leader, as every client sees it; true of a moment that has passed."""
+    """The leader, as seen by any client; true of a moment that has passed."""
 
     value: str
     """The value that it campaigned with: its address, for instance."""
@@ -54,7 +56,7 @@ class Leader:
 
 
 class Term(Uncopyable):
-    """One term of a leader, as that leader has it; made by `Election.campaign`."""
+    """One term of a leader, for the leader itself; made by `Election.campaign`."""
 
     _instead = Lease._instead
 
@@ -69,7 +71,7 @@ class Term(Uncopyable):
 
     @property
     def lease(self) -> Lease:
-        """The lease of the lock that leadership is."""
+        """The lease of leadership."""
         return self._lease
 
     @property
@@ -111,13 +113,13 @@ class Election(CopiedAsItself):
         async with election.campaign("10.0.0.7:8000") as term:  # waits until it leads
             await lead()  # cancelled when leadership is lost
 
-        leader = await election.leader()  # anywhere: who leads now
+        leader = await election.leader()  # anywhere: the leader now
         async for leader in election.observe():  # this leader, then each next one
             ...
 
     Candidates become leaders in the order in which they came. Leadership is a lease: it is renewed
-    and fenced, and when a leader dies, it ends after the ttl. For a moment two may believe that
-    they lead, when the first has not yet noticed its loss: so check the fence of what they write.
+    and fenced, and when a leader dies, it ends after the ttl. For a moment there may be two bodies
+    that lead, while the first has not yet noticed its loss: so check the fence of their writes.
     """
 
     __slots__ = ("_lock",)
@@ -139,7 +141,7 @@ class Election(CopiedAsItself):
     ) -> AsyncGenerator[Term, None]:
         """Wait to become the leader, and lead in the body of ``async with``; leaving it resigns.
 
-        ``value`` is what the others see of the leader: up to 10,000 characters. Errors,
+        ``value`` is shown to the others (`Leader.value`): up to 10,000 characters. Errors,
         cancellation and loss are those of ``async with lock.acquire(timeout=...)``.
         """
         if not isinstance(value, str):
@@ -154,22 +156,22 @@ class Election(CopiedAsItself):
             every = max(_AGAIN, min(self._lock.ttl, _KEPT) / 3)
             timer: asyncio.TimerHandle
 
-            def say() -> None:
+            def post() -> None:
                 # A posted value may get lost, as in a fail-over that forgets the last writes.
                 if lease.state in ALIVE:
                     self._put_up(lease.fence, value).add_done_callback(retrieve)
 
-            def say_again() -> None:
+            def post_again() -> None:
                 nonlocal timer
-                timer = loop.call_later(every, say_again)
-                say()
+                timer = loop.call_later(every, post_again)
+                post()
 
-            timer = loop.call_later(every, say_again)
-            engine.waiters.on_reconnect.add(say)
+            timer = loop.call_later(every, post_again)
+            engine.waiters.on_reconnect.add(post)
             try:
                 yield Term(lease, value)
             finally:
-                engine.waiters.on_reconnect.discard(say)
+                engine.waiters.on_reconnect.discard(post)
                 timer.cancel()
 
     async def leader(self) -> Leader | None:
@@ -195,14 +197,17 @@ class Election(CopiedAsItself):
             (await Lock(self._lock._engine, policy).acquire()).release_nowait()
 
     async def request_resign(self) -> bool:
-        """Ask the leader to resign when it can; True if a leader was told.
+        """Ask the leader to resign when it can; True if a leader was notified.
 
         As `Lock.request_release`: it sets `Term.requested`.
         """
         return await self._lock.request_release()
 
     async def break_(self, fence: int | None = None) -> bool:
-        """Depose the leader, and let the next one lead; True if there was one: `Lock.break_`."""
+        """End the leader's term, and let the next one lead; True if there was one.
+
+        As `Lock.break_`.
+        """
         return await self._lock.break_(fence)
 
     @property
@@ -235,7 +240,8 @@ class Election(CopiedAsItself):
 
     def _put_up(self, fence: int, value: str) -> asyncio.Future[int]:
         engine = self._lock._engine
-        # An observer finds no leader until the store knows the holder, so report it now.
+        # An observer finds no leader until the store has this holder, which after a local hand-off
+        # takes until the report.
         engine.handoff.report(self._lock._policy.key)
         return engine.store.post(
             self._board.key,
@@ -257,13 +263,14 @@ class Election(CopiedAsItself):
             )
             leader = _found(status, posted)
             if leader is None and posted.value:
-                # The store may have run the two in the other order, and a term begun between.
+                # The store may have carried out the two in the other order. If a term began in
+                # between, its value was read and its holder was not.
                 leader = _found(await engine.handoff.status(policy.key, waiters=False), posted)
         return leader, posted.count
 
 
 def _found(status: Status, posted: Posted) -> Leader | None:
-    """The holder that has posted its value as a leader."""
+    """The holder that has posted this value, as a leader; None if it does not hold any more."""
     fence, _, value = posted.value.partition(" ")
     for holder in status.holders:
         if fence == str(holder.fence):

@@ -1,4 +1,8 @@
-"""An event: tasks that wait until something has happened, once."""
+"""`Event`: tasks wait until something has happened, once.
+
+At the store, an event is a counter: `Event.set` posts a count of 1, and waiters enter by
+`Rule.COUNT`. A waiter that enters holds nothing, so its lease is given back at once.
+"""
 
 from __future__ import annotations
 
@@ -19,9 +23,9 @@ class Event(CopiedAsItself):
         await ready.wait()  # in any number of tasks of any process: until then
 
     It is like `asyncio.Event`, for many processes, except that it cannot be cleared: if one process
-    clears and another sets, no one could tell which was first. A name that contains the round
-    needs no clearing. The event stays set, also for later waiters, for ``remember`` seconds (at
-    least a minute) after it was last set; then it is forgotten.
+    clears and another sets, no waiter could know which was first. Use a name that contains the
+    round instead. The event stays set, also for later waiters, for ``remember`` seconds (at least a
+    minute) after it was last set; then it is forgotten.
     """
 
     __slots__ = ("_lock", "_remember")
@@ -39,7 +43,7 @@ class Event(CopiedAsItself):
         return self._lock.name
 
     async def set(self) -> None:
-        """Set the event: all that wait for it go on.
+        """Set the event: all tasks that wait for it continue.
 
         Idempotent: a second call only makes the store remember it for longer. One round trip;
         `StoreError` when the store does not answer. Cancelled, it may have been set.

@@ -1,4 +1,8 @@
-"""A latch: tasks that wait until a number of others are done."""
+"""`Latch`: tasks wait until a number of others are done.
+
+At the store, a latch is a counter: `Latch.count_down` posts counts, and waiters enter by
+`Rule.COUNT`. A waiter that enters holds nothing, so its lease is given back at once.
+"""
 
 from __future__ import annotations
 
@@ -24,9 +28,9 @@ class Latch(CopiedAsItself):
         await loaded.count_down()  # in three workers, when they have done their part
         await loaded.wait()  # anywhere: until all three have
 
-    Waiters are told by a push. An open latch stays open, also for later waiters, for ``remember``
-    seconds (at least a minute) after the last count; then it is forgotten, and so closed again. If
-    its name contains the round, as above, that does not matter.
+    Waiters are notified by a push. An open latch stays open, also for later waiters, for
+    ``remember`` seconds (at least a minute) after the last count; then it is forgotten, and so
+    closed again. If its name contains the round, as above, that does not matter.
     """
 
     __slots__ = ("_count", "_lock", "_remember")
@@ -46,11 +50,11 @@ class Latch(CopiedAsItself):
 
     @property
     def count(self) -> int:
-        """How many counts open the latch."""
+        """The number of counts that open the latch."""
         return self._count
 
     async def count_down(self, token: str | None = None) -> int:
-        """Count once; returns how many counts are missing still. The last one opens the latch.
+        """Count once; returns how many counts are still missing. The last one opens the latch.
 
         Each ``token`` is counted once, however often it comes. Use the name of the part that is
         done, so that a restarted worker does not count twice. Without one, every call counts.
@@ -60,7 +64,7 @@ class Latch(CopiedAsItself):
         """
         engine = self._lock._engine
         engine.check()
-        if token is None:
+        if token is None:  # unique, so that a command that is sent twice counts once
             token = f"{engine.client} {next(_numbers)}"
         token, policy = f"t:{checked_name(token)}", self._lock._policy
         remember = to_ms(self._remember)
@@ -78,7 +82,7 @@ class Latch(CopiedAsItself):
         return max(0, self._count - counted)
 
     async def missing(self) -> int:
-        """How many counts are missing still: one round trip; `StoreError` if unknown."""
+        """The number of counts that are still missing: one round trip; `StoreError` if unknown."""
         engine, policy = self._lock._engine, self._lock._policy
         engine.check()
         with policy.errors_named():

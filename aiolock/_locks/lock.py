@@ -1,4 +1,4 @@
-"""A lock: a description that any number of tasks share, and what its `acquire` returns."""
+"""`Lock`: a description that any number of tasks share; `AcquireContext`: its acquisition."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ class AcquireContext(Uncopyable, Coroutine[Any, Any, Got_co], AsyncOnly):
         assert self._scope is not None
         self._scope.move_to(task)
 
-    # It is a coroutine as well, because create_task() takes nothing less.
+    # It is a coroutine as well as an awaitable, because `create_task` accepts nothing else.
 
     def send(self, value: Any, /) -> Any:
         """As any coroutine."""
@@ -136,7 +136,7 @@ class AcquireContext(Uncopyable, Coroutine[Any, Any, Got_co], AsyncOnly):
             self._coroutine.close()
 
     def __del__(self) -> None:
-        if getattr(self, "_coroutine", self) is None:  # self: it could not even be made
+        if getattr(self, "_coroutine", self) is None:  # no such attribute if __init__ has failed
             warnings.warn(
                 f"{self!r} was never awaited, so nothing was locked",
                 RuntimeWarning,
@@ -146,11 +146,11 @@ class AcquireContext(Uncopyable, Coroutine[Any, Any, Got_co], AsyncOnly):
 
 
 async def _never() -> None:
-    """Stands for an acquisition that was closed before it began."""
+    """A coroutine in place of an acquisition that was closed before it began."""
 
 
 def watch(where: str, lease: Lease) -> None:
-    """Warn if a lease that no body relies on is dropped; ``where`` is the line of its `acquire`."""
+    """Warn when a lease without a body is dropped; ``where`` is the line of its `acquire`."""
     hold = lease._hold
     hold.where = hold.where or where
     lease._watchdog.watch(hold)
@@ -158,7 +158,7 @@ def watch(where: str, lease: Lease) -> None:
 
 @dataclass(frozen=True, slots=True, repr=False, eq=False, weakref_slot=True)
 class Lock(CopiedAsItself, AsyncEnterable[Lease], AsyncOnly):
-    """A description of one lock: its name and how it behaves. Holds nothing and does no I/O.
+    """A description of one lock: its name and its options. Holds nothing and does no I/O.
 
     Made by `LockClient.lock`. Any number of tasks may share one. ``async with lock as lease``
     waits its turn, at most for the lock's ``timeout``, and gives a `Lease`:
@@ -186,7 +186,7 @@ class Lock(CopiedAsItself, AsyncEnterable[Lease], AsyncOnly):
 
     @property
     def ttl(self) -> float:
-        """For how many seconds the store keeps a lease that nobody renews."""
+        """The seconds for which the store keeps a lease that nobody renews."""
         return self._policy.ttl
 
     @without_unknown
@@ -204,8 +204,8 @@ class Lock(CopiedAsItself, AsyncEnterable[Lease], AsyncOnly):
 
         :param timeout: seconds that *you* wait at most (how long the lock is kept for you is its
             ``ttl``); None waits as long as it takes. The lock's own, if it is not given.
-        :param label: what `status`, the commands and observers call you ("job 17"), seen by others
-            once you have waited or held for a second; the name of the task, if None.
+        :param label: a name for this acquisition in `status`, the commands and observers ("job
+            17"), shown to others after a second of waiting or holding; the task's name, if None.
         """
         for wrong in unknown:
             raise unexpected(Lock.acquire, wrong)
@@ -218,10 +218,10 @@ class Lock(CopiedAsItself, AsyncEnterable[Lease], AsyncOnly):
     ) -> Coroutine[Any, Any, Lease | None]:
         """Take the lock if it is free now, or within ``timeout`` seconds; else the result is None.
 
-        Only to be awaited; the task that calls it owns the lease. All that is not a matter of time
-        raises the same errors as `acquire`, including `QueueFull` and `StoreError`. The lock's own
-        timeout does not count. If it is to be free now, the store's answer is waited for all the
-        same, for the ``answer_timeout`` of the client.
+        Only to be awaited; the task that calls it owns the lease. It raises the same errors as
+        `acquire`, including `QueueFull` and `StoreError`, but no `AcquireTimeout`. The lock's own
+        timeout does not count. With a timeout of 0, it still waits for the store's answer, for the
+        ``answer_timeout`` of the client.
 
         :param timeout: seconds to wait in the queue at most; `ValueError` for None, which `acquire`
             takes: it waits as long as it takes.
@@ -251,9 +251,10 @@ class Lock(CopiedAsItself, AsyncEnterable[Lease], AsyncOnly):
         seconds, label = checked_wait(timeout), checked_label("label", label)
         self._engine.check()
         begins = partial(watch, where)
-        attempt = self._acquire(begins, self._owner(), seconds, raises=False, label=label)
-        attempt.__qualname__ = "Lock.try_acquire"  # type: ignore[attr-defined]  # of any coroutine
-        return attempt
+        acquisition = self._acquire(begins, self._owner(), seconds, raises=False, label=label)
+        # Shown by the repr of a task that runs it.
+        acquisition.__qualname__ = "Lock.try_acquire"  # type: ignore[attr-defined]  # of any coroutine
+        return acquisition
 
     def _owner(self) -> Owner:
         task = self._engine.watchdog.current_task()
@@ -270,7 +271,7 @@ class Lock(CopiedAsItself, AsyncEnterable[Lease], AsyncOnly):
         label: str,
         since: float | None = None,
     ) -> Lease | None:
-        """A lease, of which ``begins`` is told; if it cannot be had, None, or an error."""
+        """A lease, with which ``begins`` is called first; if there is none, None or an error."""
         engine, policy = self._engine, self._policy
         engine.check()
         hold = await engine.acquirer.acquire(
@@ -319,7 +320,7 @@ class Lock(CopiedAsItself, AsyncEnterable[Lease], AsyncOnly):
         return self._ours() is not None
 
     def _ours(self) -> Handle | None:
-        """The current task's last lease of this lock, of the same kind: shared or exclusive."""
+        """The current task's last lease of this lock, of the same mode: shared or exclusive."""
         watchdog, policy = self._engine.watchdog, self._policy
         hold = watchdog.held_by((watchdog.current_task(), policy.key))
         if hold is not None:
@@ -335,14 +336,14 @@ class Lock(CopiedAsItself, AsyncEnterable[Lease], AsyncOnly):
         process is gone is not ``alive``. Such a waiter is removed when its turn comes, such a
         holder at the end of its lease.
 
-        If hundreds hold it or wait for it, they are read in parts, so that nobody else waits for
-        long: first the waiters, then the holders. Whoever waits or holds all that time is in it
+        Hundreds of holders and waiters are read in parts, so that other clients need not wait for
+        long: first the waiters, then the holders. Each that waits or holds all that time is in it
         once; a waiter may be in it that has left meanwhile.
         """
         return await self._engine.status(self._policy)
 
     async def request_release(self) -> bool:
-        """Ask the holders to release the lock when they can; True if any of them was told.
+        """Ask the holders to release the lock when they can; True if any of them was notified.
 
         It sets `Lease.requested` of each holder, and does nothing else: the caller still has to
         wait in the queue. One round trip; a request may get lost. `StoreError` when the store does
@@ -355,13 +356,13 @@ class Lock(CopiedAsItself, AsyncEnterable[Lease], AsyncOnly):
     async def break_(self, fence: int | None = None) -> bool:
         """Take the lock from its holders, and grant it to the next waiter; True if it was held.
 
-        With a ``fence`` (see `status`), only the holder of that grant loses it. The holder is told
-        at once: its lease is lost and its body cancelled, but until that body ends, two bodies run.
-        For a holder that hangs but still renews; a dead one needs no help, as its lease ends by
+        With a ``fence`` (see `status`), only the holder of that grant loses it. The holder is
+        notified at once: its lease is lost and its body cancelled, but until that body ends, two
+        bodies run. It is for a holder that hangs but still renews: the lease of a dead one ends by
         itself. Two round trips, or one with a ``fence``. Cancelled, or on a `StoreError`, it may
         have been carried out. With a ``fence`` it is a `StoreError`, too, if the store's first
-        answer got lost and nobody holds that grant any more: it may have been broken by this call,
-        or have ended before.
+        answer got lost and that grant is not held any more: this call may have broken it, or it may
+        have ended before.
         """
         self._engine.check()
         if fence is not None:
@@ -390,7 +391,7 @@ class Lock(CopiedAsItself, AsyncEnterable[Lease], AsyncOnly):
         return self._engine.entered
 
     async def _enter(self, entry: Entry, of: AnyEnterable[Any] | None = None) -> Lease:
-        """Acquire the lock for an ``async with`` of ``of``, if that is not the lock itself."""
+        """Acquire the lock for an ``async with``: of ``of``, or else of the lock itself."""
         engine, policy = self._engine, self._policy
         engine.check()
         task = engine.watchdog.current_task()
@@ -416,7 +417,7 @@ class Lock(CopiedAsItself, AsyncEnterable[Lease], AsyncOnly):
         try:
             return self._entered.take(self)
         except NotHeld:
-            # Its exit was looked up and dropped again, as by code that only looks for a method.
+            # Its exit was looked up and dropped, as by code that checks whether there is a method.
             lease = self._ours()
             if isinstance(lease, Lease) and lease._left_behind:
                 return Scope(lease, None, cancels=False)
@@ -424,5 +425,5 @@ class Lock(CopiedAsItself, AsyncEnterable[Lease], AsyncOnly):
 
 
 def caller(frame: FrameType) -> str:
-    """The file and line at which a frame is."""
+    """The file and line of a frame."""
     return f"{frame.f_code.co_filename}:{frame.f_lineno}"

@@ -1,4 +1,8 @@
-"""A multilock: several locks taken as one."""
+"""`MultiLock`: several locks taken as one.
+
+There is no operation of the store for this. The locks are acquired one after the other, in an order
+that all multilocks share, which is what excludes deadlocks between them.
+"""
 
 from __future__ import annotations
 
@@ -21,16 +25,16 @@ from aiolock.signatures import NoOptions, unexpected, without_unknown
 from aiolock.validation import checked_label, checked_timeout, checked_wait
 
 
-class _Relay(LostEvent):
-    """The lost event of one lease, which also sets that of the whole."""
+class _LostEventOfOne(LostEvent):
+    """The lost event of one lease, which also sets that of the multilease."""
 
-    def __init__(self, every: LostEvent) -> None:
+    def __init__(self, whole: LostEvent) -> None:
         super().__init__()
-        self._every = every
+        self._whole = whole
 
     def set(self) -> None:
         super().set()
-        self._every.set()
+        self._whole.set()
 
 
 class MultiLease(Uncopyable):
@@ -45,7 +49,7 @@ class MultiLease(Uncopyable):
         self._lost = LostEvent()
         for lease in self._leases.values():
             hold = lease._hold
-            hold.lost = _Relay(self._lost)
+            hold.lost = _LostEventOfOne(self._lost)
             if hold.state is LeaseState.LOST:
                 hold.lost.set()
 
@@ -76,7 +80,7 @@ class MultiLease(Uncopyable):
     async def release(self) -> bool:
         """Release all leases; True if all were still ours. As `Lease.release`."""
         for lease in self._leases.values():
-            lease.release_nowait()  # every release is sent, whatever the first one answers
+            lease.release_nowait()  # all are sent before the first answer, which may be an error
         return all([await lease.release() for lease in self._leases.values()])
 
     async def extend(self, ttl: Seconds) -> None:
@@ -92,7 +96,7 @@ class MultiLock(CopiedAsItself, AsyncEnterable[MultiLease], AsyncOnly):
     """Several locks, all of them or none; made by `LockClient.multilock`.
 
     The locks are taken one after the other, sorted by name, whatever the order in which they were
-    given: so two multilocks never wait for each other. While it waits for one lock, it keeps those
+    given: so two multilocks never wait for each other. While one waits for a lock, it keeps those
     before it. ``async with`` gives a `MultiLease`; errors, cancellation and loss are those of
     ``async with lock``, and after each of them no lock is held.
     """
@@ -137,9 +141,9 @@ class MultiLock(CopiedAsItself, AsyncEnterable[MultiLease], AsyncOnly):
     async def try_acquire(
         self, *, timeout: Seconds = 0, label: str | None = None, **unknown: Unpack[NoOptions]
     ) -> MultiLease | None:
-        """Take all locks if they are free now, or within ``timeout`` seconds; else it gives None.
+        """Take all locks if they are free now, or within ``timeout`` seconds; else return None.
 
-        As `Lock.try_acquire`; errors are those of `acquire`. After None, too, none is held.
+        As `Lock.try_acquire`; errors are those of `acquire`. With None, too, no lock is held.
         """
         for wrong in unknown:
             raise unexpected(MultiLock.try_acquire, wrong)
@@ -148,7 +152,7 @@ class MultiLock(CopiedAsItself, AsyncEnterable[MultiLease], AsyncOnly):
     async def _take(
         self, timeout: float | None, label: str | None, *, raises: bool
     ) -> MultiLease | None:
-        """The leases of all locks; if one of them cannot be had, None, or an error."""
+        """The leases of all locks; if one of them is not acquired, None or an error."""
         label = checked_label("label", label)
         self._engine.check()
         began = self._engine.watchdog.time()
@@ -168,7 +172,7 @@ class MultiLock(CopiedAsItself, AsyncEnterable[MultiLease], AsyncOnly):
                     break
                 leases.append(lease)
             for lease in leases:
-                lease._still_ours()  # the first may be lost while the last is waited for
+                lease._still_ours()  # the first may have been lost while the last was waited for
             if len(leases) == len(self._locks):
                 return MultiLease(leases)
         except BaseException:
@@ -212,6 +216,6 @@ class _Bodies:
     _stack: AsyncExitStack
 
     async def close(self, error: BaseException | None) -> None:
-        """Leave them all."""
+        """Leave all of them, the last first."""
         kind, traceback = (None, None) if error is None else (type(error), error.__traceback__)
         await self._stack.__aexit__(kind, error, traceback)

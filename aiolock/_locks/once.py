@@ -1,7 +1,8 @@
-"""Once: work that is to be done once, however often and wherever it is asked for.
+"""`Once`: work that is to be done once, however often and wherever it is asked for.
 
-It is a lock, and a memory that the work is done. A client whose body ends without an error does not
-release the lock but *finishes* it; for a while, all other clients are told so instead of entering.
+It is a lock whose store remembers that the work is done. A client whose body ends without an error
+does not release the lock but *finishes* it. For a while after that, other clients do not get the
+lock, but the answer that the work is done (`AlreadyDone`).
 """
 
 from __future__ import annotations
@@ -32,11 +33,12 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 _RESULTS: Final = "outcome"
-"""The kind of the names under which results are posted; no other lock has it."""
+"""The kind of the names under which results are posted; no primitive has it."""
 _LONGER: Final = 60.0
-"""Seconds for which a result is kept after it is forgotten that the work is done."""
+"""Seconds for which a result is kept longer than the fact that the work is done: a caller that gets
+that answer at the last moment must still find the result."""
 _TRIES: Final = 30.0
-"""Seconds for which a store that fails is asked again to keep a result."""
+"""Seconds for which storing a result is tried again while the store fails."""
 
 
 class Outcome(NamedTuple):
@@ -44,12 +46,12 @@ class Outcome(NamedTuple):
 
     result: str
     first: bool
-    """Whether this call did the work; if not, it had been done before."""
+    """Whether this call did the work, and not an earlier one."""
 
 
 @dataclass
 class Doing:
-    """A body that does the work, and the result of it."""
+    """A body that does the work, with its lease, and the result."""
 
     lease: Lease
     result: object = None
@@ -57,7 +59,7 @@ class Doing:
 
 @dataclass(slots=True)
 class _Body:
-    """A body of ``async with``: it does the work, or finds it done."""
+    """A body of ``async with``; without a lease, if the work was done before."""
 
     task: asyncio.Task[Any] | None
     _acquisition: AcquireContext[Any]
@@ -99,18 +101,18 @@ class Once(CopiedAsItself, AsyncEnterable[Lease | None], AsyncOnly):
             if lease:  # None: it is done already
                 await set_up(42)
 
-    * The first to enter gets a `Lease` and does the work. When its body ends without an error, the
-      store remembers for ``remember`` seconds that it is done; who enters meanwhile gets None.
+    * The first caller gets a `Lease` and does the work. When its body ends without an error, the
+      store remembers for ``remember`` seconds that it is done; callers meanwhile get None.
     * A caller that comes while the work is being done waits for the outcome: None when it is done,
-      a lease when the one before failed. With ``wait=False`` it gets None at once.
+      a lease when the caller before failed. With ``wait=False`` it gets None at once.
     * When the body raises, or its lease is lost, nothing is remembered, and the next caller does
       the work. So a body may run again after one that failed or was cancelled half-way.
 
-    ``async with`` raises what a lock's does, including `AcquireTimeout`. When the body has ended
-    and the store fails, it is told again and again, until the lease ends; after nine seconds
+    ``async with`` raises the errors of a lock, including `AcquireTimeout`. When the body has ended
+    and the store fails, the client repeats the command until the lease ends. After nine seconds,
     `StoreError` is raised: the store may not remember it, and then the work may be done once more.
-    Cancelled at that moment, it is remembered all the same. As a decorator of an async function it
-    gives the function's result, or None if the work is done already.
+    A cancellation at that moment does not stop the command. As a decorator of an async function it
+    returns the function's result, or None if the work is done already.
     """
 
     __slots__ = ("__weakref__", "_lock", "_named", "_remember", "_wait")
@@ -132,7 +134,10 @@ class Once(CopiedAsItself, AsyncEnterable[Lease | None], AsyncOnly):
         return self._lock.name
 
     async def status(self) -> Status:
-        """The client that does it, and the waiters; ``closed`` is how long it is remembered."""
+        """The client that does the work, and the waiters.
+
+        ``closed`` is for how long it is remembered that the work is done.
+        """
         return await self._lock.status()
 
     async def break_(self, fence: int | None = None) -> bool:
@@ -173,12 +178,12 @@ class Once(CopiedAsItself, AsyncEnterable[Lease | None], AsyncOnly):
         As with ``async with``, one caller does the work and the others wait, or get
         `AcquireTimeout` at once with ``wait=False``. When ``work`` raises or its lease is lost,
         nothing is kept, and the next caller does the work. The result is stored before the store
-        remembers that the work is done, so every caller that is told so has the result.
+        remembers that the work is done, so every caller that gets that answer finds the result.
 
         `ValueError` for more than 65,536 characters, raised after the work: then nothing is
-        remembered. `StoreError` when the store does not answer, when it does not take the result
-        for as long as a lease lasts (at most 30 s), when it has lost the result, or when the work
-        was done by ``async with``, which has no result. Use only one of the two ways for a name: a
+        remembered. `StoreError` when the store does not answer, when it refuses the result for as
+        long as a lease lasts (at most 30 s), when it has lost the result, or when the work was done
+        by ``async with``, which has no result. Use only one of the two ways for a name: a
         run of `outcome` that failed late, or was forgotten less than a minute ago, leaves a result.
         If ``async with`` then does the work, that old result would be returned.
         """
@@ -190,7 +195,7 @@ class Once(CopiedAsItself, AsyncEnterable[Lease | None], AsyncOnly):
 
     @asynccontextmanager
     async def _asked(self) -> AsyncGenerator[Outcome | Doing, None]:
-        """The outcome of work done before; or a body, which is to set its result."""
+        """The outcome of work that is done; otherwise a body, whose user sets its result."""
         acquisition = self._lock.acquire(timeout=DEFAULT if self._wait else 0)
         try:
             lease = await acquisition.__aenter__()
@@ -220,8 +225,8 @@ class Once(CopiedAsItself, AsyncEnterable[Lease | None], AsyncOnly):
             try:
                 await self._post(lease.fence, result)
             except StoreError:
-                # The work is done: as long as nobody else may do it, a store that refuses for a
-                # moment is asked again.
+                # The work is done, and would have to be done again: so try again while the lease
+                # lasts. Afterwards another client may be doing it.
                 if watchdog.time() + FIRST_PAUSE > until or lease.state not in ALIVE:
                     raise
                 await asyncio.sleep(FIRST_PAUSE)
@@ -229,7 +234,8 @@ class Once(CopiedAsItself, AsyncEnterable[Lease | None], AsyncOnly):
                 return
 
     async def _post(self, fence: int, result: str) -> None:
-        # A run whose lease was lost has a lower fence: it cannot overwrite the next result.
+        # Posted under the fence: a body that has lost its lease has a lower one than the next, and
+        # cannot overwrite its result.
         with self._lock._policy.errors_named():
             await self._lock._engine.store.post(
                 self._results.key,

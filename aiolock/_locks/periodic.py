@@ -1,7 +1,7 @@
-"""A job that the instances of a program run in turn, once in each period.
+"""`Periodic`: a job that the instances of a program run in turn, once in each period.
 
-Its lock stays closed from each run to the end of the period (by the store's clock), so the job runs
-once. Every instance stands in the lock's queue, and after a run goes to the end of it.
+After each run its lock stays closed to the end of the period (by the store's clock), so the job
+runs once. Every instance waits in the queue of the lock, and after a run at the end of it.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ class Periodic(CopiedAsItself, AsyncEnterable[Lease], AsyncOnly):
 
     ``await periodic.run(job)`` runs it for ever. Or enter it, once for each run::
 
-        async with periodic as lease:  # waits for a period that nobody has begun, and for its turn
+        async with periodic as lease:  # waits for a new period, and for its turn
             await job()
 
-    A period that was begun is never begun again, even if the job failed or its instance died. Only
-    a store that forgets (a Redis that restarts without persistence, or fails over after a crash)
-    lets it begin once more. It begins when the store has confirmed that, just before the job: so an
-    instance that was stopped or cancelled when its turn came uses up no period. A run that lasts
-    longer than its period makes the next one late, and the periods between are left out.
+    A period that has begun never begins again, even if the job failed or its instance died. Only a
+    store that forgets (a Redis that restarts without persistence, or fails over after a crash) lets
+    it begin once more. It begins when the store has confirmed the grant, just before the job. So an
+    instance that was suspended or cancelled when its turn came uses up no period. A run that lasts
+    longer than its period delays the next one, and the periods between are left out.
     Cancellation, loss and errors are those of ``async with lock``.
     """
 
@@ -64,7 +64,7 @@ class Periodic(CopiedAsItself, AsyncEnterable[Lease], AsyncOnly):
         return self._every
 
     async def status(self) -> Status:
-        """The instance that runs, how long the job is closed, who is next; see `Lock.status`."""
+        """The instance that runs, how long the job is closed, the next ones; see `Lock.status`."""
         return await self._lock.status()
 
     async def break_(self, fence: int | None = None) -> bool:
@@ -79,7 +79,7 @@ class Periodic(CopiedAsItself, AsyncEnterable[Lease], AsyncOnly):
         return self._lock._enter(entry, self)
 
     async def run(self, job: Job) -> NoReturn:
-        """Take part until cancelled: wait for our turn, run ``job``, queue again behind the others.
+        """Take part until cancelled: wait for a turn, run ``job``, queue again behind the others.
 
         An exception of ``job`` is logged, also a `CancelledError` of a task that it awaits; so is a
         run that was cancelled because its lease was lost or ``max_hold`` had passed. The next
@@ -103,12 +103,12 @@ class Periodic(CopiedAsItself, AsyncEnterable[Lease], AsyncOnly):
     async def _once(self, job: Job) -> None:
         try:
             await job()
-        except Exception:  # also LeaseLost of another lock, which `run` would take for our own
+        except Exception:  # including a LeaseLost of another lock, which is not this job's own
             log.exception("aiolock: a run of %r failed", self.name)
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if task is None or task.cancelling():
-                raise  # this task was cancelled, by its caller or by a loss
+                raise  # this task was cancelled: by its caller, or because the lease was lost
             log.exception(
                 "aiolock: a run of %r failed: a task that it awaits was cancelled", self.name
             )

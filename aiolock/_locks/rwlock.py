@@ -1,4 +1,7 @@
-"""A lock that readers share, and that a writer has alone."""
+"""`RWLock`: a lock that many readers or one writer can hold.
+
+It is two `Lock` descriptions of one name: a shared one for readers, an exclusive one for writers.
+"""
 
 from __future__ import annotations
 
@@ -22,10 +25,10 @@ class RWLock(CopiedAsItself):
             ...
             await lease.downgrade()  # from here on others read too, but nobody writes
 
-    `read` and `write` give locks with all that a `Lock` has; a plain lock of this name is the write
-    lock. First come, first served: a waiting writer holds back the readers behind it, so no stream
-    of readers starves it, and readers that stand next to each other in the queue enter together.
-    Each reader has a lease of its own, so that of a crashed reader expires alone.
+    `read` and `write` return locks with all methods of a `Lock`; a plain lock of this name is the
+    write lock. First come, first served: a waiting writer holds back the readers behind it, so no
+    stream of readers starves it, and readers next to each other in the queue enter together. Each
+    reader has a lease of its own, so the lease of a crashed reader expires alone.
     """
 
     _reading: Lock
@@ -50,7 +53,7 @@ class RWLock(CopiedAsItself):
         return self._reading
 
     def write(self) -> Lock:
-        """The lock that a writer has alone; its lease can be downgraded (`Lease.downgrade`)."""
+        """The lock that one writer holds alone; its lease can be downgraded (`Lease.downgrade`)."""
         return self._writing
 
     async def status(self) -> Status:

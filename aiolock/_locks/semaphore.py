@@ -1,4 +1,4 @@
-"""A semaphore: a number of permits, held by leases."""
+"""`Semaphore`: a number of permits, held by leases."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ class Semaphore(CopiedAsItself, AsyncEnterable[Lease], AsyncOnly):
         async with api.acquire(permits=2):  # both or none
             ...
 
-    Permits are granted in the order of the queue: a waiter that wants two is not overtaken by those
-    that want one. They are held by leases, like a lock: renewed, lost, fenced. The permits of a
+    Permits are granted in the order of the queue: waiters that want one do not overtake a waiter
+    that wants two. They are held by leases, like a lock: renewed, lost, fenced. The permits of a
     dead process are free again when its lease ends. ``async with`` takes one; errors, cancellation
     and loss are those of a `Lock`. A task may take more permits while it holds some; it may then
     wait for itself.
@@ -53,7 +53,7 @@ class Semaphore(CopiedAsItself, AsyncEnterable[Lease], AsyncOnly):
 
     @property
     def limit(self) -> int:
-        """The number of permits declared here; `status` tells how many there really are."""
+        """The number of permits declared here; `Status.limit` is the number at the store."""
         return self._limit
 
     @without_unknown
