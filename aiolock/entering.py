@@ -52,7 +52,7 @@ _DEEPEST: Final = 8
 class AnyEnterable(Generic[Entering_co]):
     """A description that can be entered, with ``with`` or with ``async with``.
 
-    ``_enter(entry)`` enters it: it tells the body to ``entry.enters(self, body)``, and returns the
+    ``_enter(entry)`` enters it: it passes the body to ``entry.enters(self, body)``, and returns the
     value of the statement (a coroutine, for ``async with``). ``_entered`` is an `Entered` that
     lasts as long as the client.
     """

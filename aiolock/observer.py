@@ -30,7 +30,7 @@ Loss = Literal["expired", "refused", "broken", "max_hold", "closed", "other"]
 or (other) in a way that only a later version knows."""
 
 LostBody = Literal["cancelled", "goes on", "none"]
-"""What becomes of the body of a lost lease: it is cancelled; or it is not, for its lock has
+"""The fate of the body of a lost lease: it is cancelled; or it is not, because its lock has
 ``on_lost="signal"``; or there is none, for the lease was acquired without ``async with``, or has
 been released."""
 

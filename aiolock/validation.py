@@ -1,8 +1,8 @@
 """The rules of arguments: names, labels, durations, numbers, the store's URL.
 
-For functions of yours that take such arguments: a wrong one is then an error of your function,
-before it does anything. Each returns the valid value, or raises `TypeError` or `ValueError`, whose
-text has the rule.
+For your functions that take such arguments: a wrong one is then an error of your function, before
+it does anything. Each returns the valid value, or raises `TypeError` or `ValueError` with the rule
+as its text.
 """
 
 from __future__ import annotations
@@ -40,17 +40,17 @@ LONGEST_RESULT: Final = 65_536
 SHORTEST_TTL: Final = 0.01
 """Seconds of the shortest ttl."""
 LONGEST_TTL: Final = 365 * 24 * 3600.0
-"""Seconds of the longest ttl, and of all else that a store keeps."""
+"""Seconds of the longest ttl, and of everything else that a store keeps for a time."""
 MOST_PERMITS: Final = 1_000_000_000
-"""The most permits or parties: more than anyone needs, and too few to be taken for a time."""
+"""The most permits of a semaphore or parties of a barrier: too few to be taken for a time."""
 
 _log = logging.getLogger("aiolock")
 
-_QUESTIONABLE: Final = 3600.0
-"""Seconds of a ttl that may have been meant as milliseconds."""
-_QUESTIONS: Final = 10
+_SUSPICIOUS_TTL: Final = 3600.0
+"""Seconds; a longer ttl may have been meant in milliseconds."""
+_WARNINGS: Final = 10
 _questioned: Final = set[float]()
-"""Those that were questioned: each once in this process, and so many at most."""
+"""The ttls that were warned of: each once in this process, and not more than `_WARNINGS`."""
 
 
 def seconds(what: str, value: object, *, least: float, most: float = math.inf) -> float:
@@ -80,7 +80,7 @@ def checked_timeout(value: object) -> float | None:
 
 
 def checked_wait(value: object) -> float:
-    """The timeout of what gives up in the end: seconds, at least 0."""
+    """The timeout of `try_acquire`: seconds, at least 0."""
     timeout = checked_timeout(value)
     if timeout is None:
         raise ValueError(
@@ -91,9 +91,9 @@ def checked_wait(value: object) -> float:
 
 
 def checked_ttl(value: object) -> float:
-    """A ttl in seconds; one that may be meant in milliseconds is questioned in the log."""
+    """A ttl in seconds; one that may be meant in milliseconds gets a warning in the log."""
     ttl = seconds("ttl", value, least=SHORTEST_TTL, most=LONGEST_TTL)
-    if ttl > _QUESTIONABLE and ttl not in _questioned and len(_questioned) < _QUESTIONS:
+    if ttl > _SUSPICIOUS_TTL and ttl not in _questioned and len(_questioned) < _WARNINGS:
         _questioned.add(ttl)
         _log.warning(
             "aiolock: a ttl of %g s is %.1f hours, for which a lock stays taken if its holder dies:"
@@ -149,7 +149,7 @@ def checked_number(what: str, value: object, *, least: int = 1, most: int = MOST
 
 
 def store_url(url: str | None) -> str:
-    """The URL that was given, or that in the environment variable ``AIOLOCK_URL``."""
+    """The given URL, or that of the environment variable ``AIOLOCK_URL``."""
     url = os.environ.get("AIOLOCK_URL") if url is None else url
     if not url:
         raise ValueError("which store? Give url=, or set the environment variable AIOLOCK_URL")

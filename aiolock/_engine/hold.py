@@ -112,7 +112,7 @@ class Hold:
     wanted = False
     """Another client has asked for its release."""
     requested: asyncio.Event | None = None
-    """Set when `wanted` is; made when it is first looked at."""
+    """Set when `wanted` is; made when it is first read."""
     bodies: tuple[ref[Body], ...] = ()
     """The bodies that rely on it. Weak references: a body belongs to the exit that ends it, and is
     to be collected with it."""

@@ -174,7 +174,7 @@ class Lease(Uncopyable, AsyncEnterable["Lease"]):
         """Release the lock without waiting for the store's answer, as from a callback.
 
         Idempotent. Called in the event loop of its client. A release that is not answered is sent
-        again, as by `release`; nobody is told whether the lock was still ours.
+        again, as by `release`. Whether the lock was still ours remains unknown.
         """
         if (released := self._give_back()) is not None:
             released.add_done_callback(partial(self._watchdog.release_answered, self._hold))

@@ -100,7 +100,7 @@ class Term(Uncopyable):
         return self._lease.requested
 
     async def resign(self) -> bool:
-        """Stop leading, while the body goes on; as `Lease.release`."""
+        """Stop leading, while the body continues; as `Lease.release`."""
         return await self._lease.release()
 
 

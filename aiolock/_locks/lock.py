@@ -113,7 +113,7 @@ class AcquireContext(Uncopyable, Coroutine[Any, Any, Got_co], AsyncOnly):
         await scope.close(error)
 
     def _move_to(self, task: asyncio.Task[Any] | None) -> None:
-        """The body goes on in this task: a loss cancels that one, and it leaves the body."""
+        """The body continues in this task: a loss cancels that one, and it leaves the body."""
         assert self._scope is not None
         self._scope.move_to(task)
 
