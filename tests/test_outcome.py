@@ -9,9 +9,9 @@ import pytest
 
 import aiolock
 from aiolock import AcquireTimeout, Lease, LeaseLost, StoreError
-from aiolock._locks.once import LONGEST_RESULT
 from aiolock.stores.memory import MemoryServer, MemoryStore
 from aiolock.testing import FaultyStore
+from aiolock.validation import LONGEST_RESULT
 from tests.cancel import KINDS, Kind, cancel_everywhere
 from tests.worlds import World, queued, virtual
 

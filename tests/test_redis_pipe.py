@@ -700,13 +700,13 @@ async def test_answers_are_heard_in_the_order_in_which_they_come(
 ) -> None:
     """Behind one that goes on in the next turn nobody goes on at once."""
     heard = list[int]()
-    hear = Waiters.hear
+    hear = Waiters.process_answer
 
     def noted(waiters: Waiters, attempt: Acquisition, question: Question) -> bool:
         heard.append(attempt.waiter.seq)
         return hear(waiters, attempt, question)
 
-    monkeypatch.setattr(Waiters, "hear", noted)
+    monkeypatch.setattr(Waiters, "process_answer", noted)
     async with (
         aiolock.connect(redis_server.url, prefix=prefix) as other,
         aiolock.connect(redis_server.url, prefix=prefix) as client,
