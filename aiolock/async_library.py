@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import sys
 
+__all__ = ["check_asyncio", "check_not_trio", "in_trio"]
+
 
 def check_asyncio() -> None:
     """`RuntimeError` if no asyncio event loop runs, as under trio."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import ClassVar, NoReturn, Self
 
+__all__ = ["CopiedAsItself", "Uncopyable"]
+
 
 class Uncopyable:
     """An object that refers to one external thing: a copy could end it, or use its connection."""

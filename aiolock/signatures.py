@@ -16,6 +16,8 @@ from typing import Any, Final, ParamSpec, TypedDict, TypeVar
 
 from aiolock.options import LeaseOptions
 
+__all__ = ["NoOptions", "spelled_out", "unexpected", "without_unknown"]
+
 P = ParamSpec("P")
 R = TypeVar("R")
 

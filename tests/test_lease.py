@@ -1562,3 +1562,67 @@ async def test_a_question_that_was_not_answered_changes_nothing() -> None:
             await asyncio.wait_for(lease.verify(), 0.1)
         assert lease.state == "held"
         faulty.resume()
+
+
+# --- Entered, and released without waiting
+
+
+@virtual
+async def test_a_lease_that_is_entered_is_released_at_the_end() -> None:
+    """A body under a lease that was acquired before; without a body, nothing ends it."""
+    async with scene() as (_, _, ours, theirs):
+        lease = await ours.lock("a").try_acquire()
+        assert lease is not None
+        async with lease as entered:
+            assert entered is lease
+            assert await theirs.lock("a").locked()
+        assert lease.state == "released"
+        assert not lease.state.is_alive
+        assert not await theirs.lock("a").locked()
+        with pytest.raises(aiolock.NotHeld):
+            await lease.__aexit__(None, None, None)
+
+
+@pytest.mark.parametrize("on_lost", ["cancel", "signal"])
+@virtual
+async def test_a_lease_that_is_entered_and_lost(on_lost: Any) -> None:
+    """Its loss ends the body, unless the lock is only to signal it."""
+    async with scene() as stand:
+        lease = await taken(stand.ours.lock("a", on_lost=on_lost))
+        ended = False
+        with pytest.raises(LeaseLost) if on_lost == "cancel" else contextlib.nullcontext():
+            async with lease:
+                stand.lose(lease)
+                await asyncio.sleep(1)
+                ended = True
+        assert ended is (on_lost == "signal")
+        assert lease.state == "lost"
+        assert not lease.state.is_alive
+        unhurt()
+
+
+@virtual
+async def test_release_nowait_sends_the_release_once() -> None:
+    """It does not wait, may be called again, and what waits for the lock gets it."""
+    async with scene() as (_, faulty, ours, theirs):
+        lease = await taken(ours.lock("a"))
+        assert lease.state.is_alive
+        waiting = asyncio.create_task(theirs.lock("a").acquire().__aenter__())
+        await queued(theirs.lock("a"), 1)
+        asyncio.get_running_loop().call_soon(lease.release_nowait)
+        asyncio.get_running_loop().call_soon(lease.release_nowait)
+        await (await waiting).release()
+        assert lease.state == "released"
+        assert faulty.calls["release"] == 1
+
+
+@virtual
+async def test_release_nowait_of_which_nobody_hears_is_sent_again() -> None:
+    """A release that the store refuses is sent again in the background."""
+    async with scene() as (_, faulty, ours, theirs):
+        lease = await taken(ours.lock("a"))
+        faulty.refuse("release", times=1)
+        lease.release_nowait()
+        await asyncio.sleep(3)
+        assert not await theirs.lock("a").locked()
+        assert faulty.calls["release"] == 2

@@ -160,7 +160,7 @@ async def test_without_a_result() -> None:
         async def work(lease: Lease) -> str:
             raise AssertionError
 
-        with pytest.raises(StoreError, match="'k' is done, but the store has no result"):
+        with pytest.raises(aiolock.ResultGone, match="'k' is done, but the store has no result"):
             await once.outcome(work)
 
 

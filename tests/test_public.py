@@ -17,18 +17,44 @@ from typing import Any
 import pytest
 
 import aiolock
+import aiolock.async_library
+import aiolock.copying
+import aiolock.entering
 import aiolock.errors
+import aiolock.naming
 import aiolock.options
+import aiolock.signatures
 import aiolock.store
 import aiolock.stores.memory
+import aiolock.sync.transactions
 import aiolock.testing
+import aiolock.validation
 
-PUBLIC = [aiolock, aiolock.errors, aiolock.options, aiolock.store, aiolock.testing]
+WRAPPERS = {
+    aiolock.async_library: ["check_asyncio", "check_not_trio", "in_trio"],
+    aiolock.copying: ["CopiedAsItself", "Uncopyable"],
+    aiolock.entering: [
+        *("AnyEnterable", "AsyncEnterable", "Entered", "Entry", "Inside", "SyncEnterable"),
+        "current_task",
+    ],
+    aiolock.naming: ["checked_result", "describe_each", "family_of", "fields", "formatter"],
+    aiolock.signatures: ["NoOptions", "spelled_out", "unexpected", "without_unknown"],
+    aiolock.sync.transactions: [
+        *("check_released", "ignore_transactions", "open_transaction", "refuse_in_transaction"),
+    ],
+    aiolock.validation: [
+        *("LONGEST_LABEL", "LONGEST_NAME", "LONGEST_RESULT", "LONGEST_TTL", "MOST_PERMITS"),
+        *("SHORTEST_TTL", "as_label", "checked_label", "checked_name", "checked_number"),
+        *("checked_timeout", "checked_ttl", "checked_wait", "seconds", "store_url"),
+    ],
+}
+"""What wrappers need besides the options."""
+PUBLIC = [aiolock, aiolock.errors, aiolock.options, aiolock.store, aiolock.testing, *WRAPPERS]
 
 # A change of any of these lines is a change of the API: an entry in the changelog.
 NAMES = [
+    "AcquireContext",
     "AcquireTimeout",
-    "Acquisition",
     "Barrier",
     "Blocked",
     "ClientClosed",
@@ -51,11 +77,12 @@ NAMES = [
     "Observer",
     "Once",
     "Outcome",
-    "Party",
+    "Participant",
     "Periodic",
     "QueueFull",
     "QuorumMismatch",
     "RWLock",
+    "ResultGone",
     "Semaphore",
     "ServerStatus",
     "Status",
@@ -152,6 +179,7 @@ SIGNATURES = {
     "Lease.requested": "property",
     "Lease.remaining": "(self)",
     "Lease.release": "async (self)",
+    "Lease.release_nowait": "(self)",
     "Lease.extend": "async (self, ttl)",
     "Lease.verify": "async (self)",
     "Lease.downgrade": "async (self)",
@@ -216,7 +244,7 @@ SIGNATURES = {
     "Periodic.status": "async (self)",
     "Periodic.break_": "async (self, fence=None)",
     "Periodic.run": "async (self, job)",
-    "Party": (
+    "Participant": (
         "(client, host, pid, since, place, fence=0, remaining=0.0, shared=False, permits=0, seq=0,"
         " alive=True, label='', task=0)"
     ),
@@ -232,6 +260,7 @@ ERRORS: dict[str, type[Exception] | None] = {
     "QueueFull": None,
     "StoreError": ConnectionError,
     "QuorumMismatch": None,
+    "ResultGone": None,
     "Unsupported": NotImplementedError,
     "ClientClosed": RuntimeError,
 }
@@ -264,6 +293,13 @@ def test_types_of_options() -> None:
         options = typing.get_type_hints(getattr(aiolock.options, name))
         parameters = inspect.signature(getattr(aiolock.LockClient, method)).parameters.values()
         assert options.keys() == {p.name for p in parameters if p.kind is p.KEYWORD_ONLY}
+
+
+def test_what_wrappers_need() -> None:
+    """Each of these modules has what was agreed on."""
+    for module, names in WRAPPERS.items():
+        assert module.__all__ == names
+        assert names == sorted(names)
 
 
 def signature(thing: Any) -> str:
@@ -323,7 +359,8 @@ def test_errors() -> None:
     for name, builtin in ERRORS.items():
         kind = kinds[name]
         assert kind is getattr(aiolock, name)
-        parent = aiolock.StoreError if name == "QuorumMismatch" else aiolock.LockError
+        of_store = name in {"QuorumMismatch", "ResultGone"}
+        parent = aiolock.StoreError if of_store else aiolock.LockError
         assert kind.__bases__ == (parent, *([builtin] if builtin else []))
         line = next(line for line in tree.splitlines() if f"─ {name} " in line)
         assert (f"({builtin.__name__})" in line) if builtin else ("(" not in line)

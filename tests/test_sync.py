@@ -1141,8 +1141,16 @@ def test_as_for_tasks(kind: str) -> None:
 
 def test_all_kinds() -> None:
     """What tasks have, threads have, but for what only makes sense with `await`, and data."""
-    beside = {"Acquisition", "Leader", "LeaseState", "Observer", "Store", "web"}
-    beside |= {"Blocked", "Deadlock", "LockRequest", "Outcome", "Party", "ServerStatus", "Status"}
+    beside = {"AcquireContext", "Leader", "LeaseState", "Observer", "Store", "web"}
+    beside |= {
+        "Blocked",
+        "Deadlock",
+        "LockRequest",
+        "Outcome",
+        "Participant",
+        "ServerStatus",
+        "Status",
+    }
     errors = {name for name in aiolock.__all__ if hasattr(aiolock.errors, name)}
     assert set(aiolock.__all__) - beside - errors == {*KINDS, "connect"}
     assert called(aiolock.connect) == called(aiolock.sync.connect)

@@ -13,6 +13,8 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, Final
 
+__all__ = ["check_released", "ignore_transactions", "open_transaction", "refuse_in_transaction"]
+
 _ignored: Final = ContextVar("aiolock.transactions.ignored", default=False)
 
 
