@@ -19,7 +19,7 @@ from collections.abc import Awaitable, Callable, Generator, Sequence
 from contextlib import AbstractAsyncContextManager, contextmanager
 from contextvars import ContextVar
 from types import CoroutineType
-from typing import Any, Final, ParamSpec, Protocol, TypeVar, Unpack
+from typing import Any, Final, Generic, ParamSpec, Protocol, TypeVar, Unpack
 
 from aiolock import (
     AcquireTimeout,
@@ -28,17 +28,20 @@ from aiolock import (
     LeaseLost,
     LockClient,
     LockError,
+    Outcome,
     QueueFull,
     ResultGone,
     StoreError,
 )
-from aiolock.naming import fields, formatter
+from aiolock.naming import describe_each, family_of, formatter
 from aiolock.options import LockOptions, Seconds, SemaphoreOptions
-from aiolock.validation import LONGEST_LABEL, LONGEST_RESULT, LONGEST_TTL, checked_name, seconds
+from aiolock.validation import LONGEST_RESULT, LONGEST_TTL, seconds
 
 P = ParamSpec("P")
 R = TypeVar("R")
 T = TypeVar("T")
+AnyClient = TypeVar("AnyClient")
+AnyLease = TypeVar("AnyLease")
 
 PATIENCE: Final = 5.0
 """Seconds that a task waits for its turn by default."""
@@ -90,8 +93,8 @@ class Held(Protocol):
 class Current:
     """The leases that the running task holds by its decorators."""
 
-    def __init__(self, name: str) -> None:
-        self._leases: ContextVar[tuple[Any, ...]] = ContextVar(name, default=())
+    def __init__(self) -> None:
+        self._leases: ContextVar[tuple[Any, ...]] = ContextVar("aiolock.task", default=())
 
     @contextmanager
     def of(self, lease: object) -> Generator[None, None, None]:
@@ -139,23 +142,61 @@ class Body:
         return error is mine
 
 
-class TaskLocks(ABC):
+class Decorators(Generic[AnyClient, AnyLease]):
+    """What the decorators for async tasks and those for threads have in common."""
+
+    client: AnyClient
+    """The client, for anything else."""
+
+    def __init__(
+        self, client: AnyClient, kind: type[AnyClient], connect: str, *, retry_after: Seconds
+    ) -> None:
+        """``client`` must be of this ``kind``, which ``connect`` makes."""
+        if not isinstance(client, kind):
+            raise TypeError(f"Locks() takes what {connect}() gives, not {client!r}")
+        self.client = client
+        self.retry_after = seconds("retry_after", retry_after, least=0, most=LONGEST_TTL)
+        """Seconds after which a task that was put back is tried again."""
+        self._current = Current()
+        self._put_back_log = PutBackLog()
+
+    def current_lease(self) -> AnyLease:
+        """The lease that the running task has by its innermost decorator; else `RuntimeError`."""
+        lease: AnyLease = self._current.lease()
+        return lease
+
+
+class OnceRun(Generic[R]):
+    """A run of a task that is done once: its result, or that of the run that has done it."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._returned = list[R]()
+
+    def keep(self, returned: R) -> str:
+        """The task has returned this: the text that the store is to keep."""
+        self._returned.append(returned)
+        return kept(self._name, returned)
+
+    def result(self, outcome: Outcome) -> R | None:
+        """The result; None if the run that has done it could not keep its own."""
+        return self._returned[0] if outcome.first else restored(outcome.result)
+
+    def result_despite(self, error: LockError) -> R | None:
+        """The result although the store has failed; raises the error if nothing was done."""
+        if isinstance(error, ResultGone):  # it was done without a result
+            return None
+        if not self._returned:
+            raise error
+        log_not_remembered(self._name, error)
+        return self._returned[0]
+
+
+class TaskLocks(Decorators[LockClient, Lease], ABC):
     """Decorators for tasks; a subclass puts a task back, as its framework does."""
 
     def __init__(self, client: LockClient, *, retry_after: Seconds = RETRY_AFTER) -> None:
-        if not isinstance(client, LockClient):
-            raise TypeError(f"Locks() takes what connect() gives, not {client!r}")
-        self.client = client
-        """The client, for anything else."""
-        self.retry_after = seconds("retry_after", retry_after, least=0, most=LONGEST_TTL)
-        """Seconds after which a task that was put back is tried again."""
-        self._current = Current("aiolock.task")
-        self._put_back_log = PutBackLog()
-
-    def current_lease(self) -> Lease:
-        """The lease that the running task has by its innermost decorator; else `RuntimeError`."""
-        lease: Lease = self._current.lease()
-        return lease
+        super().__init__(client, LockClient, "connect", retry_after=retry_after)
 
     def locked(
         self, name: str, **options: Unpack[LockOptions]
@@ -172,10 +213,8 @@ class TaskLocks(ABC):
             a field that is not a parameter.
         """
         options.setdefault("timeout", PATIENCE)
-        options.setdefault("family", checked_name(name)[:LONGEST_LABEL])
-        describe = functools.partial(self.client.lock, **options)
-        fields(name)
-        describe(name)  # a bad argument is an error here, not at the first run
+        options.setdefault("family", family_of(name))
+        describe = describe_each(functools.partial(self.client.lock, **options), name)
         return self._holding("locked", name, describe)
 
     def limited(
@@ -188,10 +227,10 @@ class TaskLocks(ABC):
         in any second.
         """
         options.setdefault("timeout", PATIENCE)
-        options.setdefault("family", checked_name(name)[:LONGEST_LABEL])
-        describe = functools.partial(self.client.semaphore, limit=limit, **options)
-        fields(name)
-        describe(name)
+        options.setdefault("family", family_of(name))
+        describe = describe_each(
+            functools.partial(self.client.semaphore, limit=limit, **options), name
+        )
         return self._holding("limited", name, describe)
 
     def _holding(
@@ -243,11 +282,12 @@ class TaskLocks(ABC):
         :param ttl: seconds after which the death of a worker that does it is noticed; the client's,
             if None.
         """
-        describe = functools.partial(
-            self.client.once, remember=remember, timeout=timeout, ttl=ttl, wait=True
+        describe = describe_each(
+            functools.partial(
+                self.client.once, remember=remember, timeout=timeout, ttl=ttl, wait=True
+            ),
+            name,
         )
-        fields(checked_name(name))
-        describe(name)
 
         def decorate(
             function: Callable[P, Awaitable[R]],
@@ -257,23 +297,18 @@ class TaskLocks(ABC):
             @functools.wraps(function)
             async def call(*args: P.args, **kwargs: P.kwargs) -> R | None:
                 async def do(body: Body) -> R | None:
-                    asked, returned = naming_of(*args, **kwargs), list[R]()
+                    asked = naming_of(*args, **kwargs)
+                    once = OnceRun[R](asked)
 
                     async def work(lease: Lease) -> str:
                         with body.under(lease):
-                            returned.append(await function(*args, **kwargs))
-                        return kept(lease.name, returned[0])
+                            returned = await function(*args, **kwargs)
+                        return once.keep(returned)
 
                     try:
-                        outcome = await describe(asked).outcome(work)
-                    except ResultGone:  # it was done without a result
-                        return None
+                        return once.result(await describe(asked).outcome(work))
                     except NOT_REMEMBERED as error:
-                        if not returned:
-                            raise
-                        log_not_remembered(asked, error)
-                        return returned[0]
-                    return returned[0] if outcome.first else restored(outcome.result)
+                        return once.result_despite(error)
 
                 return await self._or_put_back(do, args)
 
@@ -297,11 +332,11 @@ class TaskLocks(ABC):
                 await self._interrupted(args)
             raise
 
-    def _begin(self, args: Sequence[Any]) -> None:  # noqa: B027  # few have anything to do then
+    def _begin(self, args: Sequence[Any]) -> None:  # few have anything to do then
         """A run of a task begins, with these arguments."""
 
-    async def _interrupted(self, args: Sequence[Any]) -> None:  # noqa: B027  # as above
-        """Handle a cancellation before the run began: mostly, because the worker ends."""
+    async def _interrupted(self, args: Sequence[Any]) -> None:  # as above
+        """It was cancelled before it began: in most frameworks, because the worker ends."""
 
     @abstractmethod
     async def _put_back(self, error: LockError, args: Sequence[Any]) -> BaseException:

@@ -21,24 +21,20 @@ from typing import Any, ParamSpec, TypeVar, Unpack
 from celery import current_task
 from celery.exceptions import Retry
 
-from aiolock import LockError, ResultGone
+from aiolock import LockError
 from aiolock.integrations._tasks import (
     NOT_REMEMBERED,
     PATIENCE,
     PUT_BACK,
     RETRY_AFTER,
     Body,
-    Current,
-    PutBackLog,
+    Decorators,
+    OnceRun,
     can_pass,
-    kept,
-    log_not_remembered,
-    restored,
 )
-from aiolock.naming import fields, formatter
+from aiolock.naming import describe_each, family_of, formatter
 from aiolock.options import LockOptions, Seconds, SemaphoreOptions
 from aiolock.sync import Lease, LockClient
-from aiolock.validation import LONGEST_LABEL, LONGEST_TTL, checked_name, seconds
 
 __all__ = ["Locks"]
 
@@ -47,7 +43,7 @@ R = TypeVar("R")
 T = TypeVar("T")
 
 
-class Locks:
+class Locks(Decorators[LockClient, Lease]):
     """Decorators for Celery's tasks. A run that is put back is sent again, and costs no retry.
 
     It has the same id, and its state is ``RETRY`` meanwhile. If a task is called as a function, or
@@ -57,19 +53,7 @@ class Locks:
     """
 
     def __init__(self, client: LockClient, *, retry_after: Seconds = RETRY_AFTER) -> None:
-        if not isinstance(client, LockClient):
-            raise TypeError(f"Locks() takes what aiolock.sync.connect() gives, not {client!r}")
-        self.client = client
-        """The client, for anything else."""
-        self.retry_after = seconds("retry_after", retry_after, least=0, most=LONGEST_TTL)
-        """Seconds after which a task that was put back is tried again: Celery's countdown."""
-        self._current = Current("aiolock.celery")
-        self._put_back_log = PutBackLog()
-
-    def current_lease(self) -> Lease:
-        """The lease that the running task has by its innermost decorator; else `RuntimeError`."""
-        lease: Lease = self._current.lease()
-        return lease
+        super().__init__(client, LockClient, "aiolock.sync.connect", retry_after=retry_after)
 
     def locked(
         self, name: str, **options: Unpack[LockOptions]
@@ -88,10 +72,8 @@ class Locks:
             a field that is not a parameter.
         """
         options.setdefault("timeout", PATIENCE)
-        options.setdefault("family", checked_name(name)[:LONGEST_LABEL])
-        describe = functools.partial(self.client.lock, **options)
-        fields(name)
-        describe(name)  # a bad argument is an error here, not at the first run
+        options.setdefault("family", family_of(name))
+        describe = describe_each(functools.partial(self.client.lock, **options), name)
         return self._holding("locked", name, describe)
 
     def limited(
@@ -104,10 +86,10 @@ class Locks:
         in any second.
         """
         options.setdefault("timeout", PATIENCE)
-        options.setdefault("family", checked_name(name)[:LONGEST_LABEL])
-        describe = functools.partial(self.client.semaphore, limit=limit, **options)
-        fields(name)
-        describe(name)
+        options.setdefault("family", family_of(name))
+        describe = describe_each(
+            functools.partial(self.client.semaphore, limit=limit, **options), name
+        )
         return self._holding("limited", name, describe)
 
     def _holding(
@@ -153,11 +135,12 @@ class Locks:
         :param ttl: seconds after which the death of a worker that does it is noticed; the client's,
             if None.
         """
-        describe = functools.partial(
-            self.client.once, remember=remember, timeout=timeout, ttl=ttl, wait=True
+        describe = describe_each(
+            functools.partial(
+                self.client.once, remember=remember, timeout=timeout, ttl=ttl, wait=True
+            ),
+            name,
         )
-        fields(checked_name(name))
-        describe(name)
 
         def decorate(function: Callable[P, R]) -> Callable[P, R | None]:
             naming_of = formatter(name, function, "once", is_async=False)
@@ -165,23 +148,18 @@ class Locks:
             @functools.wraps(function)
             def call(*args: P.args, **kwargs: P.kwargs) -> R | None:
                 def do(body: Body) -> R | None:
-                    asked, returned = naming_of(*args, **kwargs), list[R]()
+                    asked = naming_of(*args, **kwargs)
+                    once = OnceRun[R](asked)
 
                     def work(lease: Lease) -> str:
                         with body.under(lease):
-                            returned.append(function(*args, **kwargs))
-                        return kept(lease.name, returned[0])
+                            returned = function(*args, **kwargs)
+                        return once.keep(returned)
 
                     try:
-                        outcome = describe(asked).outcome(work)
-                    except ResultGone:  # it was done without a result
-                        return None
+                        return once.result(describe(asked).outcome(work))
                     except NOT_REMEMBERED as error:
-                        if not returned:
-                            raise
-                        log_not_remembered(asked, error)
-                        return returned[0]
-                    return returned[0] if outcome.first else restored(outcome.result)
+                        return once.result_despite(error)
 
                 return self._or_put_back(do)
 
