@@ -7,17 +7,26 @@ name.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import timedelta
-from typing import Final, Literal, TypedDict
+from typing import Final, Literal, Required, TypedDict
+
+from aiolock.observer import Observer
 
 __all__ = [
     "DEFAULT",
+    "BarrierOptions",
+    "ConnectOptions",
     "Default",
     "ElectionOptions",
+    "EventOptions",
+    "LatchOptions",
     "LeaseOptions",
     "LockOptions",
     "MultiLockOptions",
     "OnLost",
+    "OnceOptions",
+    "PeriodicOptions",
     "RWLockOptions",
     "Seconds",
     "SemaphoreOptions",
@@ -95,3 +104,75 @@ class LockOptions(RWLockOptions, total=False):
     """Whether the exit of the body waits until the store has confirmed the release."""
     priority: int
     """From -9 to 9: waiters with a lower number come before those with a higher one."""
+
+
+class BarrierOptions(TypedDict, total=False):
+    """Options of a barrier."""
+
+    timeout: Seconds | None
+    """Seconds that a task waits at most; None waits as long as it takes."""
+    max_waiters: int | None
+    """`QueueFull` at once when this many wait already."""
+
+
+class EventOptions(BarrierOptions, total=False):
+    """Options of an event."""
+
+    remember: Seconds
+    """Seconds for which the store remembers it after it was last set; at least a minute."""
+
+
+class LatchOptions(BarrierOptions, total=False):
+    """Options of a latch."""
+
+    remember: Seconds
+    """Seconds for which the store remembers it after the last count; at least a minute."""
+
+
+class PeriodicOptions(TypedDict, total=False):
+    """Options of a job that runs once in each period."""
+
+    every: Required[Seconds]
+    """The length of a period in seconds."""
+    min_hold: Seconds | None
+    """Seconds from the beginning of a run until the next run."""
+    max_hold: Seconds | None
+    """Seconds after which a run is cancelled."""
+    ttl: Seconds | None
+    """Seconds after which the death of an instance in its run is noticed."""
+
+
+class OnceOptions(TypedDict, total=False):
+    """Options of work that is done once."""
+
+    remember: Required[Seconds]
+    """Seconds for which the store remembers that the work is done."""
+    ttl: Seconds | None
+    """Seconds after which the death of a client that does the work is noticed."""
+    wait: bool
+    """Whether callers that come while the work is being done wait for the outcome."""
+    timeout: Seconds | None
+    """Seconds that they wait at most; None waits as long as it takes."""
+
+
+class ConnectOptions(TypedDict, total=False):
+    """Options of a client: see `connect`."""
+
+    prefix: str
+    """What stands before every key."""
+    ttl: Seconds
+    """Seconds: the ttl of locks that are given none."""
+    label: str | None
+    """What this program is, for people."""
+    observer: Observer | Sequence[Observer]
+    """Told what happens."""
+    deadlock_after: Seconds | None
+    """Seconds of waiting after which the client looks for a deadlock; None turns that off."""
+    replicas: int | Literal["all"] | None
+    """How many replicas of the server must have a grant before its body begins."""
+    longest_ttl: Seconds | None
+    """For a quorum: seconds of the longest ttl allowed."""
+    durable: bool
+    """For a quorum: whether its servers forget nothing in a restart."""
+    answer_timeout: Seconds
+    """Seconds for the store's answer to an acquisition that does not wait for the lock."""

@@ -14,8 +14,6 @@ from collections.abc import Callable
 from difflib import get_close_matches
 from typing import Any, Final, ParamSpec, TypedDict, TypeVar
 
-from aiolock.options import LeaseOptions
-
 __all__ = ["NoOptions", "spelled_out", "unexpected", "without_unknown"]
 
 P = ParamSpec("P")
@@ -79,11 +77,14 @@ def unexpected(function: Callable[..., Any], name: str) -> TypeError:
 
 
 def spelled_out(
-    lock: Callable[..., Any], options: type[LeaseOptions]
+    like: Callable[..., Any], options: type
 ) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Show the ``**options`` of a method as the parameters of ``lock``, and accept no others."""
+    """Show the ``**options`` of a method as the parameters of ``like``, and accept no others.
+
+    ``options`` is the class of `aiolock.options` that the method takes.
+    """
     shared = options.__annotations__.keys()
-    named = [p for p in inspect.signature(lock).parameters.values() if p.name in shared]
+    named = [p for p in inspect.signature(like).parameters.values() if p.name in shared]
 
     def decorate(method: Callable[P, R]) -> Callable[P, R]:
         signature = inspect.signature(method)

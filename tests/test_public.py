@@ -97,12 +97,18 @@ NAMES = [
 ]
 OPTIONS = [
     "DEFAULT",
+    "BarrierOptions",
+    "ConnectOptions",
     "Default",
     "ElectionOptions",
+    "EventOptions",
+    "LatchOptions",
     "LeaseOptions",
     "LockOptions",
     "MultiLockOptions",
     "OnLost",
+    "OnceOptions",
+    "PeriodicOptions",
     "RWLockOptions",
     "Seconds",
     "SemaphoreOptions",
@@ -289,9 +295,12 @@ def test_types_of_options() -> None:
     assert aiolock.options.__all__ == OPTIONS
     methods = {"LockOptions": "lock", "RWLockOptions": "rwlock", "SemaphoreOptions": "semaphore"}
     methods |= {"MultiLockOptions": "multilock", "ElectionOptions": "election"}
+    methods |= {"BarrierOptions": "barrier", "EventOptions": "event", "LatchOptions": "latch"}
+    methods |= {"PeriodicOptions": "periodic", "OnceOptions": "once", "ConnectOptions": "connect"}
     for name, method in methods.items():
         options = typing.get_type_hints(getattr(aiolock.options, name))
-        parameters = inspect.signature(getattr(aiolock.LockClient, method)).parameters.values()
+        owner: Any = aiolock if method == "connect" else aiolock.LockClient
+        parameters = inspect.signature(getattr(owner, method)).parameters.values()
         assert options.keys() == {p.name for p in parameters if p.kind is p.KEYWORD_ONLY}
 
 

@@ -8,22 +8,27 @@ import functools
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from concurrent.futures import Future
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Literal, ParamSpec, Self, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Final, ParamSpec, Self, TypeVar, Unpack
 
 import aiolock
 from aiolock.copying import Uncopyable
 from aiolock.errors import ClientClosed
 from aiolock.naming import checked_result, describe_each, family_of, formatter
-from aiolock.observer import Deadlock, Observer
+from aiolock.observer import Deadlock
 from aiolock.options import (
+    BarrierOptions,
+    ConnectOptions,
     ElectionOptions,
+    EventOptions,
+    LatchOptions,
     LockOptions,
     MultiLockOptions,
+    OnceOptions,
+    PeriodicOptions,
     RWLockOptions,
-    Seconds,
     SemaphoreOptions,
 )
-from aiolock.signatures import NoOptions, spelled_out, unexpected, without_unknown
+from aiolock.signatures import spelled_out
 from aiolock.store import ServerStatus, Status, Store
 from aiolock.sync._body import Bodies
 from aiolock.sync._greenlets import check_no_greenlets
@@ -43,7 +48,7 @@ R = TypeVar("R")
 T = TypeVar("T")
 
 
-@without_unknown
+@spelled_out(aiolock.connect, ConnectOptions)
 def connect(
     target: str
     | Redis
@@ -53,17 +58,7 @@ def connect(
     | Sequence[str]
     | Sequence[Redis]
     | Sequence[MemoryServer],
-    *,
-    prefix: str = "aiolock",
-    ttl: Seconds = 30.0,
-    label: str | None = None,
-    observer: Observer | Sequence[Observer] = (),
-    deadlock_after: Seconds | None = 10.0,
-    replicas: int | Literal["all"] | None = None,
-    longest_ttl: Seconds | None = None,
-    durable: bool = False,
-    answer_timeout: Seconds = 1.0,
-    **unknown: Unpack[NoOptions],
+    **options: Unpack[ConnectOptions],
 ) -> LockClient:
     """A client of the lock store at ``target``, for threads; no I/O until it is first used.
 
@@ -71,23 +66,8 @@ def connect(
     thread of aiolock's event loop. With ``memory://``, the locks are those of this process's
     synchronous clients. `RuntimeError` under gevent or eventlet, which have no real threads.
     """
-    for wrong in unknown:
-        raise unexpected(connect, wrong)
     check_no_greenlets()
-    return LockClient(
-        aiolock.connect(
-            target,
-            prefix=prefix,
-            ttl=ttl,
-            label=label,
-            observer=observer,
-            deadlock_after=deadlock_after,
-            replicas=replicas,
-            longest_ttl=longest_ttl,
-            durable=durable,
-            answer_timeout=answer_timeout,
-        )
-    )
+    return LockClient(aiolock.connect(target, **options))
 
 
 class LockClient(Uncopyable):
@@ -344,83 +324,36 @@ class LockClient(Uncopyable):
         """Several locks as one, without deadlock: as `aiolock.LockClient.multilock`."""
         return MultiLock(self, self._client.multilock(*names, **options))
 
-    def latch(
-        self,
-        name: str,
-        count: int,
-        *,
-        remember: Seconds = 86400.0,
-        timeout: Seconds | None = None,
-        max_waiters: int | None = None,
-    ) -> Latch:
+    @spelled_out(aiolock.LockClient.latch, LatchOptions)
+    def latch(self, name: str, count: int, **options: Unpack[LatchOptions]) -> Latch:
         """A latch, which opens after ``count`` counts: as `aiolock.LockClient.latch`."""
-        return Latch(
-            self,
-            self._client.latch(
-                name, count, remember=remember, timeout=timeout, max_waiters=max_waiters
-            ),
-        )
+        return Latch(self, self._client.latch(name, count, **options))
 
-    def event(
-        self,
-        name: str,
-        *,
-        remember: Seconds = 3600.0,
-        timeout: Seconds | None = None,
-        max_waiters: int | None = None,
-    ) -> Event:
+    @spelled_out(aiolock.LockClient.event, EventOptions)
+    def event(self, name: str, **options: Unpack[EventOptions]) -> Event:
         """An event that happens once: as `aiolock.LockClient.event`."""
-        return Event(
-            self,
-            self._client.event(name, remember=remember, timeout=timeout, max_waiters=max_waiters),
-        )
+        return Event(self, self._client.event(name, **options))
 
-    def barrier(
-        self,
-        name: str,
-        parties: int,
-        *,
-        timeout: Seconds | None = None,
-        max_waiters: int | None = None,
-    ) -> Barrier:
+    @spelled_out(aiolock.LockClient.barrier, BarrierOptions)
+    def barrier(self, name: str, parties: int, **options: Unpack[BarrierOptions]) -> Barrier:
         """A barrier, which lets ``parties`` through together: as `aiolock.LockClient.barrier`."""
-        return Barrier(
-            self, self._client.barrier(name, parties, timeout=timeout, max_waiters=max_waiters)
-        )
+        return Barrier(self, self._client.barrier(name, parties, **options))
 
     @spelled_out(aiolock.LockClient.lock, ElectionOptions)
     def election(self, name: str, **options: Unpack[ElectionOptions]) -> Election:
         """An election of one leader among many: as `aiolock.LockClient.election`."""
         return Election(self, self._client.election(name, **options))
 
-    def periodic(
-        self,
-        name: str,
-        *,
-        every: Seconds,
-        min_hold: Seconds | None = None,
-        max_hold: Seconds | None = None,
-        ttl: Seconds | None = None,
-    ) -> Periodic:
+    @spelled_out(aiolock.LockClient.periodic, PeriodicOptions)
+    def periodic(self, name: str, **options: Unpack[PeriodicOptions]) -> Periodic:
         """A job of which one run begins in each period: as `aiolock.LockClient.periodic`."""
-        return Periodic(
-            self,
-            self._client.periodic(name, every=every, min_hold=min_hold, max_hold=max_hold, ttl=ttl),
-        )
+        return Periodic(self, self._client.periodic(name, **options))
 
-    def once(
-        self,
-        name: str,
-        *,
-        remember: Seconds,
-        ttl: Seconds | None = None,
-        wait: bool = True,
-        timeout: Seconds | None = None,
-    ) -> Once:
+    @spelled_out(aiolock.LockClient.once, OnceOptions)
+    def once(self, name: str, **options: Unpack[OnceOptions]) -> Once:
         """A piece of work to be done once: as `aiolock.LockClient.once`."""
-        named = functools.partial(self.once, remember=remember, ttl=ttl, wait=wait, timeout=timeout)
-        once = self._client.once(name, remember=remember, ttl=ttl, wait=wait, timeout=timeout)
-        return Once(self, once, named)
+        named = functools.partial(self.once, **options)
+        return Once(self, self._client.once(name, **options), named)
 
     @spelled_out(aiolock.LockClient.lock, LockOptions)
     def locked(
