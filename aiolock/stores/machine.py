@@ -287,7 +287,7 @@ class Step:
         if known is not None:
             return known
         displaced = ticket > 0 and waiter not in state.waiting
-        # Nobody overtakes: while others wait, a waiter enters only by `_advance`, in its turn.
+        # No waiter overtakes: while others wait, a waiter enters only by `_advance`, in its turn.
         if self._enters(waiter, form, wait=wait):
             state.dequeue(waiter)
             if self._passing:
@@ -668,8 +668,8 @@ class Step:
             if head == asking:
                 mine = self._grant(head, form, ttl)
             else:
-                # Nobody knows whether a push is acted on. So its first lease is only the claim,
-                # which the client's first renewal turns into the full ttl.
+                # Whether a push is acted on is unknown. So its first lease is only the claim, which
+                # the client's first renewal turns into the full ttl.
                 fence = self._grant(head, form, form.claim, claim=True)
                 self.pushes.append(PushGranted(head, form, fence, form.claim, self._now))
             all_taken = form.permits and state.holders.permits >= (state.limit or 0)

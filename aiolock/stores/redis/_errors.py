@@ -235,7 +235,7 @@ _UNSETTLED: Final[dict[str, tuple[str, str]]] = {
     "MOVED": ("sends us on to other nodes, in a circle", "see whether its nodes are of one mind"),
     "ASK": ("sends us on to other nodes, in a circle", "see whether its nodes are of one mind"),
 }
-"""What a cluster could not do within the whole time of a command."""
+"""The errors of a cluster that last for the whole time of a command."""
 
 _ANSWERS: Final[dict[str, tuple[str, str]]] = {
     "NOSCAN": (

@@ -1,4 +1,4 @@
-"""Keys and channels. All keys of one name share one hash slot: its name stands in braces."""
+"""Keys and channels. All keys of one name share one hash slot: its name is in braces."""
 
 from __future__ import annotations
 
