@@ -1049,7 +1049,7 @@ async def test_a_server_that_says_nothing_more(
             await asyncio.wait_for(aiolock.connect(own_postgres.url("app")).open(), 8)
 
 
-@pytest.mark.parametrize("which", ["_pipe", "_ear"])
+@pytest.mark.parametrize("which", ["_pipe", "_listener"])
 async def test_lost_as_soon_as_it_is_greeted(
     postgres_server: PostgresServer, monkeypatch: pytest.MonkeyPatch, which: str
 ) -> None:
@@ -1069,7 +1069,7 @@ async def test_lost_as_soon_as_it_is_greeted(
         async with client.lock("x", timeout=5):
             pass
         with monkeypatch.context() as patch:
-            kind = {"_pipe": "_pipe.Pipe", "_ear": "_ear.Ear"}[which]
+            kind = {"_pipe": "_pipe.Pipe", "_listener": "_listener.Listener"}[which]
             patch.setattr(f"aiolock.stores.postgres.{kind}._up", lambda *_: 1 / 0)
             with pytest.raises(ZeroDivisionError):
                 await aiolock.connect(postgres_server.url("app")).open()

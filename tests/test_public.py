@@ -255,7 +255,7 @@ SIGNATURES = {
         " alive=True, label='', task=0)"
     ),
     "Status": "(name, holders, waiters, closed=0.0, limit=None, kind='', now=0.0, more_holders=0)",
-    "ServerStatus": "(address, state, silent=0.0, clock=None, votes=0, error='')",
+    "ServerStatus": "(address, state, not_voting=0.0, clock=None, votes=0, error='')",
 }
 ERRORS: dict[str, type[Exception] | None] = {
     "AcquireTimeout": TimeoutError,
