@@ -125,6 +125,9 @@ class ByHand(Relay):
     def renew(self, renewals: Sequence[Renewal]) -> asyncio.Future[list[bool | None]]:
         return asyncio.get_running_loop().create_future()  # in these plays nothing is renewed
 
+    def post(self, *_: object, **__: object) -> asyncio.Future[int]:
+        raise aiolock.StoreError("labels are no part of these plays")
+
     def _call(self, operation: Operation, start: Any) -> asyncio.Future[Any]:
         raise NotImplementedError
 
