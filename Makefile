@@ -42,7 +42,7 @@ test: .venv/dev.stamp $(SERVERS) ## the tests, on the tree and on the built whee
 	@.ci/in-memory .ci/test "$(WHEEL_PYTHONS)" "$(JOBS)" --dist worksteal $(OF_STORES) $(ARGS)
 
 chaos: .venv/dev.stamp redis-server postgresql mariadb ## break everything for a while: make chaos [STORE=redis] [SECONDS=60] [SEED=1]
-	@.venv/bin/python -m tests.chaos --store "$(or $(STORE),redis)" --seconds "$(or $(SECONDS),60)" --seed "$(or $(SEED),1)" $(ARGS)
+	@.venv/bin/python -m tests.proof.chaos --store "$(or $(STORE),redis)" --seconds "$(or $(SECONDS),60)" --seed "$(or $(SEED),1)" $(ARGS)
 
 lint: .venv/dev.stamp ## ruff, mypy and pyright, all strict
 	.venv/bin/ruff check

@@ -24,8 +24,8 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import aiolock
-from tests.clusters import Cluster
-from tests.servers import RedisServer
+from tests.support.clusters import Cluster
+from tests.support.servers import RedisServer
 
 MASTERS = (3, 9)
 NAMES = 100

@@ -14,7 +14,7 @@ from benchmarks.crew import Worker
 from benchmarks.databases import Servers
 from benchmarks.redis_server import RedisServer
 from benchmarks.scenarios import Outcome, Size
-from tests.databases import PostgresServer
+from tests.support.databases import PostgresServer
 
 WRITERS = 8
 SLICES = 5

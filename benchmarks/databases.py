@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Self
 
 from benchmarks.redis_server import RedisServer, Tap, Usage
-from tests.databases import DatabaseServer, MariaDBServer, PostgresServer
+from tests.support.databases import DatabaseServer, MariaDBServer, PostgresServer
 
 _ESTABLISHED = "01"
 _LOCALHOST = "0100007F"

@@ -34,8 +34,8 @@ from benchmarks.measures import after_waiting
 from benchmarks.redis_server import Tap, tapped
 from benchmarks.rounds import Entry, handovers, in_turn, overlaps, overtaken, quantile
 from benchmarks.run import PLOTS, RESULTS, draw, rounded
-from tests.majorities import vouch
-from tests.servers import RedisServer
+from tests.support.majorities import vouch
+from tests.support.servers import RedisServer
 
 TASKS: Final = 20
 WAITERS: Final = 50

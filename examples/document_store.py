@@ -5,8 +5,8 @@
 `Documents` stands in for the database: replace it by calls to etcd, Consul, DynamoDB or MongoDB.
 `DocumentStore`, a hundred lines, stays as it is. It has a `Document` for each name, with its state,
 its last fence and the pushes that clients have not read yet. It loads the document, changes it and
-swaps it, and starts again if another client was faster. tests/test_contract.py tests it as it tests
-every store.
+swaps it, and starts again if another client was faster. tests/stores/test_contract.py tests it as
+it tests every store.
 """
 
 from __future__ import annotations

@@ -20,15 +20,15 @@ import hypothesis
 import pytest
 import redis.utils
 
-from tests import databases, garbage, loops, selection
-from tests.databases import MariaDBServer, PostgresServer
-from tests.failures import Locker, Lockers, Peek, check_nothing_left
-from tests.proxy import Proxy
-from tests.servers import RedisServer
-from tests.worlds import KINDS, World
+from tests.support import databases, garbage, loops, selection
+from tests.support.databases import MariaDBServer, PostgresServer
+from tests.support.failures import Locker, Lockers, Peek, check_nothing_left
+from tests.support.proxy import Proxy
+from tests.support.servers import RedisServer
+from tests.support.worlds import KINDS, World
 
 if TYPE_CHECKING:
-    from tests.clusters import Cluster
+    from tests.support.clusters import Cluster
 
 _Each = TypeVar("_Each")
 
@@ -72,14 +72,20 @@ def _import_in_turn(config: pytest.Config) -> None:
     if not hasattr(config, "workerinput"):
         return  # a run of its own; also of a test, which has the variables of its process of xdist
     worker = os.environ["PYTEST_XDIST_WORKER"]
-    asked = {Path(each.partition("::")[0]).stem for each in config.args}
-    files = sorted(path.stem for path in Path(__file__).parent.glob("test_*.py"))
-    files = [file for file in files if file in asked] or files
+    folder = Path(__file__).parent
+    asked = [config.invocation_params.dir / each.partition("::")[0] for each in config.args]
+    left_out = [folder.parent / each for each in config.getoption("--ignore") or ()]
+    files = [
+        path
+        for path in sorted(folder.rglob("test_*.py"))
+        if any(map(path.is_relative_to, asked)) and not any(map(path.is_relative_to, left_out))
+    ]
     start = len(files) * int(worker[2:]) // int(os.environ["PYTEST_XDIST_WORKER_COUNT"])
     for file in files[start:] + files[:start]:
+        name = ".".join(file.relative_to(folder.parent).with_suffix("").parts)
         # What is wrong with it is wrong again when it is collected, and is reported then.
         with contextlib.suppress(Exception, pytest.skip.Exception):
-            importlib.import_module(f"tests.{file}")
+            importlib.import_module(name)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -165,7 +171,7 @@ def _started_without_opentelemetry() -> Iterator[None]:
     program. (FastAPI needs its API.) A fixture: it is done where tests run, and not where xdist
     starts those processes.
     """
-    folder = Path(__file__).parent / "without_opentelemetry"
+    folder = Path(__file__).parent / "support" / "without_opentelemetry"
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(folder), prepend=os.pathsep)
         yield
@@ -203,7 +209,8 @@ def redis_server() -> Iterator[RedisServer]:
 @pytest.fixture(scope="module")
 def lone_node() -> Iterator[RedisServer]:
     """A cluster of one node for the tests of a file, which no test may break."""
-    from tests.clusters import Cluster  # here, because it starts a server to see its version
+    # Here, because it starts a server to see its version.
+    from tests.support.clusters import Cluster
 
     with ExitStack() as stack:
         lone = Cluster(stack, 1)
@@ -214,7 +221,7 @@ def lone_node() -> Iterator[RedisServer]:
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
     """Three masters for the tests of a file, which no test may break."""
-    from tests.clusters import Cluster
+    from tests.support.clusters import Cluster
 
     with ExitStack() as stack:
         three = Cluster(stack, 3)

@@ -24,9 +24,16 @@ from aiolock._engine.engine import State
 from aiolock.store import Inbox
 from aiolock.stores.memory import MemoryServer, MemoryStore
 from aiolock.testing import FaultyStore
-from tests.failures import take, until
-from tests.servers import RedisServer, hold_port
-from tests.worlds import World, asking, check_what_an_opening_leaves, queued, settled, virtual
+from tests.support.failures import take, until
+from tests.support.servers import RedisServer, hold_port
+from tests.support.worlds import (
+    World,
+    asking,
+    check_what_an_opening_leaves,
+    queued,
+    settled,
+    virtual,
+)
 
 R = TypeVar("R")
 

@@ -16,7 +16,7 @@ import aiolock.sync
 from aiolock._target import store_at
 from aiolock.stores.memory import MemoryServer
 from aiolock.testing import FaultyStore
-from tests.worlds import virtual
+from tests.support.worlds import virtual
 
 pytestmark = pytest.mark.one_loop
 

@@ -25,7 +25,7 @@ from aiolock import (
 from aiolock._engine.policy import Policy
 from aiolock.stores.memory import MemoryServer, MemoryStore
 from aiolock.testing import FaultyStore, Operation
-from tests.worlds import World, asking, queued, virtual
+from tests.support.worlds import World, asking, queued, virtual
 
 
 async def test_timeout_says_who_holds_it(world: World, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,9 +11,9 @@ import pytest
 import aiolock
 import aiolock.sync
 from aiolock import AcquireTimeout, LeaseLost, LockClient, StoreError
-from tests.cancel import KINDS, Kind, cancel_everywhere
-from tests.databases import free_port
-from tests.servers import RedisServer
+from tests.support.cancel import KINDS, Kind, cancel_everywhere
+from tests.support.databases import free_port
+from tests.support.servers import RedisServer
 
 VARIABLE = "AIOLOCK_URL"
 

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from aiolock._turns import Backlog
-from tests.worlds import virtual
+from tests.support.worlds import virtual
 
 
 @virtual

@@ -21,8 +21,8 @@ import aiolock.sync
 from aiolock._urls import Shown
 from aiolock.cli.main import main
 from aiolock.stores.redis._urls import pool_at
-from tests.databases import MariaDBServer, PostgresServer, free_port
-from tests.servers import RedisServer
+from tests.support.databases import MariaDBServer, PostgresServer, free_port
+from tests.support.servers import RedisServer
 
 MARKS: Final = f"{string.punctuation} "
 """All 33 characters of ASCII that are printed and neither letters nor digits."""

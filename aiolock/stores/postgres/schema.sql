@@ -1,8 +1,8 @@
 -- The protocol in PostgreSQL (13 and newer): one function for each operation.
 --
 -- Read it beside aiolock/stores/machine.py: each function is the method of `Step` of the same name,
--- and tests/test_postgres_model.py compares the two. Each function holds an advisory lock on its
--- name, so they run one after the other; it reads the clock only when it has that lock.
+-- and tests/proof/test_postgres_model.py compares the two. Each function holds an advisory lock on
+-- its name, so they run one after the other; it reads the clock only when it has that lock.
 --
 -- `aiolock init-db` prints this file, or runs it in one transaction. It is idempotent; and ASCII,
 -- which a database of any encoding takes.

@@ -3,7 +3,7 @@
 Only this file uses private parts of redis-py. On an ordinary connection it puts its own protocol on
 the transport and feeds hiredis itself, which costs a third of what redis-py's streams do per reply.
 Where there is no transport (fakeredis), the same `Wire` runs on the public methods.
-``tests/test_wire.py`` fails when redis-py changes these parts.
+``tests/stores/redis/test_wire.py`` fails when redis-py changes these parts.
 """
 
 from __future__ import annotations

@@ -1,0 +1,410 @@
+"""Cancel at every step of the event loop, in every way there is: nothing is left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import sqlite3
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from contextlib import aclosing
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis.asyncio
+from fakeredis import FakeAsyncRedis
+
+import aiolock
+from aiolock import Lock, LockClient
+from aiolock.stores.memory import MemoryServer
+from tests.support.cancel import KINDS, Kind, Scenario, cancel_everywhere
+from tests.support.databases import MariaDBServer, PostgresServer
+from tests.support.servers import RedisServer
+from tests.support.worlds import Seen, queued
+
+NAME = "cancelled at every step"
+
+
+class Stand:
+    """Two clients of one store, and a look at what is left in it."""
+
+    def __init__(
+        self, ours: LockClient, other: LockClient, left: Callable[[], Awaitable[list[str]]]
+    ) -> None:
+        self.ours = ours
+        self.other = other
+        self.left = left
+        self.lock = ours.lock(NAME, ttl=60)
+        self.others_lock = other.lock(NAME, ttl=60)
+        self._later: set[asyncio.Task[Any]] = set()
+
+    def later(self, what: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+        """Begin it in a task of its own, which `settle` waits for."""
+        task = asyncio.create_task(what)
+        self._later.add(task)
+        return task
+
+    async def settle(self) -> None:
+        await asyncio.gather(*self._later, return_exceptions=True)
+        self._later.clear()
+
+    async def check_nothing_is_left(self) -> None:
+        # A later command of the same client is answered after all that it sent before.
+        await self.lock.status()
+        await self.others_lock.status()
+        status = await self.lock.status()
+        assert (status.holders, status.waiters) == ((), ())
+        assert await self.left() == []
+        for client in (self.ours, self.other):
+            engine = client._engine
+            assert not engine.waiters.acquisitions
+            assert not engine.waiters._queues
+            assert not len(engine.watchdog.releases)
+            assert not engine.watchdog.holds
+            assert not engine.watchdog.owned
+            assert not engine.entered
+
+
+@pytest.fixture(params=["memory", "fakeredis", "redis"])
+async def stand(
+    request: pytest.FixtureRequest, redis_server: RedisServer, prefix: str
+) -> AsyncIterator[Stand]:
+    """A stand on each store."""
+    if request.param == "memory":
+        server = MemoryServer()
+
+        async def names() -> list[str]:
+            return server.names()
+
+        async with aiolock.connect(server) as ours, aiolock.connect(server) as other:
+            yield Stand(ours, other, names)
+        return
+    driver: redis.asyncio.Redis = (
+        FakeAsyncRedis()
+        if request.param == "fakeredis"
+        else redis.asyncio.Redis.from_url(redis_server.url)
+    )
+
+    async def keys() -> list[str]:
+        found: list[Any] = await driver.keys(f"{prefix}:{{lock:{NAME}}}:*")
+        return [key.decode() for key in found if not key.endswith(b":fence")]
+
+    try:
+        async with (
+            aiolock.connect(driver, prefix=prefix) as ours,
+            aiolock.connect(driver, prefix=prefix) as other,
+        ):
+            yield Stand(ours, other, keys)
+    finally:
+        await driver.aclose()
+
+
+@pytest.fixture(params=["sqlite", "postgres", "mysql"])
+async def database_stand(
+    request: pytest.FixtureRequest, prefix: str, tmp_path: Path
+) -> AsyncIterator[Stand]:
+    """A stand on each database, in which one step more or less depends on when an answer comes."""
+    key = f"{prefix}\0lock:{NAME}".encode()
+    if request.param == "sqlite":
+        url = f"sqlite:///{tmp_path}/locks.db"
+
+        def rows() -> list[Any]:
+            with contextlib.closing(sqlite3.connect(tmp_path / "locks.db")) as database:
+                return database.execute("SELECT * FROM names WHERE name = ?", (key,)).fetchall()
+
+    elif request.param == "postgres":
+        postgres: PostgresServer = request.getfixturevalue("postgres_server")
+        url = postgres.url("app")
+
+        def rows() -> list[Any]:
+            return postgres.execute(
+                "SELECT client FROM aiolock.grants WHERE name = %s"
+                " UNION ALL SELECT client FROM aiolock.waiters WHERE name = %s",
+                *(key, key),
+            )
+
+    else:
+        mariadb: MariaDBServer = request.getfixturevalue("mariadb_server")
+        url = mariadb.url("app")
+
+        def rows() -> list[Any]:
+            return mariadb.execute(
+                "SELECT state FROM aiolock_names WHERE id = %s AND state <> ''", key
+            )
+
+    async def left() -> list[str]:
+        return [str(row) for row in rows()]
+
+    async with (
+        aiolock.connect(url, prefix=prefix) as ours,
+        aiolock.connect(url, prefix=prefix) as other,
+    ):
+        yield Stand(ours, other, left)
+
+
+KIND_IDS = [kind.name for kind in KINDS]
+
+
+async def _everywhere(
+    stand: Stand,
+    kind: Kind,
+    scenario: Scenario,
+    after: Callable[[], Awaitable[object]] | None = None,
+    *,
+    least: int,
+) -> None:
+    """Run the scenario, cancelled at each step, and look each time at what is left.
+
+    Where it has fewer steps than ``least``, once more: on a busy machine an answer and a push may
+    come in one turn.
+    """
+    ran = 0
+    for _ in range(5):
+        ran = max(ran, await _once_everywhere(stand, kind, scenario, after))
+        if ran >= least:
+            return
+    raise AssertionError(f"it was cancelled at {ran} steps, and has {least}")
+
+
+async def _once_everywhere(
+    stand: Stand,
+    kind: Kind,
+    scenario: Scenario,
+    after: Callable[[], Awaitable[object]] | None,
+) -> int:
+    """At how many steps it was cancelled."""
+    ran = 0
+    async for _ in cancel_everywhere(scenario, [kind]):
+        if after is not None:
+            await after()
+        await stand.check_nothing_is_left()
+        ran += 1
+    if after is not None:
+        await after()
+    await stand.check_nothing_is_left()
+    return ran
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=KIND_IDS)
+async def test_acquire_hold_and_release(stand: Stand, kind: Kind) -> None:
+    """A free lock that is taken, held over an await, and released."""
+    await _everywhere(stand, kind, partial(_hold, stand), least=3)
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=KIND_IDS)
+async def test_acquire_hold_and_release_in_a_database(database_stand: Stand, kind: Kind) -> None:
+    """The same, where each command is a transaction, in a thread or on a connection of its own."""
+    await _everywhere(database_stand, kind, partial(_hold, database_stand), least=3)
+
+
+async def _hold(stand: Stand) -> None:
+    async with stand.lock:
+        await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=KIND_IDS)
+async def test_lease_by_hand(stand: Stand, kind: Kind) -> None:
+    """The same by `acquire` and `release`, which the caller guards with try and finally."""
+
+    async def scenario() -> None:
+        lease = await stand.lock.acquire(timeout=30)
+        try:
+            await lease.verify()
+            await lease.extend(50)
+        finally:
+            await lease.release()
+
+    await _everywhere(stand, kind, scenario, least=4)
+
+
+@pytest.mark.parametrize("how", ["entered", "awaited", "tried"])
+@pytest.mark.parametrize("kind", KINDS, ids=KIND_IDS)
+async def test_multilock(stand: Stand, kind: Kind, how: str) -> None:
+    """Several locks as one: of no step is it left with some of them."""
+    both = stand.ours.multilock(f"{NAME}, the second", NAME, ttl=60)
+
+    async def scenario() -> None:
+        if how == "entered":
+            async with both:
+                await asyncio.sleep(0)
+        else:
+            waiting = both.acquire(timeout=30) if how == "awaited" else both.try_acquire(timeout=30)
+            lease = await waiting
+            assert lease is not None
+            await lease.release()
+
+    async def second_is_free() -> None:
+        await stand.lock.status()  # answered after all that was sent before
+        assert not await stand.other.lock(f"{NAME}, the second").locked()
+        assert not stand.ours._engine.entered
+
+    await _everywhere(stand, kind, scenario, second_is_free, least=3)
+
+
+@pytest.mark.parametrize("timeout", [0, 30])
+@pytest.mark.parametrize("kind", KINDS, ids=KIND_IDS)
+async def test_not_waiting(stand: Stand, kind: Kind, timeout: float) -> None:
+    """A try that does not wait, or would for so long, on a lock that is free."""
+
+    async def scenario() -> None:
+        lease = await stand.lock.try_acquire(timeout=timeout)
+        assert lease is not None
+        await lease.release()
+
+    await _everywhere(stand, kind, scenario, least=2)
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=KIND_IDS)
+async def test_queued_behind_another_client(stand: Stand, kind: Kind) -> None:
+    """A waiter that is queued, then granted by another client's release, then releases.
+
+    Among the steps is the one at which the grant is made, or on its way, or just arrived.
+    """
+    await _everywhere(stand, kind, partial(_wait, stand), stand.settle, least=4)
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=KIND_IDS)
+async def test_queued_behind_another_client_in_a_database(
+    database_stand: Stand, kind: Kind
+) -> None:
+    """The same; here the grant is written down first, and then the waiter is told of it."""
+    stand = database_stand
+    await _everywhere(stand, kind, partial(_wait, stand), stand.settle, least=4)
+
+
+async def _wait(stand: Stand) -> None:
+    await _let_in(stand, partial(_hold, stand), stand.others_lock, stand.lock)
+
+
+async def _let_in(stand: Stand, scenario: Scenario, held: aiolock.Lock, wanted: Seen) -> None:
+    """Run what waits for a lock that another client holds, and then gives back."""
+    lease = await held.acquire()
+    assert lease is not None
+
+    async def give_back() -> None:
+        await queued(wanted, 1)
+        await lease.release()
+
+    giving = asyncio.create_task(give_back())
+    try:
+        await scenario()
+    finally:
+        giving.cancel()
+        _ = stand.later(lease.release())
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=KIND_IDS)
+async def test_read_behind_a_writer(stand: Stand, kind: Kind) -> None:
+    """A reader that waits, is let in together with another one, and leaves."""
+    rates = stand.ours.rwlock(NAME, ttl=60)
+
+    async def read() -> None:
+        async with rates.read():
+            await asyncio.sleep(0)
+
+    async def scenario() -> None:
+        await _let_in(stand, read, stand.other.rwlock(NAME).write(), rates)
+
+    await _everywhere(stand, kind, scenario, stand.settle, least=4)
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=KIND_IDS)
+async def test_write_and_downgrade(stand: Stand, kind: Kind) -> None:
+    """A writer that becomes a reader: of no step is it left as either."""
+    rates = stand.ours.rwlock(NAME, ttl=60)
+
+    async def scenario() -> None:
+        async with rates.write() as lease:
+            await lease.downgrade()
+            await asyncio.sleep(0)
+
+    await _everywhere(stand, kind, scenario, least=4)
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=KIND_IDS)
+async def test_permits(stand: Stand, kind: Kind) -> None:
+    """Some permits that are free, and then some that are waited for."""
+    ours, others = (c.semaphore(NAME, 3, ttl=60) for c in (stand.ours, stand.other))
+
+    async def take() -> None:
+        async with ours.acquire(2):
+            await asyncio.sleep(0)
+
+    async def scenario() -> None:
+        await take()
+        held = Lock(stand.other._engine, replace(others._one._policy, number=2))
+        await _let_in(stand, take, held, ours)
+
+    async def all_are_free() -> None:
+        await stand.settle()
+        await ours.status()
+        status = await others.status()
+        assert (status.holders, status.waiters) == ((), ())
+        async with others.acquire(3):  # also by their count
+            pass
+
+    await _everywhere(stand, kind, scenario, all_are_free, least=6)
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=KIND_IDS)
+async def test_latch(stand: Stand, kind: Kind) -> None:
+    """Who waits for a latch that is opened meanwhile; each time another one."""
+    rounds = itertools.count()
+
+    async def scenario() -> None:
+        name = f"{NAME} {next(rounds)}"
+        theirs = stand.other.latch(name, 1)
+
+        async def open_it() -> None:
+            await queued(theirs, 1)
+            await theirs.count_down()
+
+        opening = stand.later(open_it())
+        try:
+            await stand.ours.latch(name, 1).wait()
+        finally:
+            opening.cancel()
+
+    await _everywhere(stand, kind, scenario, stand.settle, least=2)
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=KIND_IDS)
+async def test_barrier(stand: Stand, kind: Kind) -> None:
+    """Who meets another at a barrier: cancelled, it is not there any more, or both went on."""
+
+    async def scenario() -> None:
+        theirs = stand.later(stand.other.barrier(NAME, 2).wait())
+        try:
+            await stand.ours.barrier(NAME, 2).wait()
+        finally:
+            theirs.cancel()
+
+    async def nobody_is_there() -> None:
+        await stand.settle()
+        await stand.ours.barrier(NAME, 2).status()
+        status = await stand.other.barrier(NAME, 2).status()
+        assert (status.holders, status.waiters) == ((), ())
+
+    await _everywhere(stand, kind, scenario, nobody_is_there, least=1)
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=KIND_IDS)
+async def test_election(stand: Stand, kind: Kind) -> None:
+    """A candidate that leads, says so, is seen, and resigns."""
+    election = stand.ours.election(NAME, ttl=60)
+
+    async def scenario() -> None:
+        async with election.campaign("me"), aclosing(election.observe()) as observed:
+            await anext(observed)
+
+    async def nobody_leads() -> None:
+        await stand.lock.status()
+        assert await stand.other.election(NAME).leader() is None
+        board = Lock(stand.other._engine, stand.other.election(NAME)._board)
+        status = await board.status()
+        assert (status.holders, status.waiters) == ((), ())
+
+    await _everywhere(stand, kind, scenario, nobody_leads, least=4)

@@ -1,0 +1,258 @@
+"""Tasks of one process that wait for each other: found, or said in the log."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Generator
+
+import pytest
+
+import aiolock
+from aiolock import WouldDeadlock
+from aiolock.stores.memory import MemoryServer
+from tests.support.worlds import queued, settled, virtual
+
+
+@pytest.fixture
+async def client() -> AsyncIterator[aiolock.LockClient]:
+    """A client of a store of its own."""
+    async with aiolock.connect(MemoryServer()) as client:
+        yield client
+
+
+async def _holding(first: aiolock.Lock, then: aiolock.Lock) -> None:
+    async with first:
+        await settled()
+        async with then:
+            pass
+
+
+async def test_two_tasks_in_opposite_orders(client: aiolock.LockClient) -> None:
+    """Of two that each hold what the other wants, the one that closes the cycle is told."""
+    a, b = client.lock("a"), client.lock("b")
+    one = asyncio.create_task(_holding(a, b), name="one")
+    two = asyncio.create_task(_holding(b, a), name="two")
+    ends = await asyncio.gather(one, two, return_exceptions=True)
+    (error,) = (end for end in ends if end is not None)
+    assert isinstance(error, WouldDeadlock)
+    assert (error.kind, error.name in "ab") == ("lock", True)
+    for name in ("'one'", "'two'", "'a'", "'b'", "multilock()"):
+        assert name in str(error)
+    assert not await a.locked()
+    assert not await b.locked()
+
+
+async def test_a_deadline_around_the_waiting_is_not_seen(client: aiolock.LockClient) -> None:
+    """A circle is an error though one in it would be cancelled: the text says what is seen."""
+
+    async def in_time() -> None:
+        async with client.lock("a"):
+            await settled()
+            async with asyncio.timeout(100), client.lock("b"):
+                pass
+
+    ends = await asyncio.gather(
+        in_time(), _holding(client.lock("b"), client.lock("a")), return_exceptions=True
+    )
+    (error,) = (end for end in ends if end is not None)
+    assert isinstance(error, WouldDeadlock)
+    assert "asyncio.timeout()" in str(error)
+    assert "give them a timeout=" in str(error)
+
+
+async def test_three_tasks_in_a_ring(client: aiolock.LockClient) -> None:
+    """A cycle of three is found, and the other two go on."""
+    locks = [client.lock(name) for name in "abc"]
+    tasks = [
+        asyncio.create_task(_holding(locks[number], locks[(number + 1) % 3])) for number in range(3)
+    ]
+    ends = await asyncio.gather(*tasks, return_exceptions=True)
+    assert sorted(str(type(end).__name__) for end in ends) == ["NoneType"] * 2 + ["WouldDeadlock"]
+
+
+async def test_readers_and_a_writer(client: aiolock.LockClient) -> None:
+    """Who waits to write waits for each reader."""
+    rates, other = client.rwlock("rates"), client.lock("other")
+    reading = asyncio.create_task(_holding(rates.read(), other))
+    writing = asyncio.create_task(_holding(other, rates.write()))
+    ends = await asyncio.gather(reading, writing, return_exceptions=True)
+    assert sum(isinstance(end, WouldDeadlock) for end in ends) == 1
+
+
+@pytest.mark.parametrize("why", ["timeout", "max_hold", "no renewal", "permits"])
+@virtual
+async def test_what_ends_by_itself_is_no_deadlock(why: str) -> None:
+    """Where somebody gives up, or a lease ends, or another permit may come, nothing is certain."""
+    async with aiolock.connect(MemoryServer()) as client:
+        a, b = client.lock("a", ttl=5), client.lock("b", ttl=5)
+        held: aiolock.Lock | aiolock.Semaphore = b
+        if why == "timeout":
+            a = client.lock("a", ttl=5, timeout=10)
+        elif why == "max_hold":
+            held = client.lock("b", ttl=5, max_hold=5)
+        elif why == "no renewal":
+            held = client.lock("b", ttl=5, renew=False)
+        else:
+            held = client.semaphore("b", 1, max_hold=5)
+        wanted = held if why == "permits" else b
+
+        async def one() -> None:
+            async with client.lock("a"):
+                await settled()
+                async with wanted:
+                    pass
+
+        async def two() -> None:
+            async with held:
+                await settled()
+                async with a:
+                    pass
+
+        ends = await asyncio.gather(one(), two(), return_exceptions=True)
+        assert not any(isinstance(end, WouldDeadlock) for end in ends), ends
+        assert any(isinstance(end, aiolock.AcquireTimeout | aiolock.LeaseLost) for end in ends)
+
+
+@contextlib.contextmanager
+def logged() -> Generator[list[logging.LogRecord]]:
+    """What is written to the log meanwhile."""
+    records: list[logging.LogRecord] = []
+    handler = logging.Handler()
+    handler.emit = records.append  # type: ignore[method-assign,assignment]  # that is how one listens
+    logger = logging.getLogger("aiolock")
+    logger.addHandler(handler)
+    try:
+        yield records
+    finally:
+        logger.removeHandler(handler)
+
+
+async def _passed_on(first: aiolock.Lock, then: aiolock.Lock, seconds: float) -> None:
+    """Pass the lease of the first lock on to a task that releases it so late; enter the other."""
+    lease = await first.acquire()
+    assert lease is not None
+
+    async def release() -> None:
+        await asyncio.sleep(seconds)
+        await lease.release()
+
+    releasing = asyncio.create_task(release())
+    await settled()
+    async with then:
+        pass
+    await releasing
+
+
+@pytest.mark.parametrize("closes", ["passing", "other"])
+@virtual
+async def test_a_lease_that_was_passed_on(closes: str) -> None:
+    """Another task may release it, so whoever closes the circle waits, and is told in the log."""
+    async with aiolock.connect(MemoryServer()) as client:
+        a, b = client.lock("a"), client.lock("b")
+
+        async def both() -> None:
+            async with b:
+                await settled()
+                async with a:
+                    await asyncio.sleep(3)  # the circle is open, and who waits for `b` waits on
+
+        async def meet(seconds: float) -> list[logging.LogRecord]:
+            tasks = {"passing": _passed_on(a, b, seconds), "other": both()}
+            in_order = sorted(tasks.items(), key=lambda each: each[0] == closes)
+            with logged() as records:
+                await asyncio.gather(
+                    *(asyncio.create_task(task, name=name) for name, task in in_order)
+                )
+            return records
+
+        assert not await meet(0.5)
+        (record,) = await meet(5)
+        assert record.levelname == "WARNING"
+        for words in (f"{closes!r} waits for the lock", "passed on", "multilock()"):
+            assert words in record.getMessage()
+
+
+@virtual
+async def test_child_of_the_holder() -> None:
+    """A child task that waits for a lock of its parent is told in the log, once, after a second."""
+    with logged() as records:
+        async with aiolock.connect(MemoryServer()) as client:
+            lock = client.lock("a")
+
+            async def enter() -> None:
+                async with lock:
+                    pass
+
+            async with lock:
+                quick = asyncio.create_task(enter(), name="quick")
+                await asyncio.sleep(0.5)
+            await quick
+            assert not records
+            async with lock:
+                child = asyncio.create_task(enter(), name="child")
+                await queued(lock, 1)
+                await asyncio.sleep(0.9)
+                assert not records
+                await asyncio.sleep(5)
+            await child
+    (record,) = records
+    assert record.levelname == "WARNING"
+    for name in ("'child'", "the lock 'a'", "parent task"):
+        assert name in record.getMessage()
+
+
+@virtual
+async def test_many_children_of_the_holder_one_warning_with_their_number() -> None:
+    """A line for each would say the same; a child that comes later has no line of its own."""
+    with logged() as records:
+        async with aiolock.connect(MemoryServer()) as client:
+            lock = client.lock("a")
+
+            async def enter(timeout: float | None = None) -> None:
+                async with client.lock("a", timeout=timeout):
+                    pass
+
+            async with lock:
+                gone = asyncio.create_task(enter(0.5))
+                await asyncio.sleep(0.4)
+                children = [asyncio.create_task(enter(), name=f"child {n}") for n in range(10)]
+                await asyncio.sleep(0.9)
+                assert not records
+                await asyncio.sleep(0.2)
+                assert len(records) == 1
+                children.append(asyncio.create_task(enter()))
+                await asyncio.sleep(5)
+            with pytest.raises(aiolock.AcquireTimeout):
+                await gone
+            await asyncio.gather(*children)
+            assert client._engine.acquirer._children == {}
+            async with lock:
+                children = [asyncio.create_task(enter()) for _ in range(2)]
+                await asyncio.sleep(5)
+            await asyncio.gather(*children)
+    first, again = (record.getMessage() for record in records)
+    assert "'child 0' and 9 more tasks wait for the lock 'a'" in first
+    assert "and 1 more task wait for" in again
+
+
+@virtual
+async def test_stranger_is_no_child() -> None:
+    """A task that waits for one that is not its parent has nothing to be told."""
+    async with aiolock.connect(MemoryServer()) as client:
+        lock = client.lock("a")
+
+        async def enter(seconds: float) -> None:
+            async with lock:
+                await asyncio.sleep(seconds)
+
+        first = asyncio.create_task(enter(5))
+        await settled()
+        second = asyncio.create_task(enter(0))
+        await settled()
+        (waiting,) = client._engine.waiters.acquisitions["lock:a"].values()
+        assert waiting.blocked is second
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("aiolock._engine.deadlock.warn_of_parent", None)  # to call it would raise
+            await asyncio.gather(first, second)

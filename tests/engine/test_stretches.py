@@ -1,0 +1,354 @@
+"""Nothing keeps the event loop for long, however many locks, waiters and leases there are."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
+from typing import Any, Final
+
+import pytest
+
+import aiolock
+from aiolock import AcquireTimeout, ClientClosed
+from aiolock.page._limits import Limits
+from aiolock.page._poller import Poller
+from aiolock.page._view import Wanted
+from aiolock.store import WaiterId
+from aiolock.stores.memory import MemoryServer
+from tests.support import stretches
+from tests.support.servers import RedisServer
+from tests.support.stretches import check_short, measured
+
+pytestmark = [pytest.mark.alone, pytest.mark.one_loop]
+
+MANY: Final = 10_000
+_AT_A_TIME: Final = 100
+_kept: Final = list[list[Any]]()
+"""The leases that tests have taken, until the client is closed: one that is dropped is a fault."""
+
+
+@pytest.fixture(params=["memory", "redis"])
+def connect(request: pytest.FixtureRequest, prefix: str) -> Callable[[], aiolock.LockClient]:
+    """Makes clients of one store, without a log: ten thousand lines in it take their time."""
+    target: Any = MemoryServer()
+    if request.param == "redis":
+        server: RedisServer = request.getfixturevalue("redis_server")
+        target = server.url
+    return lambda: aiolock.connect(target, prefix=prefix, ttl=600)
+
+
+@pytest.fixture
+async def client(connect: Callable[[], aiolock.LockClient]) -> AsyncIterator[aiolock.LockClient]:
+    """The client that has them all."""
+    async with connect() as client:
+        yield client
+    _kept.clear()
+
+
+@pytest.fixture
+async def other(connect: Callable[[], aiolock.LockClient]) -> AsyncIterator[aiolock.LockClient]:
+    """One that has none."""
+    async with connect() as client:
+        yield client
+
+
+async def each(do: Callable[[int], Awaitable[Any]], count: int = MANY) -> list[Any]:
+    """The results, of so many at a time."""
+    found = list[Any]()
+    for start in range(0, count, _AT_A_TIME):
+        found += await asyncio.gather(*map(do, range(start, min(count, start + _AT_A_TIME))))
+    _kept.append(found)
+    return found
+
+
+async def waits(lock: aiolock.Lock) -> None:
+    """Wait until the client is closed."""
+    with contextlib.suppress(ClientClosed):
+        async with lock:
+            pass
+
+
+async def all_wait(lock: aiolock.Lock, count: int = MANY) -> list[asyncio.Task[None]]:
+    """So many tasks that wait for it."""
+    tasks = list[asyncio.Task[None]]()
+    while len(tasks) < count:
+        tasks += [asyncio.create_task(waits(lock)) for _ in range(_AT_A_TIME)]
+        await asyncio.sleep(0.002)
+    while len((await lock.status()).waiters) < count:  # noqa: ASYNC110  # it sets no Event
+        await asyncio.sleep(0.05)
+    return tasks
+
+
+async def test_waiters(client: aiolock.LockClient, other: aiolock.LockClient) -> None:
+    """One lock, for which ten thousand tasks of another client wait."""
+    lock = other.lock("crowded")
+    holds = await lock.acquire()
+    tasks = await all_wait(client.lock("crowded"))
+    waiters = client._engine.waiters
+
+    async def times_out() -> None:
+        with pytest.raises(AcquireTimeout, match="has held it since"):
+            async with lock.acquire(timeout=0.5):
+                pass
+
+    async def asks_again(why: Callable[[], None]) -> None:
+        why()
+        await waiters._to_ask.done()
+        await client.lock("crowded").status()  # behind all of the questions
+
+    def stuck() -> None:
+        waiters.lost("lock:crowded", WaiterId("nobody", 1), 1, "expired")
+
+    await check_short(lambda: asyncio.sleep(2.5))  # looks for what is new, and for what is slow
+    await check_short(lock.status)
+    await check_short(other.snapshot)
+    await check_short(other.deadlocks)
+    await check_short(lambda: other.status("crowded"))
+    task = asyncio.create_task(times_out())  # as another: this one holds it
+    await task
+    await check_short(lambda: asyncio.create_task(times_out()))
+    await check_short(lambda: asks_again(waiters.reconnected))
+    await check_short(lambda: asks_again(stuck))
+    status = await lock.status()
+    assert [waiter.place for waiter in status.waiters] == list(range(1, MANY + 1))
+    assert len({waiter.seq for waiter in status.waiters}) == MANY
+    with measured() as found:
+        await client.aclose()
+    assert found.longest <= stretches.LONGEST, found
+    await asyncio.gather(*tasks)
+    await holds.release()
+
+
+async def test_leases(client: aiolock.LockClient, other: aiolock.LockClient) -> None:
+    """Ten thousand names, each of them held."""
+
+    async def take() -> list[aiolock.Lease]:
+        if client._engine.state.name == "CLOSED":
+            await client.open()
+        return await each(lambda number: client.lock(f"name:{number}").acquire())
+
+    async def renewed() -> None:
+        await asyncio.sleep(2)
+
+    async def all_due() -> None:
+        watchdog = client._engine.watchdog
+        now = watchdog.time()
+        for hold in watchdog.holds.values():
+            hold.sent = hold.confirmed = 0
+            hold.deadline = now + 100
+            watchdog._wheel.schedule(hold, now + 0.5, now)
+
+    leases = await take()
+    await check_short(lambda: asyncio.sleep(0.5))  # gives them slots
+    await check_short(lambda: asyncio.sleep(2.5))  # looks for what is new
+    await check_short(renewed, all_due)
+    assert {lease.state for lease in leases} == {aiolock.LeaseState.HELD}
+    assert all(hold.confirmed for hold in client._engine.watchdog.holds.values())
+    found = await other.snapshot()
+    assert [status.name for status in found] == sorted(f"name:{n}" for n in range(MANY))
+    await check_short(other.snapshot)
+    await check_short(other.names)
+    await check_short(other.deadlocks)
+    await each(lambda number: leases[number].release())
+    await check_short(client.aclose, take)
+
+
+async def test_leases_that_end(client: aiolock.LockClient) -> None:
+    """All at once, by the client's clock: the store may have been away."""
+
+    async def ended() -> None:
+        await asyncio.sleep(1.5)
+
+    async def take() -> None:
+        leases = await each(
+            lambda number: client.lock(f"{len(kept)}:{number}", renew=False).acquire()
+        )
+        kept.append(leases)
+        watchdog = client._engine.watchdog
+        now = watchdog.time()
+        for hold in watchdog.holds.values():
+            hold.deadline = now + 0.3
+            watchdog._wheel.schedule(hold, hold.deadline, now)
+
+    kept = list[Any]()
+    await check_short(ended, take)
+    assert all(lease.state is aiolock.LeaseState.LOST for lease in kept[-1])
+
+
+@pytest.mark.parametrize("holders", [1000, MANY])
+async def test_holders(client: aiolock.LockClient, other: aiolock.LockClient, holders: int) -> None:
+    """A semaphore with ten thousand permits, all of them taken."""
+    await each(lambda _: client.semaphore("api", holders).acquire(), holders)
+    semaphore = other.semaphore("api", holders)
+
+    async def times_out() -> None:
+        more = f"; {holders - 1} more hold it, too"
+        with pytest.raises(AcquireTimeout, match=more) as caught:
+            async with semaphore.acquire(timeout=0.5):
+                pass
+        assert 0 < len(caught.value.holders) <= 16
+        assert len(caught.value.holders) + caught.value.more_holders == holders
+
+    await check_short(times_out)
+    await check_short(semaphore.status)
+    await check_short(other.snapshot)
+    status = await semaphore.status()
+    assert len({holder.seq for holder in status.holders}) == holders
+    assert [holder.fence for holder in status.holders] == sorted(
+        holder.fence for holder in status.holders
+    )
+
+
+@pytest.mark.parametrize("connect", ["redis"], indirect=True)
+async def test_readers_that_enter_at_once(
+    client: aiolock.LockClient, other: aiolock.LockClient
+) -> None:
+    """Ten thousand tasks wait for a writer, and its release lets all of them in."""
+
+    async def reads() -> None:
+        async with client.rwlock("book").read():
+            pass
+
+    found = list[stretches.Stretches]()
+    for _ in range(3):
+        tasks = list[asyncio.Task[None]]()
+        async with other.rwlock("book").write() as lease:
+            while len(tasks) < MANY:
+                tasks += [asyncio.create_task(reads()) for _ in range(_AT_A_TIME)]
+                await asyncio.sleep(0.002)
+            lock = other.rwlock("book")
+            while len((await lock.status()).waiters) < MANY:  # noqa: ASYNC110  # it sets no Event
+                await asyncio.sleep(0.05)
+            with stretches.measured() as stretch:
+                await lease.release()
+                while not all(task.done() for task in tasks[::100]):  # noqa: ASYNC110  # as above
+                    await asyncio.sleep(0.05)
+        await asyncio.gather(*tasks)
+        found.append(stretch)
+        if stretch.longest <= stretches.LONGEST:
+            return
+    pytest.fail("; ".join(map(str, found)))
+
+
+async def test_readers_that_enter_at_once_and_stay(
+    client: aiolock.LockClient, other: aiolock.LockClient
+) -> None:
+    """The same, and each of them reads until all do."""
+
+    async def reads() -> None:
+        async with client.rwlock("book").read():
+            inside.append(None)
+            await leave.wait()
+
+    found = list[stretches.Stretches]()
+    for _ in range(3):
+        leave, inside, tasks = asyncio.Event(), list[None](), list[asyncio.Task[None]]()
+        async with other.rwlock("book").write() as lease:
+            while len(tasks) < MANY:
+                tasks += [asyncio.create_task(reads()) for _ in range(_AT_A_TIME)]
+                await asyncio.sleep(0.002)
+            lock = other.rwlock("book")
+            while len((await lock.status()).waiters) < MANY:  # noqa: ASYNC110  # it sets no Event
+                await asyncio.sleep(0.05)
+            with stretches.measured() as stretch:
+                await lease.release()
+                while len(inside) < MANY:  # noqa: ASYNC110  # as above
+                    await asyncio.sleep(0.05)
+        leave.set()
+        await asyncio.gather(*tasks)
+        found.append(stretch)
+        if stretch.longest <= stretches.LONGEST:
+            return
+    pytest.fail("; ".join(map(str, found)))
+
+
+@pytest.mark.parametrize("connect", ["memory"], indirect=True)
+async def test_page(client: aiolock.LockClient, other: aiolock.LockClient) -> None:
+    """The page of ten thousand locks: each look, and each view of it."""
+    await each(lambda number: client.lock(f"order:alpha:{number}").acquire())
+    poller = Poller(other, Limits(share=0.1))
+    await poller._look()
+    await check_short(poller._look)
+    for text in ("", "ALPHA", "*a*7*", "*a*b*c*d*e*f*g*h*"):
+        for sort in ("wait", "held", "queue", "name"):
+            wanted = Wanted(text, "", sort)
+            await check_short(partial(poller.view, wanted))
+            poller.look.rendered.clear()
+
+
+@pytest.mark.parametrize("connect", ["memory"], indirect=True)
+async def test_views_take_a_part_of_the_time(
+    client: aiolock.LockClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever searches for ever more texts waits: others in the loop have most of its time."""
+    await each(lambda number: client.lock(f"order:alpha:{number}").acquire(), 2000)
+    poller = Poller(client, Limits())
+    await poller._look()
+    loop = asyncio.get_running_loop()
+    worked, slept = list[float](), list[float]()
+    sleep = asyncio.sleep
+
+    async def pauses(seconds: float) -> None:
+        if seconds:
+            slept.append(seconds)
+        else:
+            await sleep(0)
+
+    monkeypatch.setattr("aiolock.page._renderer.asyncio.sleep", pauses)
+    for number in range(20):
+        began = loop.time()
+        await poller.view(Wanted(f"{number}", "", "name"))
+        worked.append(loop.time() - began)
+    assert len(slept) == 19
+    assert sum(slept) > 5 * sum(worked[:-1])
+    assert len(poller.look.rendered) == 20
+
+
+# The instrument
+
+
+def _busy(seconds: float) -> None:
+    end = time.thread_time() + seconds
+    while time.thread_time() < end:
+        pass
+
+
+async def test_the_instrument_notices_a_long_callback() -> None:
+    """And says which one it was."""
+
+    async def works() -> None:
+        await asyncio.sleep(0)
+        _busy(0.03)
+        await asyncio.sleep(0)
+
+    with pytest.raises(AssertionError, match="the loop was kept for"):
+        await check_short(works)
+
+
+async def test_the_instrument_notices_many_short_callbacks_in_one_iteration() -> None:
+    """No other task has a turn between them."""
+
+    async def works() -> None:
+        loop = asyncio.get_running_loop()
+        for _ in range(30):
+            loop.call_soon(_busy, 0.001)
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+
+    with pytest.raises(AssertionError, match=r"in 3[0-9] callbacks"):
+        await check_short(works)
+
+
+async def test_the_instrument_passes_what_is_done_in_parts() -> None:
+    """However long it takes, and however long nothing is done at all."""
+
+    async def works() -> None:
+        for _ in range(30):
+            _busy(0.001)
+            await asyncio.sleep(0)
+        await asyncio.sleep(0.05)
+
+    await check_short(works)

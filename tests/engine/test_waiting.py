@@ -1,0 +1,633 @@
+"""One acquisition against a store whose answers are given by hand, in orders that hurt."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+import aiolock
+from aiolock import AcquireTimeout
+from aiolock._engine.acquirer import _TimedOut
+from aiolock.store import (
+    WAS_HOLDER,
+    WAS_QUEUED,
+    Answer,
+    Busy,
+    Form,
+    Granted,
+    Inbox,
+    Operation,
+    Queued,
+    Relay,
+    Renewal,
+    Status,
+    WaiterId,
+)
+from aiolock.stores.memory import MemoryServer, MemoryStore
+from tests.support.virtual import VirtualLoop
+from tests.support.worlds import abandon
+
+SECOND = 1_000_000  # of the store's clock
+START = 50 * SECOND
+
+
+@dataclass
+class Command:
+    """Something that was sent, and its answer."""
+
+    verb: str
+    arguments: tuple[Any, ...]
+    future: asyncio.Future[Any]
+
+
+class ByHand(Relay):
+    """A store that writes down what is sent and answers when told."""
+
+    inbox: Inbox
+
+    def __init__(self) -> None:
+        super().__init__(MemoryStore(MemoryServer()))  # of which nothing is asked
+        self.sent: list[Command] = []
+
+    async def open(self, client: str, inbox: Inbox) -> None:
+        self.inbox = inbox
+
+    async def aclose(self) -> None:
+        pass
+
+    def _send(self, verb: str, *arguments: Any) -> asyncio.Future[Any]:
+        future = asyncio.get_running_loop().create_future()
+        self.sent.append(Command(verb, arguments, future))
+        return future
+
+    def acquire(
+        self,
+        name: str,
+        waiter: WaiterId,
+        form: Form,
+        ttl: int,
+        *,
+        ticket: int,
+        wait: bool,
+        max_waiters: int,
+    ) -> asyncio.Future[Answer]:
+        return self._send("acquire", waiter, ticket)
+
+    def release(
+        self,
+        name: str,
+        waiter: WaiterId,
+        form: Form,
+        fence: int,
+        *,
+        entered: bool = True,
+        lost: bool = False,
+    ) -> asyncio.Future[int]:
+        return self._send("release", waiter, fence)
+
+    def renew(self, renewals: Sequence[Renewal]) -> asyncio.Future[list[bool | None]]:
+        return self._send("renew", list(renewals))
+
+    def status(self, name: str, *, waiters: bool = True) -> asyncio.Future[Status]:
+        """Who holds it, for the text of an error: answered at once, and not written down."""
+        answered = asyncio.get_running_loop().create_future()
+        answered.set_result(Status(name, (), ()))
+        return answered
+
+    def post(
+        self, name: str, count: int, *, token: str, declared: int, value: str, remember: int
+    ) -> asyncio.Future[int]:
+        """Labels: as the status."""
+        answered = asyncio.get_running_loop().create_future()
+        answered.set_result(count)
+        return answered
+
+    def _call(self, operation: Operation, start: Any) -> asyncio.Future[Any]:
+        del start
+        return self._send(operation)
+
+    @property
+    def verbs(self) -> list[str]:
+        return [command.verb for command in self.sent]
+
+
+class Scene:
+    """A client on a store answered by hand, and a task that takes the lock."""
+
+    def __init__(self) -> None:
+        self.store = ByHand()
+        self.client = aiolock.connect(self.store)
+        _scenes.append(self.client)
+        self.entered: list[aiolock.Lease] = []
+        self.leave = asyncio.Event()
+
+    async def body(self, timeout: float | None) -> None:
+        async with self.client.lock("n", ttl=5).acquire(timeout=timeout) as lease:
+            self.entered.append(lease)
+            await self.leave.wait()
+
+    async def start(self, timeout: float | None = None) -> asyncio.Task[None]:
+        task = asyncio.create_task(self.body(timeout))
+        await settle()
+        return task
+
+    @property
+    def waiter(self) -> WaiterId:
+        waiter = self.store.sent[0].arguments[0]
+        assert isinstance(waiter, WaiterId)
+        return waiter
+
+    @property
+    def form(self) -> Form:
+        return self.client.lock("n", ttl=5)._policy.form
+
+    def answer(self, index: int, answer: object) -> None:
+        self.store.sent[index].future.set_result(answer)
+
+    def fail(self, index: int) -> None:
+        self.store.sent[index].future.set_exception(aiolock.StoreError("no answer"))
+
+    def push(self, fence: int, granted: float, lease: int = 5_000) -> None:
+        now = START + int(granted * SECOND)
+        self.store.inbox.granted("lock:n", self.waiter, self.form, fence, lease, now)
+
+
+_scenes: list[aiolock.LockClient] = []
+"""The clients of the scene that runs: nobody answers them any more, so they are not closed."""
+
+
+async def settle() -> None:
+    """Let everything run that is ready."""
+    for _ in range(10):
+        await asyncio.sleep(0)
+
+
+def queued(at: float, place: int = 1) -> Queued:
+    """The answer of a store whose clock says so many seconds after the start."""
+    return Queued(ticket=77, place=place, until=5_000, now=START + int(at * SECOND))
+
+
+def run(scene: Coroutine[Any, Any, None]) -> None:
+    """Run in virtual time; tasks that still wait at the end are cancelled."""
+    loop = VirtualLoop()
+    try:
+        loop.run_until_complete(scene)
+        for task in asyncio.all_tasks(loop):
+            task.cancel()
+        loop.run_until_complete(settle())
+    finally:
+        loop.close()
+        while _scenes:
+            abandon(_scenes.pop())
+
+
+async def scene() -> Scene:
+    """A scene whose client is open."""
+    scene = Scene()
+    await scene.client.open()
+    return scene
+
+
+@pytest.mark.parametrize("answered", [True, False], ids=["answered", "unanswered"])
+def test_a_push_that_overtakes_the_answer_to_an_earlier_question(answered: bool) -> None:
+    """The answer is older than the grant, and nothing is released under the body."""
+
+    async def play() -> None:
+        s = await scene()
+        _ = await s.start()
+        s.answer(0, queued(0.0))
+        await settle()
+        s.store.inbox.reconnected()  # asks again
+        await settle()
+        assert s.store.verbs == ["acquire", "acquire"]
+        s.push(7, 0.2)
+        if answered:
+            s.answer(1, queued(0.1))
+        await settle()
+        assert [lease.fence for lease in s.entered] == [7]
+        assert s.store.verbs == ["acquire", "acquire"]
+        s.leave.set()
+        await settle()
+        # Should that grant end before the store comes to the question, the waiter stands in the
+        # queue once more: the release takes back whatever it is by then.
+        assert s.store.sent[2].arguments == (s.waiter, 0)
+
+    run(play())
+
+
+@pytest.mark.parametrize("queued_before", [False, True])
+def test_a_claim_that_an_answer_tells_of_is_confirmed(queued_before: bool) -> None:
+    """A run of a job begins on no claim, also where that is as long as the ttl and no push came."""
+
+    async def play() -> None:
+        s = await scene()
+
+        async def run_once() -> None:
+            async with s.client.periodic("n", every=60, ttl=1) as lease:
+                s.entered.append(lease)
+
+        running = asyncio.create_task(run_once())
+        await settle()
+        if queued_before:
+            s.answer(0, queued(0.0))
+            await settle()
+            s.store.inbox.reconnected()  # asks again
+            await settle()
+        s.store.sent[-1].future.set_result(Granted(fence=7, lease=1_000, claim=True))
+        await settle()
+        assert s.store.verbs[-1] == "renew"
+        assert not s.entered
+        s.store.sent[-1].future.set_result([True])
+        await settle()
+        assert [lease.fence for lease in s.entered] == [7]
+        assert not running.done(), "its release is not answered"
+
+    run(play())
+
+
+def test_a_break_that_overtakes_the_push_of_the_grant() -> None:
+    """What was granted is gone, and so is the place in the queue: it asks again at once."""
+
+    async def play() -> None:
+        s = await scene()
+        _ = await s.start()
+        s.answer(0, queued(0.0))
+        await settle()
+        s.store.inbox.lost("lock:n", s.waiter, 7, "broken")
+        await settle()
+        s.push(7, 0.1)
+        await settle()
+        assert not s.entered
+        assert s.store.verbs == ["acquire", "acquire"]
+
+    run(play())
+
+
+def test_without_a_question_under_way_the_release_names_its_grant() -> None:
+    """The ordinary release speaks of one grant alone."""
+
+    async def play() -> None:
+        s = await scene()
+        _ = await s.start()
+        s.answer(0, queued(0.0))
+        await settle()
+        s.push(7, 0.1)
+        await settle()
+        s.leave.set()
+        await settle()
+        assert s.store.sent[1].arguments == (s.waiter, 7)
+
+    run(play())
+
+
+def test_a_push_that_overtakes_the_first_answer() -> None:
+    """It counts from before the question was sent, and is entered on the answer."""
+
+    async def play() -> None:
+        s = await scene()
+        _ = await s.start()
+        s.push(7, 0.0)
+        await settle()
+        assert not s.entered
+        s.answer(0, queued(0.0))
+        await settle()
+        assert [lease.fence for lease in s.entered] == [7]
+
+    run(play())
+
+
+def test_a_late_push_is_given_back_and_asked_for_again_in_that_order() -> None:
+    """The process was stopped while the push lay in its socket: it does not enter."""
+
+    async def play() -> None:
+        s = await scene()
+        _ = await s.start()
+        s.answer(0, queued(0.0))
+        await settle()
+        s.store.inbox.reconnected()  # a question is under way when the push comes
+        await asyncio.sleep(6.0)
+        s.push(7, 0.1)  # for 5 s from then
+        await settle()
+        assert not s.entered
+        assert s.store.verbs == ["acquire", "acquire", "release"]
+        assert s.store.sent[2].arguments == (s.waiter, 7)
+        s.answer(2, WAS_HOLDER)
+        await settle()
+        assert s.store.sent[3].verb == "acquire"
+        assert s.store.sent[3].arguments == (s.waiter, 77), "it asks for its old place"
+
+    run(play())
+
+
+def test_a_late_push_at_the_timeout_waits_for_nothing() -> None:
+    """The process was stopped until after its timeout, and the store answers nothing now."""
+
+    async def play() -> None:
+        s = await scene()
+        task = await s.start(timeout=60)
+        s.answer(0, queued(0.0))
+        await asyncio.sleep(6.0)
+        s.push(7, 0.1)  # for 5 s from then
+        s.client._engine.waiters.acquisitions["lock:n"][s.waiter].stop(
+            _TimedOut()
+        )  # by its timer, before the task
+        await settle()
+        assert task.done()
+        assert isinstance(task.exception(), AcquireTimeout)
+        assert not s.entered
+        releases = [sent.arguments for sent in s.store.sent if sent.verb == "release"]
+        assert releases == [(s.waiter, 7), (s.waiter, 0)]
+
+    run(play())
+
+
+def test_a_grant_given_back_is_not_entered_by_its_late_push() -> None:
+    """Reply and push bring the same grant; the reply came too late, so the push is void."""
+
+    async def play() -> None:
+        s = await scene()
+        _ = await s.start()
+        s.answer(0, queued(0.0))
+        await settle()
+        s.store.inbox.reconnected()
+        await asyncio.sleep(6.0)
+        s.answer(1, Granted(fence=7, lease=5_000))  # sent 6 s ago
+        await settle()
+        assert s.store.verbs == ["acquire", "acquire", "release"]
+        s.answer(2, WAS_HOLDER)
+        await settle()
+        s.answer(3, queued(6.0))
+        await settle()
+        s.push(7, 5.0)
+        await settle()
+        assert not s.entered
+        s.push(8, 6.1)
+        await settle()
+        assert [lease.fence for lease in s.entered] == [8]
+
+    run(play())
+
+
+@pytest.mark.parametrize("when", ["before the first answer", "while it asks again"])
+def test_what_the_answer_under_way_may_not_know_is_asked_once_more(when: str) -> None:
+    """A push may have been lost after the store had answered: ask after that answer."""
+
+    async def play() -> None:
+        s = await scene()
+        _ = await s.start()
+        if when == "while it asks again":
+            s.answer(0, queued(0.0))
+            await settle()
+            s.store.inbox.reconnected()
+            await settle()
+        s.store.inbox.reconnected()
+        await settle()
+        asked = len(s.store.sent)
+        s.answer(asked - 1, queued(0.1))
+        await settle()
+        assert s.store.verbs == ["acquire"] * (asked + 1)
+
+    run(play())
+
+
+def test_a_grant_broken_on_its_way_is_not_entered() -> None:
+    """The lost push is there before the task has run."""
+
+    async def play() -> None:
+        s = await scene()
+        _ = await s.start()
+        s.answer(0, queued(0.0))
+        await settle()
+        s.push(7, 0.1)
+        s.store.inbox.lost("lock:n", s.waiter, 7, "broken")
+        await settle()
+        assert not s.entered
+        assert s.store.verbs == ["acquire", "release"]
+
+    run(play())
+
+
+def test_a_timeout_in_the_same_turn_as_the_answer_is_not_forgotten() -> None:
+    """The timer finds the question answered and no turn to wait for yet."""
+
+    async def play() -> None:
+        s = await scene()
+        task = await s.start(timeout=1.0)
+        loop = asyncio.get_running_loop()
+        # Before the timer, and in the same turn of the loop.
+        loop.call_at(loop.time() + 1.0 - 1e-10, s.answer, 0, queued(1.0))
+        await asyncio.sleep(1.0)
+        await settle()
+        with pytest.raises(aiolock.AcquireTimeout):
+            await task
+        assert s.store.verbs == ["acquire", "release"]
+
+    run(play())
+
+
+def test_a_grant_for_somebody_who_gave_up_is_given_back() -> None:
+    """The store has not heard of the giving up: its grant goes back at once."""
+
+    async def play() -> None:
+        s = await scene()
+        task = await s.start()
+        s.answer(0, queued(0.0))
+        await settle()
+        task.cancel()
+        await settle()
+        s.answer(1, WAS_QUEUED)
+        s.push(7, 0.1)
+        await settle()
+        assert s.store.verbs == ["acquire", "release", "release"]
+        assert s.store.sent[2].arguments == (s.waiter, 7)
+
+    run(play())
+
+
+def test_a_release_that_failed_is_sent_again_until_it_is_answered() -> None:
+    """Whoever gave up may still stand at the store, and no push needs to come to remind us."""
+
+    async def play() -> None:
+        s = await scene()
+        task = await s.start()
+        s.answer(0, queued(0.0))
+        await settle()
+        task.cancel()
+        await settle()
+        for again in range(1, 3):
+            s.fail(again)
+            await asyncio.sleep(2.0)
+            assert s.store.verbs == ["acquire"] + ["release"] * (again + 1)
+            s.store.inbox.reconnected()  # it is under way: no reason to send it twice
+            await asyncio.sleep(20.0)
+            assert s.store.verbs == ["acquire"] + ["release"] * (again + 1)
+            assert s.store.sent[-1].arguments == (s.waiter, 0)
+        s.answer(3, WAS_QUEUED)
+        await asyncio.sleep(20.0)
+        assert s.store.verbs == ["acquire"] + ["release"] * 3
+
+    run(play())
+
+
+def test_a_release_that_failed_is_sent_a_last_time_when_the_client_closes() -> None:
+    """The store may be back; and if it is not, that is that."""
+
+    async def play() -> None:
+        s = await scene()
+        task = await s.start()
+        task.cancel()
+        await settle()
+        s.fail(1)
+        await s.client.aclose()
+        assert s.store.verbs == ["acquire", "release", "release"]
+        s.fail(2)
+        await asyncio.sleep(20.0)
+        assert s.store.verbs == ["acquire", "release", "release"]
+
+    run(play())
+
+
+def test_a_release_of_another_grant_that_failed_does_not_end_the_body() -> None:
+    """Sent again, it is the release of that grant still, not of whatever the waiter holds."""
+
+    async def play() -> None:
+        s = await scene()
+        _ = await s.start()
+        s.answer(0, queued(0.0))
+        await settle()
+        s.push(7, 0.1)
+        await settle()
+        s.push(6, 0.0)  # one that it never heard of, and that nobody needs
+        await settle()
+        assert [lease.fence for lease in s.entered] == [7]
+        assert s.store.sent[1].arguments == (s.waiter, 6)
+        s.fail(1)
+        await settle()
+        s.store.inbox.reconnected()
+        await asyncio.sleep(1.5)  # and not long enough for a renewal
+        assert s.store.verbs == ["acquire", "release", "release"]
+        assert s.store.sent[2].arguments == (s.waiter, 6)
+
+    run(play())
+
+
+def test_a_grant_that_is_being_given_back_when_its_task_gives_up() -> None:
+    """The release of that grant has not failed, though nobody waits for its answer any more."""
+
+    async def play() -> None:
+        s = await scene()
+        task = await s.start()
+        await asyncio.sleep(6.0)
+        s.answer(0, Granted(fence=7, lease=5_000))
+        await settle()
+        task.cancel()
+        await settle()
+        s.store.inbox.reconnected()
+        await asyncio.sleep(20.0)
+        assert [command.arguments for command in s.store.sent[1:]] == [(s.waiter, 7), (s.waiter, 0)]
+
+    run(play())
+
+
+def test_the_head_asks_when_the_lease_ends_and_others_in_time_for_each_claim() -> None:
+    """That is how a dead holder is noticed; whoever is next asks no sooner."""
+
+    async def play(place: int) -> float:
+        s = await scene()
+        _ = await s.start()
+        answer = Queued(ticket=77, place=place, until=29_000, now=START)
+        s.answer(0, answer)
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        for _ in range(100):
+            await asyncio.sleep(0.5)
+            if len(s.store.sent) > 1:
+                break
+        return loop.time() - began
+
+    async def both() -> None:
+        assert await play(1) == pytest.approx(29.5, abs=0.5)
+        assert await play(2) == pytest.approx(3.5, abs=0.5), "a claim is 3 s at most"
+
+    run(both())
+
+
+def test_a_displaced_waiter_lets_the_others_ask_again() -> None:
+    """One that stands in the queue no more is not the only one: FLUSHALL takes them all."""
+
+    async def play() -> None:
+        s = await scene()
+        _ = await s.start(), await s.start(), await s.start()
+        for index in range(3):
+            s.answer(index, queued(0.0, place=index + 1))
+        await settle()
+        await asyncio.sleep(5.1)  # the first lease has ended: the first in line asks
+        assert s.store.verbs == ["acquire"] * 4
+        s.answer(3, queued(5.1)._replace(displaced=True))
+        await settle()
+        assert s.store.verbs == ["acquire"] * 6
+        asked = [command.arguments[0] for command in s.store.sent]
+        assert asked[:3] == asked[3:]
+
+    run(play())
+
+
+def test_a_store_too_slow_for_the_ttl_is_an_error() -> None:
+    """Grants that come after they have ended do not repeat for ever."""
+
+    async def play() -> None:
+        s = await scene()
+        task = await s.start()
+        for round_ in range(5):
+            await asyncio.sleep(6.0)
+            s.answer(2 * round_, Granted(fence=round_ + 1, lease=5_000))
+            await settle()
+            s.answer(2 * round_ + 1, WAS_HOLDER)
+            await settle()
+        with pytest.raises(aiolock.StoreError, match="too short"):
+            await task
+
+    run(play())
+
+
+def test_busy_after_a_break_is_given_up() -> None:
+    """A question that was under way when the link broke may come again, and take what is free."""
+
+    async def play() -> None:
+        for breaks in (False, True):
+            s = await scene()
+            trying = asyncio.create_task(s.client.lock("n").try_acquire())
+            await settle()
+            if breaks:
+                s.store.inbox.reconnected()
+            s.answer(0, Busy(1000))
+            assert await trying is None
+            await settle()
+            assert s.store.verbs == ["acquire"] + ["release"] * breaks
+
+    run(play())
+
+
+def test_a_late_grant_whose_release_is_refused_is_released_again() -> None:
+    """That the release was refused does not mean that the store has nothing of the waiter."""
+
+    async def play() -> None:
+        s = await scene()
+        task = await s.start()
+        await asyncio.sleep(6.0)
+        s.answer(0, Granted(fence=7, lease=5_000))
+        await settle()
+        refused = aiolock.StoreError("refused")
+        refused.refused = True
+        s.store.sent[1].future.set_exception(refused)
+        await settle()
+        with pytest.raises(aiolock.StoreError, match="refused"):
+            await task
+        releases = [sent.arguments for sent in s.store.sent if sent.verb == "release"]
+        assert releases == [(s.waiter, 7), (s.waiter, 0)]
+
+    run(play())

@@ -1,0 +1,161 @@
+"""aiohttp: what the others have not."""
+
+import asyncio
+from collections.abc import Awaitable
+
+import pytest
+from aiohttp import ClientPayloadError, ClientSession, web
+
+import aiolock
+from aiolock import Lease
+from aiolock.integrations.aiohttp import KEY, client_of, idempotent, locked, setup
+from aiolock.stores.memory import MemoryServer
+from tests.support.failures import queued, until
+from tests.support.webapps.bodies import Bodies
+from tests.support.webapps.servers import served, serving
+
+
+@locked("order:{order}")
+async def handler(request: web.Request, lease: Lease) -> web.Response:
+    """A handler."""
+    assert await client_of(request).lock(lease.name).locked()
+    return web.Response(text=lease.name)
+
+
+async def test_a_field_that_the_path_has_not() -> None:
+    """The application does not start."""
+    for path in ("/", "/{x}"):
+        app = web.Application()
+        app.router.add_get(path, handler)
+        setup(app, aiolock.connect("memory://"))
+        runner = web.AppRunner(app)
+        with pytest.raises(ValueError, match="has no 'order'"):
+            await runner.setup()
+        await runner.cleanup()
+
+
+class Pay(web.View):
+    """A view, with a handler for each method."""
+
+    @idempotent(application="shop", remember=60, who=lambda request: request.host)
+    @locked("order:{order}")
+    async def post(self, lease: Lease) -> web.StreamResponse:
+        """Under its lock, once."""
+        return web.json_response([self.request.path, lease.name, lease.fence])
+
+    async def get(self) -> web.Response:
+        """Without a lock."""
+        return web.Response()
+
+
+async def test_methods_of_a_view() -> None:
+    """They hold locks as functions do, and are carried out once; their path is checked, too."""
+    app = web.Application()
+    app.router.add_view("/orders/{order}", Pay)
+    setup(app, aiolock.connect("memory://"))
+    async with serving("aiohttp", app) as url, ClientSession() as http:
+        fences = set[int]()
+        for key in ({}, {}, {"Idempotency-Key": "a"}, {"Idempotency-Key": "a"}):
+            reply = await http.post(f"{url}/orders/7", headers=key)
+            path, name, fence = await reply.json()
+            assert (path, name) == ("/orders/7", "order:7")
+            fences.add(fence)
+        assert len(fences) == 3
+        assert (await http.get(f"{url}/orders/7")).status == 200
+    app = web.Application()
+    app.router.add_view("/orders/{x}", Pay)
+    setup(app, aiolock.connect("memory://"))
+    runner = web.AppRunner(app)
+    with pytest.raises(ValueError, match=r"'/orders/\{x\}' has no 'order'"):
+        await runner.setup()
+    await runner.cleanup()
+
+
+async def test_set_up_in_a_wrong_way() -> None:
+    """The texts say what to do."""
+    app = web.Application()
+    with pytest.raises(TypeError, match=r"connect\(\)"):
+        setup(app, "memory://")  # type: ignore[arg-type]  # that is the test
+    setup(app, aiolock.connect("memory://"))
+    with pytest.raises(ValueError, match="already"):
+        setup(app, aiolock.connect("memory://"))
+
+    def plain(request: web.Request, lease: Lease) -> Awaitable[web.Response]:
+        return handler(request)
+
+    with pytest.raises(TypeError, match="async functions"):
+        locked("x")(plain)
+
+
+async def test_not_set_up() -> None:
+    """That is a 500."""
+    app = web.Application()
+    app.router.add_get("/{order}", handler)
+    async with serving("aiohttp", app) as url, ClientSession() as http:
+        assert (await http.get(f"{url}/42")).status == 500
+
+
+async def test_the_store_is_down_at_the_start() -> None:
+    """The application does not start."""
+    app = web.Application()
+    setup(app, aiolock.connect("redis://127.0.0.1:1/0"))
+    runner = web.AppRunner(app)
+    with pytest.raises(aiolock.StoreError):
+        await runner.setup()
+    await runner.cleanup()
+
+
+async def test_application_in_another() -> None:
+    """It has the client and the answers of the one that it is in."""
+    client = aiolock.connect("memory://")
+    outer, inner = web.Application(), web.Application()
+    inner.router.add_get("/{order}", handler)
+    outer.add_subapp("/inner", inner)
+    setup(outer, client)
+    async with serving("aiohttp", outer) as url, ClientSession() as http:
+        reply = await http.get(f"{url}/inner/42")
+        assert await reply.text() == "order:42"
+        assert (await http.get(f"{url}/inner/{'x' * 600}")).status == 400
+        assert outer[KEY] is client
+
+
+async def test_lost_when_the_response_has_begun() -> None:
+    """It breaks off; no other response is put into it."""
+    memory = MemoryServer()
+
+    @locked("x")
+    async def stream(request: web.Request, lease: Lease) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        await response.write(b"half")
+        await asyncio.Event().wait()
+        return response
+
+    app = web.Application()
+    app.router.add_get("/", stream)
+    setup(app, aiolock.connect(memory))
+    async with (
+        aiolock.connect(memory) as others,
+        serving("aiohttp", app) as url,
+        ClientSession() as http,
+        http.get(url) as reply,
+    ):
+        assert await reply.content.readexactly(4) == b"half"
+        assert await others.lock("x").break_()
+        with pytest.raises(ClientPayloadError):
+            await reply.read()
+
+
+async def test_told_to_end() -> None:
+    """Who waits is told so at once; who holds the lock finishes."""
+    memory = MemoryServer()
+    bodies = Bodies(aiolock.connect(memory))
+    async with aiolock.connect(memory) as others, ClientSession() as http:
+        async with served("aiohttp", bodies, grace=60) as url:
+            holds = asyncio.create_task(http.post(f"{url}/orders/42"))
+            await until(lambda: bodies.entered)
+            waits = asyncio.create_task(http.post(f"{url}/orders/42"))
+            await queued(others.lock("order:42"), 1)
+            waits.add_done_callback(lambda _: bodies.go.set())
+        assert (await waits).status == 503
+        assert (await holds).status == 200

@@ -1,0 +1,187 @@
+"""The integrations of task frameworks: each does the same, with a real worker and a real server."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import importlib
+from collections.abc import AsyncGenerator
+
+import pytest
+from saq import Job, Status
+
+import aiolock
+from aiolock.integrations.saq import Locks as SaqLocks
+from tests.support.failures import queued, take, until
+from tests.support.servers import RedisServer
+from tests.support.taskapps.tasks import App, Failed, Tasks
+
+FRAMEWORKS = ["arq", "saq", "taskiq", "procrastinate"]
+
+# arq is made for redis-py 5, and has never heard of what newer ones think of its arguments.
+# And a worker that is told to end while redis-py connects leaves that connection to the collector.
+LEFT = "Exception ignored in.*(Connection|StreamWriter|SelectorTransport|socket)"
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:Call to .*deprecated:DeprecationWarning",
+    f"ignore:{LEFT}:pytest.PytestUnraisableExceptionWarning",
+)
+
+
+@pytest.fixture
+async def others(redis_server: RedisServer, prefix: str) -> AsyncGenerator[aiolock.LockClient]:
+    """Somebody else."""
+    async with aiolock.connect(redis_server.url, prefix=prefix) as client:
+        yield client
+        assert await client.snapshot() == []
+
+
+@pytest.fixture
+def tasks(redis_server: RedisServer, prefix: str) -> Tasks:
+    """What the tasks of the test do."""
+    return Tasks(aiolock.connect(redis_server.url, prefix=prefix))
+
+
+@pytest.fixture(params=FRAMEWORKS)
+async def app(
+    request: pytest.FixtureRequest, tasks: Tasks, redis_server: RedisServer, prefix: str
+) -> AsyncGenerator[App]:
+    """An application of each framework."""
+    url = redis_server.url
+    if request.param == "procrastinate":
+        url = request.getfixturevalue("postgres_server").url()
+    module = importlib.import_module(f"tests.support.taskapps.{request.param}")
+    async with module.application(tasks, url, prefix) as app:
+        yield app
+    gc.collect()  # what is not closed is told of here, and not in another test
+
+
+async def test_busy(app: App, tasks: Tasks, others: aiolock.LockClient) -> None:
+    """A task whose lock is held is put back, as often as it takes, and that costs no try."""
+    tasks.go.set()
+    async with others.lock("user:7") as lease, app.working():
+        sent = await app.send("welcome", 7)
+        for _ in range(3):
+            await queued(others.lock("user:7"), 1)
+            await queued(others.lock("user:7"), 0)
+        assert not tasks.begun
+        assert await lease.release()
+        result = await app.done(sent)
+    assert result == ("welcome 7 in run 1" if app.keeps_results else None)
+    ((_, fence),) = tasks.begun
+    assert fence > lease.fence
+
+
+async def test_once(app: App, tasks: Tasks, others: aiolock.LockClient) -> None:
+    """What is sent twice is done once; both have the result of that, also while it goes on."""
+    async with app.working():
+        sent = [await app.send("pay", 42), await app.send("pay", 42)]
+        await until(lambda: tasks.begun)
+        await queued_once(others, "payment:42")
+        tasks.go.set()
+        results = [await app.done(each) for each in sent]
+        results.append(await app.done(await app.send("pay", 42)))
+    assert results == 3 * ["pay 42 in run 1" if app.keeps_results else None]
+    assert [what for what, _ in tasks.begun] == ["pay 42"]
+
+
+async def queued_once(client: aiolock.LockClient, name: str) -> None:
+    """Return when somebody waits for the outcome."""
+    while not (await client.status(name, kind="once")).waiters:  # noqa: ASYNC110  # tells nobody
+        await asyncio.sleep(0.005)
+
+
+async def test_so_many_at_a_time(app: App, tasks: Tasks, others: aiolock.LockClient) -> None:
+    """Of ten there are two at a time, while the worker has places for all."""
+    async with app.working():
+        sent = [await app.send("call", number) for number in range(10)]
+        await until(lambda: tasks.inside == 2)
+        tasks.go.set()
+        for each in sent:
+            await app.done(each)
+    assert tasks.most == 2
+    assert len(tasks.begun) == 10
+
+
+async def test_lost(app: App, tasks: Tasks, others: aiolock.LockClient) -> None:
+    """A task whose lock is lost is cancelled, and run again."""
+    async with app.working():
+        sent = await app.send("welcome", 7)
+        await until(lambda: tasks.begun)
+        assert await others.lock("user:7").break_()
+        await until(lambda: len(tasks.begun) == 2)
+        tasks.go.set()
+        await app.done(sent)
+    assert tasks.cancelled == 1
+    assert len(tasks.begun) == 2
+
+
+@pytest.mark.parametrize("error", [ValueError, aiolock.AcquireTimeout])
+async def test_errors_of_its_own(
+    app: App, tasks: Tasks, others: aiolock.LockClient, error: type[Exception]
+) -> None:
+    """A task that raises has failed, as ever, whatever it raises; its lock is given back."""
+    tasks.fails = error("of its own")
+    tasks.go.set()
+    async with app.working():
+        with pytest.raises(Failed):
+            await app.done(await app.send("welcome", 7))
+        assert len(tasks.begun) == 1
+        await app.done(await app.send("welcome", 7))
+
+
+async def test_stopped_while_it_waits(app: App, tasks: Tasks, others: aiolock.LockClient) -> None:
+    """A worker that ends leaves the lock's queue, and the task to another worker."""
+    tasks.go.set()
+    lease = await take(others.lock("user:7"))
+    async with app.working():
+        sent = await app.send("patient" if app.interrupts else "welcome", 7)
+        await queued(others.lock("user:7"), 1)
+    assert not (await others.lock("user:7").status()).waiters
+    await lease.release()
+    async with app.working():
+        await app.done(sent)
+    assert len(tasks.begun) == 1
+
+
+async def test_a_try_too_many_while_it_waits() -> None:
+    """A job in SAQ that has more attempts than retries, as a worker died, is put back all the same.
+
+    However the waiting ends: with its worker, or with its time.
+    """
+    async with aiolock.connect("memory://") as client:
+        locks = SaqLocks(client)
+
+        @locks.locked("user", timeout=0.02)
+        async def welcome(ctx: object) -> None: ...
+
+        @locks.locked("user")
+        async def patient(ctx: object) -> None: ...
+
+        async with client.lock("user"):
+            for function in (welcome, patient):
+                job = Job("welcome", retries=1, attempts=2)
+                run = asyncio.create_task(function({"job": job}))
+                if function is patient:
+                    await queued(client.lock("user"), 1)
+                    run.cancel()
+                await asyncio.gather(run, return_exceptions=True)
+                assert (job.attempts, job.retryable) == (0, True)
+
+
+@pytest.mark.parametrize("app", ["saq"], indirect=True)
+async def test_no_try_is_lost_while_it_waits(
+    app: App, tasks: Tasks, others: aiolock.LockClient
+) -> None:
+    """A job in SAQ has lost no attempt by workers that ended while it waited for its lock."""
+    lease = await take(others.lock("user:7"))
+    sent = await app.send("patient", 7)
+    for _ in range(2):
+        async with app.working():
+            await queued(others.lock("user:7"), 1)
+        await sent.refresh()
+        assert (sent.status, sent.attempts) == (Status.QUEUED, 0)
+    await lease.release()
+    tasks.go.set()
+    async with app.working():
+        await app.done(sent)
+    assert sent.attempts == 1

@@ -1,0 +1,334 @@
+"""Several locks as one: all or none, without deadlock, lost when one is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+
+import pytest
+
+import aiolock
+from aiolock import AcquireTimeout, LeaseLost, LockError, NotHeld, StoreError, WouldDeadlock
+from aiolock.observer import LockRequest
+from aiolock.stores.memory import MemoryServer, MemoryStore
+from aiolock.testing import FaultyStore
+from tests.support.worlds import World, empty, queued, settled, virtual
+
+
+async def free(client: aiolock.LockClient, *names: str) -> bool:
+    """Whether nobody holds any of them."""
+    return not any([await client.lock(name).locked() for name in names])
+
+
+async def test_async_with(world: World) -> None:
+    """The body has all of them, each with its fence; after it all are free."""
+    async with world.client() as ours, world.client() as theirs:
+        both = ours.multilock("b", "a", "b")
+        assert both.names == ("a", "b")
+        async with both as lease:
+            assert set(lease.leases) == {"a", "b"}
+            assert lease.state == "held"
+            assert 0 < lease.remaining() <= 30
+            assert await lease.verify()
+            await lease.extend(20)
+            assert lease.remaining() <= 20
+            for name in "ab":
+                assert await theirs.lock(name).try_acquire() is None
+            async with theirs.lock("c", timeout=0):
+                pass
+        assert lease.state == "released"
+        assert await free(theirs, "a", "b")
+
+
+async def test_awaited(world: World) -> None:
+    """`acquire` gives one lease, whose release gives all back; or None, and none is held."""
+    async with world.client() as ours, world.client() as theirs:
+        both = ours.multilock("a", "b")
+        lease = await both.acquire()
+        assert lease is not None
+        assert await theirs.multilock("b", "c").try_acquire(timeout=0.5) is None
+        with pytest.raises(AcquireTimeout, match="'b'"):
+            await theirs.multilock("b", "c").acquire(timeout=0.5)
+        assert await theirs.multilock("b", "c").try_acquire() is None
+        assert await free(theirs, "c")
+        assert await lease.release()
+        assert await lease.release()
+        async with theirs.lock("b"):
+            assert await both.try_acquire(timeout=0.5) is None
+            await empty(theirs.lock("a"))
+            with pytest.raises(AcquireTimeout, match="'b'"):
+                async with ours.multilock("a", "b", timeout=0.5):
+                    raise AssertionError
+            await empty(theirs.lock("a"))
+
+
+@virtual
+async def test_opposite_orders() -> None:
+    """Two who name the same locks in opposite orders do not wait for each other."""
+    server = MemoryServer()
+    async with aiolock.connect(server) as ours, aiolock.connect(server) as theirs:
+        first = await theirs.multilock("a", "b").acquire()
+        assert first is not None
+        waiting = [
+            asyncio.create_task(client.multilock(*names).acquire())
+            for client, names in ((ours, ("a", "b")), (theirs, ("b", "a")))
+        ]
+        await settled()  # each of them waits for the first that it wants
+        await first.release()
+        for asked in waiting:
+            async with asyncio.timeout(60):
+                second = await asked
+            assert second is not None
+            await second.release()
+
+
+@virtual
+async def test_many_in_any_order() -> None:
+    """Many who want several of the same names in any order all get them."""
+    server, dice, entered = MemoryServer(), random.Random(7), 0
+    async with aiolock.connect(server) as ours, aiolock.connect(server) as theirs:
+
+        async def work(client: aiolock.LockClient) -> None:
+            nonlocal entered
+            for _ in range(20):
+                async with client.multilock(*dice.sample("abcdef", k=3)):
+                    await asyncio.sleep(dice.random())
+                    entered += 1
+
+        async with asyncio.timeout(3600), asyncio.TaskGroup() as group:
+            for client in (ours, theirs) * 5:
+                group.create_task(work(client))
+        assert entered == 200
+        assert not server.names()
+
+
+@virtual
+async def test_one_timeout_for_all() -> None:
+    """The timeout is for all of them together."""
+    loop = asyncio.get_running_loop()
+    server = MemoryServer()
+    async with aiolock.connect(server) as ours, aiolock.connect(server) as theirs:
+        a = await theirs.lock("a").acquire()
+        b = await theirs.lock("b").acquire()
+        assert a is not None
+        assert b is not None
+        loop.call_later(3, lambda: asyncio.ensure_future(a.release()))
+        start = loop.time()
+        assert await ours.multilock("a", "b").try_acquire(timeout=5) is None
+        assert 5 <= loop.time() - start < 5.01
+        a = await theirs.lock("a").acquire()
+        loop.call_later(3, lambda: asyncio.ensure_future(a.release()))
+        text = r"'b' could not be had in the last 2\.000 s of 5 s: .* has held it since"
+        with pytest.raises(AcquireTimeout, match=text) as late:
+            await ours.multilock("a", "b").acquire(timeout=5)
+        assert 5 <= late.value.waited < 5.01
+        await b.release()
+        assert not server.names()
+
+
+@virtual
+@pytest.mark.parametrize(
+    ("timeout", "free_after", "broken", "error"),
+    [
+        (5, 4.9, False, AcquireTimeout),
+        (5, 5 - 1e-4, False, AcquireTimeout),
+        (5, 5 - 1e-4, True, StoreError),
+        (5, 3, False, StoreError),  # the store had longer than `answer_timeout`
+        (0.5, 0.1, False, StoreError),  # it had most of the time
+    ],
+)
+@pytest.mark.parametrize("how", ["acquire", "async with", "try_acquire"])
+async def test_time_that_ends_before_the_store_answers_for_the_last(
+    how: str, timeout: float, free_after: float, broken: bool, error: type[LockError]
+) -> None:
+    """If little of it was left, the store is not to blame: the time for all has passed."""
+    loop, told = asyncio.get_running_loop(), list[str]()
+
+    class Log(aiolock.Observer):
+        def gave_up(self, request: LockRequest, *, why: str, **_: object) -> None:
+            told.append(f"{request.name} {why}")
+
+    server = MemoryServer()
+    faulty = FaultyStore(MemoryStore(server))
+    async with (
+        aiolock.connect(faulty, observer=Log()) as ours,
+        aiolock.connect(server) as theirs,
+    ):
+        first = await theirs.lock("a").acquire()
+        both = ours.multilock("a", "b", timeout=timeout)
+
+        async def take() -> None:
+            if how == "acquire":
+                await both.acquire()
+            elif how == "async with":
+                async with both:
+                    raise AssertionError
+            else:
+                assert await both.try_acquire(timeout=timeout) is None
+                raise AcquireTimeout
+
+        def free() -> None:
+            faulty.hold("acquire")
+            if broken:
+                ours._engine.waiters.link(StoreError("gone"))
+            releasing.append(asyncio.create_task(first.release()))
+
+        releasing = list[asyncio.Task[bool]]()
+        loop.call_later(free_after, free)
+        start = loop.time()
+        with pytest.raises(error) as raised:
+            await take()
+        assert timeout <= loop.time() - start < timeout + 0.01
+        if isinstance(raised.value, AcquireTimeout):
+            assert told == ["b timeout"]
+            if how != "try_acquire":
+                assert raised.value.waited >= timeout
+                assert raised.value.name == "b"
+                assert str(raised.value).startswith("the lock 'b' could not be had in the last 0.")
+                assert str(raised.value).endswith(" s of 5 s")
+        else:
+            assert told == ["b store"]
+        faulty.resume()
+        await releasing[0]
+        await settled()
+        assert not server.names()
+
+
+@virtual
+async def test_lost_when_one_is_lost() -> None:
+    """The body is cancelled, `LeaseLost` names the one that was lost, and the others are free."""
+    server = MemoryServer()
+    async with aiolock.connect(server) as ours, aiolock.connect(server) as theirs:
+        leases: list[aiolock.MultiLease] = []
+
+        async def body() -> None:
+            async with ours.multilock("a", "b", "c") as lease:
+                leases.append(lease)
+                await theirs.lock("b").break_()
+                await asyncio.sleep(60)
+
+        with pytest.raises(LeaseLost, match="'b'"):
+            await body()
+        (lease,) = leases
+        assert lease.state == "lost"
+        assert lease.lost.is_set()
+        assert lease.remaining() == 0
+        assert not server.names()
+
+
+@virtual
+async def test_all_are_lost_at_once() -> None:
+    """Where the store is gone all of them are lost, the body is cancelled, and it is one error."""
+    faulty = FaultyStore(MemoryStore(MemoryServer()))
+    async with aiolock.connect(faulty) as client:
+        faulty.refuse("renew", 1000)
+        with pytest.raises(LeaseLost):
+            async with client.multilock("a", "b", "c", ttl=2):
+                await asyncio.sleep(60)
+        task = asyncio.current_task()
+        assert task is not None
+        assert not task.cancelling()
+
+
+@virtual
+async def test_lost_while_another_is_waited_for() -> None:
+    """Who loses the first while waiting for the second gets none, and hears it."""
+    server = MemoryServer()
+    async with aiolock.connect(server) as ours, aiolock.connect(server) as theirs:
+        async with theirs.lock("b"):
+            waiting = asyncio.create_task(ours.multilock("a", "b").acquire())
+            await queued(theirs.lock("b"), 1)
+            await theirs.lock("a").break_()
+        with pytest.raises(LeaseLost, match="'a'"):
+            await waiting
+        async with theirs.lock("b"):
+
+            async def enter() -> None:
+                async with ours.multilock("a", "b"):
+                    raise AssertionError
+
+            entering = asyncio.create_task(enter())
+            await queued(theirs.lock("b"), 1)
+            await theirs.lock("a").break_()
+            with pytest.raises(LeaseLost, match="'a'"):
+                await entering
+        assert not server.names()
+
+
+@virtual
+async def test_signal() -> None:
+    """With `on_lost="signal"` the event of all is set, and the body goes on."""
+    server = MemoryServer()
+    async with aiolock.connect(server) as ours, aiolock.connect(server) as theirs:
+        async with ours.multilock("a", "b", on_lost="signal") as lease:
+            await theirs.lock("a").break_()
+            await asyncio.wait_for(lease.lost.wait(), 5)
+            assert lease.state == "lost"
+        assert not server.names()
+
+
+@virtual
+async def test_signal_of_one_that_was_lost_while_another_was_waited_for() -> None:
+    """Its own event is set as well as that of them all."""
+    server = MemoryServer()
+    async with aiolock.connect(server) as ours, aiolock.connect(server) as theirs:
+
+        async def enter() -> None:
+            async with ours.multilock("a", "b", on_lost="signal") as lease:
+                assert lease.lost.is_set()
+                assert lease.leases["a"].lost.is_set()
+                assert not lease.leases["b"].lost.is_set()
+
+        async with theirs.lock("b"):
+            entering = asyncio.create_task(enter())
+            await queued(theirs.lock("b"), 1)
+            await theirs.lock("a").break_()
+            await asyncio.sleep(0.1)
+        await entering
+
+
+@virtual
+async def test_a_release_that_fails() -> None:
+    """All of them are sent, whatever becomes of the first answer."""
+    server = MemoryServer()
+    faulty = FaultyStore(MemoryStore(server))
+    async with aiolock.connect(faulty) as client:
+        lease = await client.multilock("a", "b").acquire()
+        assert lease is not None
+        faulty.refuse("release")
+        with pytest.raises(StoreError):
+            await lease.release()
+        assert server.names() == ["lock:a"]
+
+
+async def test_held_already(world: World) -> None:
+    """A task that holds one of them gets `WouldDeadlock`, and the others are given back."""
+    async with world.client() as client, client.lock("b"):
+        with pytest.raises(WouldDeadlock, match="'b'"):
+            await client.multilock("a", "b").acquire()
+        with pytest.raises(WouldDeadlock, match="'b'"):
+            async with client.multilock("a", "b"):
+                raise AssertionError
+        assert await client.lock("a").try_acquire(timeout=5) is not None
+
+
+async def test_not_entered() -> None:
+    """An exit without an entrance is an error that says so."""
+    async with aiolock.connect("memory://") as client:
+        with pytest.raises(NotHeld, match="has not entered"):
+            await client.multilock("a").__aexit__(None, None, None)
+
+
+async def test_bad_arguments() -> None:
+    """What cannot be is refused before anything is sent."""
+    async with aiolock.connect("memory://") as client:
+        with pytest.raises(ValueError, match="at least one name"):
+            client.multilock()
+        with pytest.raises(TypeError, match="must be a str"):
+            client.multilock("a", 1)  # type: ignore[arg-type]  # on purpose
+        with pytest.raises(ValueError, match="timeout"):
+            client.multilock("a", timeout=-1)
+        with pytest.raises(ValueError, match="timeout"):
+            await client.multilock("a").acquire(timeout=-1)
+        with pytest.raises(ValueError, match="timeout"):
+            await client.multilock("a").try_acquire(timeout=-1)

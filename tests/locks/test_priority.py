@@ -1,0 +1,72 @@
+"""Who waits with a lower number is before those with a higher one."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from importlib import resources
+
+import pytest
+
+import aiolock
+from aiolock.store import PRIORITY
+from tests.support.worlds import World, queued
+
+
+async def test_priority(world: World) -> None:
+    """Lower numbers first, and among equals who came first; whichever process they are in."""
+    entered = list[str]()
+    async with world.client() as ours, world.client() as theirs:
+
+        async def enter(client: aiolock.LockClient, priority: int, who: str) -> None:
+            async with client.lock("p", priority=priority):
+                entered.append(who)
+
+        tasks = list[asyncio.Task[None]]()
+        wanted = [(5, "f"), (0, "c"), (5, "g"), (-9, "a"), (0, "d"), (1, "e"), (-9, "b")]
+        async with ours.lock("p"):
+            for number, (priority, who) in enumerate(wanted, start=1):
+                client = (ours, theirs)[number % 2]
+                tasks.append(asyncio.create_task(enter(client, priority, who)))
+                await queued(ours.lock("p"), number)
+            waiters = (await theirs.lock("p").status()).waiters
+            assert [party.place for party in waiters] == [1, 2, 3, 4, 5, 6, 7]
+            assert all(abs(party.since - waiters[0].since) < 60 for party in waiters)
+        await asyncio.gather(*tasks)
+        assert entered == ["a", "b", "c", "d", "e", "f", "g"]
+
+
+async def test_a_place_is_kept_through_a_new_question(world: World) -> None:
+    """Who asks again keeps its place among those of its priority, and before those of a higher."""
+    entered = list[int]()
+    async with world.client() as ours, world.client() as theirs:
+
+        async def enter(priority: int) -> None:
+            async with theirs.lock("p", priority=priority):
+                entered.append(priority)
+
+        async with ours.lock("p"):
+            tasks = list[asyncio.Task[None]]()
+            for number, priority in enumerate((3, -3), start=1):
+                tasks.append(asyncio.create_task(enter(priority)))
+                await queued(ours.lock("p"), number)
+            for _ in range(3):
+                theirs._engine.waiters.reconnected()
+                await theirs.lock("p").status()
+        await asyncio.gather(*tasks)
+        assert entered == [-3, 3]
+
+
+@pytest.mark.parametrize("priority", [10, -10, 0.5, True, "1", None])
+def test_what_is_no_priority(priority: object) -> None:
+    """It is a small whole number; the error says which."""
+    client = aiolock.connect("memory://")
+    with pytest.raises((TypeError, ValueError), match="priority must be"):
+        client.lock("p", priority=priority)  # type: ignore[arg-type]  # that is the test
+
+
+def test_the_step_of_a_priority_is_the_same_everywhere() -> None:
+    """The script that makes tickets has a number of its own, which is that of the protocol."""
+    names = resources.files("aiolock.stores.redis").joinpath("lua", "names.lua").read_text("utf-8")
+    (there,) = re.findall(r"^local PRIORITY = (\S+)", names, re.MULTILINE)
+    assert float(there) == PRIORITY

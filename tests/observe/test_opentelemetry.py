@@ -1,0 +1,387 @@
+"""The spans and metrics for OpenTelemetry, as an exporter gets them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+
+import pytest
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import HistogramDataPoint, InMemoryMetricReader
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
+from opentelemetry.trace import SpanKind, StatusCode
+
+import aiolock
+import aiolock.sync
+from aiolock.observe import _labels, _opentelemetry
+from aiolock.observe._opentelemetry import OpenTelemetry
+from aiolock.stores.memory import MemoryServer
+from tests.support.observed import GAVE_UP, LOST, Scene
+from tests.support.worlds import asking, queued, virtual
+
+
+class Exported:
+    """A program with an SDK, and what that exports."""
+
+    def __init__(self, *, sampled: bool = True) -> None:
+        self._spans = InMemorySpanExporter()
+        self.tracing = TracerProvider() if sampled else TracerProvider(ALWAYS_OFF)
+        self.tracing.add_span_processor(SimpleSpanProcessor(self._spans))
+        self.tracer = self.tracing.get_tracer("program")
+        self._reader = InMemoryMetricReader()
+        self.metering = MeterProvider([self._reader])
+        self.observer = aiolock.observe.opentelemetry(
+            tracer_provider=self.tracing, meter_provider=self.metering
+        )
+
+    def spans(self, name: str | None = None) -> list[ReadableSpan]:
+        """Those of this name that have ended, in that order."""
+        return [span for span in self._spans.get_finished_spans() if name in (None, span.name)]
+
+    def span(self, name: str) -> ReadableSpan:
+        """The only one of this name."""
+        (span,) = self.spans(name)
+        return span
+
+    def points(self, name: str) -> dict[str, float]:
+        """The values of a metric, or how often it was measured, by its attributes."""
+        found = dict[str, float]()
+        data = self._reader.get_metrics_data()
+        for resource in data.resource_metrics if data else ():
+            for scope in resource.scope_metrics:
+                for metric in scope.metrics:
+                    if metric.name == name:
+                        for point in metric.data.data_points:
+                            value = point.count if isinstance(point, HistogramDataPoint) else None
+                            key = " ".join(str(each) for each in (point.attributes or {}).values())
+                            found[key] = point.value if value is None else value  # type: ignore[union-attr]
+        return found
+
+    def names(self) -> set[str]:
+        """All metrics, with their units."""
+        data = self._reader.get_metrics_data()
+        assert data is not None
+        (resource,) = data.resource_metrics
+        (scope,) = resource.scope_metrics
+        return {f"{metric.name} {metric.unit}" for metric in scope.metrics}
+
+    @property
+    def nothing_left(self) -> bool:
+        """Whether nothing is held or waited for, and nothing is kept of it."""
+        assert isinstance(self.observer, OpenTelemetry)
+        gauges = (*self.points("aiolock.waiting").values(), *self.points("aiolock.held").values())
+        return not any((*gauges, self.observer._waiting, self.observer._held))
+
+
+@pytest.fixture
+def exported() -> Exported:
+    """A program of the test's own."""
+    return Exported()
+
+
+def attributes(span: ReadableSpan) -> Mapping[str, object]:
+    """What the span says."""
+    assert span.attributes is not None
+    return span.attributes
+
+
+def lasted(span: ReadableSpan) -> float:
+    """For how many seconds the span says that it lasted."""
+    assert span.start_time is not None
+    assert span.end_time is not None
+    return (span.end_time - span.start_time) / 1e9
+
+
+def parent_of(span: ReadableSpan) -> int | None:
+    """The span that it is in."""
+    return span.parent.span_id if span.parent else None
+
+
+def id_of(span: ReadableSpan) -> int:
+    """What others call it."""
+    return span.get_span_context().span_id  # type: ignore[union-attr]
+
+
+@virtual
+async def test_a_free_lock_is_one_span(exported: Exported) -> None:
+    """Its hold, in the span of the task that acquired it."""
+    async with aiolock.connect(MemoryServer(), observer=exported.observer) as client:
+        with exported.tracer.start_as_current_span("request"):
+            async with client.lock("order:1") as lease:
+                pass
+        assert [span.name for span in exported.spans()] == ["hold lock", "request"]
+        hold = exported.span("hold lock")
+        assert parent_of(hold) == id_of(exported.span("request"))
+        assert hold.kind is SpanKind.INTERNAL
+        assert hold.status.status_code is StatusCode.UNSET
+        assert attributes(hold) == {
+            "aiolock.lock.kind": "lock",
+            "aiolock.lock.name": "order:1",
+            "aiolock.lock.family": "order",
+            "aiolock.fence": lease.fence,
+            "aiolock.waited": 0.0,
+            "aiolock.outcome": "released",
+        }
+        assert not hold.links
+    assert exported.nothing_left
+
+
+@virtual
+async def test_who_waits_is_linked_to_who_handed_over(exported: Exported) -> None:
+    """Each wait and each hold is in the span of its own task, and links to the hold before."""
+    async with aiolock.connect(MemoryServer(), observer=exported.observer) as client:
+
+        async def request(number: int) -> None:
+            with exported.tracer.start_as_current_span(f"request {number}"):
+                async with client.lock("order:1"):
+                    await asyncio.sleep(1)
+
+        await asyncio.gather(*[request(number) for number in range(3)])
+    holds, waits = exported.spans("hold lock"), exported.spans("wait_for lock")
+    requests = [id_of(exported.span(f"request {number}")) for number in range(3)]
+    assert [parent_of(hold) for hold in holds] == requests
+    assert [parent_of(wait) for wait in waits] == requests[1:]
+    for before, hold, wait in zip(holds, holds[1:], waits, strict=False):
+        for span in (hold, wait):
+            (link,) = span.links
+            assert link.context == before.get_span_context()
+            assert link.attributes == {"aiolock.link": "handed_on_by"}
+    assert [lasted(wait) for wait in waits] == pytest.approx([1, 2])
+    assert attributes(waits[0])["aiolock.outcome"] == "acquired"
+    assert attributes(holds[2])["aiolock.waited"] == pytest.approx(2)
+    assert exported.nothing_left
+
+
+@virtual
+async def test_what_comes_from_another_process_has_no_link(exported: Exported) -> None:
+    """Nothing is carried through the store: who waited for another client is not linked."""
+    async with Scene(exported.observer) as scene:
+        async with scene.theirs.lock("order:1"):
+            waits = asking(scene.ours.lock("order:1"))
+            await queued(scene.ours.lock("order:1"), 1)
+        await (await waits).release()
+    assert not exported.span("wait_for lock").links
+    assert not exported.span("hold lock").links
+
+
+@virtual
+async def test_a_slow_store_is_seen(exported: Exported, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A lock that was free, but long in coming, has a span of that, too."""
+    monkeypatch.setattr(_opentelemetry, "_NOTICEABLE", 0.0)
+    async with (
+        aiolock.connect(MemoryServer(), observer=exported.observer) as client,
+        client.lock("order:1"),
+    ):
+        assert attributes(exported.span("wait_for lock"))["aiolock.outcome"] == "acquired"
+
+
+@pytest.mark.parametrize("why", GAVE_UP)
+def test_gave_up(exported: Exported, why: str) -> None:
+    """A span each; an error is what its caller did not want."""
+
+    @virtual
+    async def give_up() -> None:
+        async with Scene(exported.observer) as scene:
+            await scene.give_up(why)
+
+    give_up()
+    (wait,) = (
+        span
+        for span in exported.spans()
+        if span.name.startswith("wait_for") and attributes(span)["aiolock.outcome"] == why
+    )
+    failed = why not in ("busy", "cancelled", "done")
+    assert attributes(wait).get("error.type") == (why if failed else None)
+    assert wait.status.status_code is (StatusCode.ERROR if failed else StatusCode.UNSET)
+    points = exported.points("aiolock.wait.duration")
+    ends = f"{why} {why}" if failed else why  # the outcome and the type of the error
+    assert [value for labels, value in points.items() if labels.endswith(ends)] == [1]
+    assert exported.nothing_left
+
+
+@pytest.mark.parametrize("why", LOST)
+def test_lost(exported: Exported, why: str) -> None:
+    """The hold ends with an error that says why, wherever it was noticed."""
+
+    @virtual
+    async def lose() -> None:
+        async with Scene(exported.observer) as scene:
+            with exported.tracer.start_as_current_span("request"):
+                await scene.lose(why)
+
+    lose()
+    hold = exported.span("hold lock")
+    assert parent_of(hold) == id_of(exported.span("request"))
+    assert attributes(hold)["error.type"] == why
+    assert attributes(hold)["aiolock.outcome"] == "lost"
+    assert hold.status.status_code is StatusCode.ERROR
+    assert hold.status.description
+    assert exported.points("aiolock.lost") == {f"lock order {why}": 1}
+    assert exported.points("aiolock.hold.duration") == {"lock order lost": 1}
+    assert exported.nothing_left
+
+
+@virtual
+async def test_lost_before_it_was_released(exported: Exported) -> None:
+    """The hold has ended when the loss is known: a span in it says so."""
+    async with Scene(exported.observer) as scene:
+        await scene.lose("known from the answer to the release")
+    hold, lost = exported.span("hold lock"), exported.span("lost lock")
+    assert attributes(hold)["aiolock.outcome"] == "released"
+    assert parent_of(lost) == id_of(hold)
+    assert attributes(lost)["error.type"] == "refused"
+    assert lost.status.status_code is StatusCode.ERROR
+    assert exported.points("aiolock.lost") == {"lock order refused": 1}
+    assert exported.points("aiolock.hold.duration") == {"lock order released": 1}
+    assert exported.nothing_left
+
+
+@virtual
+async def test_nothing_is_held_of_a_latch(exported: Exported) -> None:
+    """It is waited for, and passed."""
+    async with Scene(exported.observer) as scene:
+        await scene.pass_by()
+    assert [span.name for span in exported.spans()] == ["wait_for latch"]
+    assert exported.points("aiolock.wait.duration") == {"latch ready acquired": 1}
+    assert not exported.points("aiolock.held")
+
+
+@virtual
+async def test_metrics(exported: Exported) -> None:
+    """Their names and units, and never the name of a lock."""
+    async with Scene(exported.observer) as scene:
+        await scene.everything()
+        assert exported.names() == {
+            "aiolock.wait.duration s",
+            "aiolock.hold.duration s",
+            "aiolock.waiting {waiter}",
+            "aiolock.held {lease}",
+            "aiolock.lost {lease}",
+            "aiolock.deadlocks {deadlock}",
+            "aiolock.link.breaks {break}",
+            "aiolock.link.down {link}",
+        }
+        assert exported.points("aiolock.link.breaks") == {"": 1}
+        assert exported.points("aiolock.link.down") == {"": 0}
+        assert exported.points("aiolock.deadlocks") == {"": 1}
+        for name in ("aiolock.wait.duration", "aiolock.held", "aiolock.lost"):
+            assert not any(":" in labels for labels in exported.points(name))
+        assert exported.nothing_left
+
+
+@virtual
+async def test_what_goes_on(exported: Exported) -> None:
+    """How many hold and wait now."""
+    async with Scene(exported.observer) as scene:
+        lock = scene.ours.lock("order:1")
+        async with lock:
+            waits = [asking(lock), asking(lock)]
+            await queued(lock, 2)
+            assert exported.points("aiolock.held") == {"lock order": 1}
+            assert exported.points("aiolock.waiting") == {"lock order": 2}
+        for task in waits:
+            await (await task).release()
+        assert exported.nothing_left
+
+
+async def test_too_many_families(exported: Exported) -> None:
+    """Those above the limit are counted together, and their spans tell them apart."""
+    async with aiolock.connect(MemoryServer(), observer=exported.observer) as client:
+        for number in range(_labels.MOST + 50):
+            async with client.lock("a", family=f"family {number}"):
+                pass
+    points = exported.points("aiolock.hold.duration")
+    assert len(points) == _labels.MOST + 1
+    assert points[f"lock {_labels.OTHER} released"] == 50
+    spans = exported.spans("hold lock")
+    assert len({attributes(span)["aiolock.lock.family"] for span in spans}) == _labels.MOST + 50
+
+
+async def test_few_holds_are_remembered(
+    exported: Exported, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What has ended is kept for who comes next, and not for ever."""
+    monkeypatch.setattr(_opentelemetry, "_REMEMBERED", 3)
+    async with aiolock.connect(MemoryServer(), observer=exported.observer) as client:
+        for number in range(10):
+            async with client.lock(f"order:{number}"):
+                pass
+    assert isinstance(exported.observer, OpenTelemetry)
+    assert len(exported.observer._ended) == 3
+
+
+@virtual
+async def test_what_is_not_sampled_is_not_linked() -> None:
+    """A trace that nobody keeps leads nowhere; the metrics are the same."""
+    exported = Exported(sampled=False)
+    async with Scene(exported.observer) as scene:
+        await scene.hand_over()
+    assert not exported.spans()
+    assert isinstance(exported.observer, OpenTelemetry)
+    assert not exported.observer._ended
+    assert exported.points("aiolock.hold.duration") == {"lock order released": 3}
+
+
+@virtual
+async def test_without_an_sdk() -> None:
+    """With the API alone it does nothing, and does no harm."""
+    async with Scene(aiolock.observe.opentelemetry()) as scene:
+        await scene.everything()
+
+
+@virtual
+async def test_who_shares_says_so(exported: Exported) -> None:
+    """A reader, and permits of a semaphore."""
+    async with aiolock.connect(MemoryServer(), observer=exported.observer) as client:
+        async with client.rwlock("page:1").read(), client.semaphore("pool", 2):
+            pass
+        async with client.rwlock("page:1").write():
+            pass
+    shared = [attributes(span).get("aiolock.lock.shared") for span in exported.spans()]
+    assert shared == [True, True, None]
+    assert [span.name for span in exported.spans()] == ["hold semaphore", "hold lock", "hold lock"]
+
+
+@pytest.mark.one_loop
+def test_spans_of_a_thread_are_children_of_its_span(exported: Exported) -> None:
+    """Also those of a wait, of a decorator, and of a call that takes a lock by hand."""
+    memory = MemoryServer()
+
+    def request(client: aiolock.sync.LockClient) -> None:
+        @client.locked("order:2")
+        def decorated() -> None:
+            """Nothing to do."""
+
+        with exported.tracer.start_as_current_span("request"):
+            permit = client.semaphore("one", 1).acquire()
+            with client.lock("order:1"), pytest.raises(aiolock.AcquireTimeout):
+                client.semaphore("one", 1, timeout=0.05).acquire()
+            permit.release()
+            decorated()
+            client.lock("order:3").acquire().release()
+
+    with aiolock.sync.connect(memory, observer=exported.observer) as client:
+        request(client)
+    of_request = exported.span("request").context
+    inner = [span for span in exported.spans() if span.name != "request"]
+    assert all(span.parent is not None and span.parent == of_request for span in inner)
+    names = sorted(span.name for span in inner)
+    assert names == [*["hold lock"] * 3, "hold semaphore", "wait_for semaphore"]
+
+
+@pytest.mark.one_loop
+def test_the_span_of_a_thread_is_that_of_each_call(exported: Exported) -> None:
+    """One thread serves many requests; none gets the spans of another."""
+    with aiolock.sync.connect(MemoryServer(), observer=exported.observer) as client:
+        lock = client.lock("order:1")
+        for number in range(2):
+            with exported.tracer.start_as_current_span(f"request {number}"), lock:
+                pass
+        with lock:
+            pass
+    holds = [span.parent and span.parent.span_id for span in exported.spans("hold lock")]
+    requests = [exported.span(f"request {number}").context.span_id for number in range(2)]
+    assert holds == [*requests, None]

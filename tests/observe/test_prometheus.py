@@ -1,0 +1,289 @@
+"""The metrics for Prometheus, as a scrape sees them."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+
+import aiolock
+from aiolock._engine.hold import LossReason
+from aiolock.observe import _labels, _prometheus
+from aiolock.observer import LockRequest
+from aiolock.stores.memory import MemoryServer
+from tests.support.observed import GAVE_UP, LOST, Scene
+from tests.support.worlds import asking, queued, virtual
+
+
+class Scraped:
+    """A registry, and what it says of one family of locks."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self.observer = aiolock.observe.prometheus(registry=self.registry)
+
+    def __call__(self, name: str, family: str = "order", **labels: str) -> float:
+        """The value of one series; 0 where there is none."""
+        labels = {"family": family, "kind": "lock", **labels} if family else labels
+        return self.registry.get_sample_value(name, labels) or 0.0
+
+    def all(self, name: str) -> dict[str, float]:
+        """All series of a name, by the last of their labels."""
+        found = dict[str, float]()
+        for metric in text_string_to_metric_families(generate_latest(self.registry).decode()):
+            for sample in metric.samples:
+                if sample.name == name:
+                    found[" ".join(sample.labels.values())] = sample.value
+        return found
+
+    @property
+    def still(self) -> bool:
+        """Whether nothing is held or waited for."""
+        gauges = ("waiting", "held", "oldest_wait_seconds", "oldest_hold_seconds")
+        return not any(value for gauge in gauges for value in self.all(f"aiolock_{gauge}").values())
+
+
+@pytest.fixture
+def scraped(monkeypatch: pytest.MonkeyPatch) -> Iterator[Scraped]:
+    """A registry of the test's own, and the clock of its event loop."""
+    monkeypatch.setattr(_prometheus, "_now", lambda: asyncio.get_running_loop().time())
+    scraped = Scraped()
+    yield scraped
+    for family in scraped.observer._metrics.families._made.values():  # type: ignore[attr-defined]
+        assert not family.waits
+        assert not family.holds
+
+
+@virtual
+async def test_waited_and_held(scraped: Scraped) -> None:
+    """How long each of them waited for it, and how long each had it."""
+    async with Scene(scraped.observer) as scene:
+        await scene.hand_over()
+        assert scraped("aiolock_wait_seconds_count", outcome="acquired") == 3
+        assert scraped("aiolock_wait_seconds_sum", outcome="acquired") == pytest.approx(3)
+        assert scraped("aiolock_wait_seconds_bucket", outcome="acquired", le="0.001") == 1
+        assert scraped("aiolock_wait_seconds_bucket", outcome="acquired", le="1.0") == 2
+        assert scraped("aiolock_hold_seconds_count", outcome="released") == 3
+        assert scraped("aiolock_hold_seconds_sum", outcome="released") == pytest.approx(3)
+        assert scraped.still
+
+
+@virtual
+async def test_what_goes_on(scraped: Scraped) -> None:
+    """How many hold and wait now, and for how long the first of them does."""
+    async with Scene(scraped.observer) as scene:
+        lock = scene.ours.lock("order:1")
+        async with scene.ours.lock("order:2"):
+            await asyncio.sleep(5)
+            async with lock:
+                waits = [asking(lock), asking(lock)]
+                await queued(lock, 2)
+                await asyncio.sleep(2)
+                assert scraped("aiolock_held") == 2
+                assert scraped("aiolock_waiting") == 2
+                assert scraped("aiolock_oldest_hold_seconds") == pytest.approx(7)
+                assert scraped("aiolock_oldest_wait_seconds") == pytest.approx(2)
+            for task in waits:
+                await (await task).release()
+        assert scraped.still
+
+
+@pytest.mark.parametrize("why", GAVE_UP)
+def test_gave_up(scraped: Scraped, why: str) -> None:
+    """Each reason is an outcome of its own, and nobody is left waiting."""
+
+    @virtual
+    async def give_up() -> None:
+        async with Scene(scraped.observer) as scene:
+            await scene.give_up(why)
+            assert scraped.still
+
+    give_up()
+    counted = scraped.all("aiolock_wait_seconds_count")
+    assert sum(value for labels, value in counted.items() if labels.endswith(why)) == 1
+
+
+@pytest.mark.parametrize("why", LOST)
+def test_lost(scraped: Scraped, why: str) -> None:
+    """Each reason is one word; the hold has ended, and nothing is held any more."""
+
+    @virtual
+    async def lose() -> None:
+        async with Scene(scraped.observer) as scene:
+            await scene.lose(why)
+            assert scraped.still
+
+    lose()
+    assert scraped("aiolock_lost_total", why=why) == 1
+    assert sum(scraped.all("aiolock_lost_total").values()) == 1
+    assert scraped("aiolock_hold_seconds_count", outcome="lost") == 1
+    assert scraped("aiolock_hold_seconds_count", outcome="released") == 0
+
+
+@virtual
+async def test_lost_before_it_was_released(scraped: Scraped) -> None:
+    """A loss that the answer to the release tells of is counted, and ends no second hold."""
+    async with Scene(scraped.observer) as scene:
+        await scene.lose("known from the answer to the release")
+        assert scraped("aiolock_held") == 0
+        assert scraped("aiolock_lost_total", why="refused") == 1
+        assert scraped("aiolock_hold_seconds_count", outcome="released") == 1
+        assert scraped("aiolock_hold_seconds_count", outcome="lost") == 0
+
+
+@virtual
+async def test_nothing_is_held_of_a_latch(scraped: Scraped) -> None:
+    """It is waited for, and passed."""
+    async with Scene(scraped.observer) as scene:
+        await scene.pass_by()
+    assert scraped("aiolock_wait_seconds_count", "ready", kind="latch", outcome="acquired") == 1
+    assert not scraped.all("aiolock_hold_seconds_count")
+    assert scraped("aiolock_held", "ready", kind="latch") == 0
+
+
+@virtual
+async def test_links_and_deadlocks(scraped: Scraped) -> None:
+    """A link that is down counts until it is there again; a deadlock is counted once."""
+    async with Scene(scraped.observer) as scene:
+        scene.break_link(scene.ours)
+        assert scraped("aiolock_link_breaks_total", "") == 1
+        assert scraped("aiolock_links_down", "") == 1
+        scene.mend_link(scene.ours)
+        assert scraped("aiolock_link_breaks_total", "") == 1
+        assert scraped("aiolock_links_down", "") == 0
+        await scene.deadlock()
+        assert scraped("aiolock_deadlocks_total", "") == 1
+
+
+async def test_what_may_go_wrong_is_there_before(scraped: Scraped) -> None:
+    """The counters begin at 0, for what was not there has not increased, to Prometheus."""
+    async with aiolock.connect(MemoryServer(), observer=scraped.observer) as client:
+        async with client.lock("order:1"):
+            pass
+        whys = {labels.split()[-1]: n for labels, n in scraped.all("aiolock_lost_total").items()}
+        assert whys == dict.fromkeys(_labels.LOSSES, 0)
+        assert scraped.all("aiolock_deadlocks_total") == {"": 0}
+        assert scraped.all("aiolock_link_breaks_total") == {"": 0}
+
+
+async def test_one_registry_for_several(scraped: Scraped) -> None:
+    """Who asks again for the same registry counts into the same metrics."""
+    again = aiolock.observe.prometheus(registry=scraped.registry)
+    server = MemoryServer()
+    async with (
+        aiolock.connect(server, observer=scraped.observer) as one,
+        aiolock.connect(server, observer=again) as other,
+        one.lock("order:1"),
+        other.lock("order:2"),
+    ):
+        assert scraped("aiolock_held") == 2
+        elsewhere = Scraped()
+        assert elsewhere("aiolock_held") == 0
+
+
+def test_a_registry_is_not_kept() -> None:
+    """One that nobody uses any more is forgotten."""
+    gc.collect()
+    before = len(_prometheus._metrics)
+    scraped = Scraped()
+    assert len(_prometheus._metrics) == before + 1
+    del scraped
+    gc.collect()
+    assert len(_prometheus._metrics) == before
+
+
+def test_the_default_registry() -> None:
+    """Without a registry it is that which `start_http_server` serves."""
+    aiolock.observe.prometheus()
+    aiolock.observe.prometheus()
+    assert b"aiolock_wait_seconds" in generate_latest()
+
+
+async def test_names_are_no_labels(scraped: Scraped) -> None:
+    """However many names, there is one series for each family; also where none was given."""
+    async with aiolock.connect(MemoryServer(), observer=scraped.observer) as client:
+        for number in range(300):
+            async with client.lock(f"order:{number}"), client.lock(f"job-{number}"):
+                pass
+            async with client.lock(f"{number:x}", family="given"):
+                pass
+    assert set(scraped.all("aiolock_held")) == {"order lock", "job-* lock", "given lock"}
+
+
+async def test_too_many_families(scraped: Scraped) -> None:
+    """Those above the limit are counted together."""
+    async with aiolock.connect(MemoryServer(), observer=scraped.observer) as client:
+        for number in range(_labels.MOST + 50):
+            name = f"{number:o}".translate(str.maketrans("01234567", "abcdefgh"))
+            async with client.lock(name):
+                pass
+            async with client.lock(name):
+                pass
+        async with client.semaphore("another", 2):
+            pass
+    families = scraped.all("aiolock_held")
+    assert len(families) == _labels.MOST + 2
+    assert scraped("aiolock_hold_seconds_count", _labels.OTHER, outcome="released") == 100
+    assert f"{_labels.OTHER} semaphore" in families
+
+
+def test_words_of_all_losses() -> None:
+    """Each reason of the engine's has a word of its own, and what a later store says has one."""
+    assert set(_labels.LOSSES) == {*(reason.name.lower() for reason in LossReason), "other"}
+
+
+def test_kinds_that_pass() -> None:
+    """Those of which nothing is held are those that the engine lets pass."""
+    client = aiolock.connect(MemoryServer())
+    for passing in (client.latch("a", 1), client.event("a"), client.barrier("a", 2)):
+        assert passing._lock._policy.passes
+        assert passing._lock._policy.kind in _labels.PASSES
+    once, periodic = client.once("a", remember=60), client.periodic("a", every=60)
+    for held in (client.election("a"), once, periodic):
+        assert not held._lock._policy.passes
+    assert len(_labels.PASSES) == 3
+
+
+def test_a_request_of_two_threads(scraped: Scraped) -> None:
+    """Each family is made once, whoever asks first."""
+    request = LockRequest("lock", "a:1", "a", "client", 1, "")
+    families = scraped.observer._metrics.families  # type: ignore[attr-defined]
+    assert families.of(request) is families._new(request)
+
+
+WITHOUT = """
+import sys
+sys.modules["{module}"] = None  # as if it were not installed
+import aiolock
+try:
+    aiolock.observe.{extra}()
+except ImportError as error:
+    print(error)
+"""
+
+
+@pytest.mark.parametrize(
+    ("extra", "module"),
+    [("prometheus", "prometheus_client"), ("opentelemetry", "opentelemetry")],
+)
+def test_without_the_extra(extra: str, module: str) -> None:
+    """The error says what to install."""
+    command = [sys.executable, "-c", WITHOUT.format(module=module, extra=extra)]
+    said = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert said.stdout.strip().endswith(f": pip install 'aiolock-redis[{extra}]'"), said
+
+
+def test_an_import_of_aiolock_imports_neither() -> None:
+    """Who does not want them does not pay for them, or need them."""
+    source = "import sys, aiolock; print(*(name for name, here in sys.modules.items() if here))"
+    done = subprocess.run(
+        [sys.executable, "-c", source], capture_output=True, text=True, check=True
+    )
+    imported = {name.partition(".")[0] for name in done.stdout.split()}
+    assert not {"prometheus_client", "opentelemetry"} & imported

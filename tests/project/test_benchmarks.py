@@ -1,0 +1,708 @@
+"""The benchmarks: their statistics and tables, and that each runs and gives sane figures."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import cast
+
+import pytest
+
+from benchmarks import (
+    bars,
+    cluster,
+    contest,
+    database_scenarios,
+    environments,
+    handoff,
+    measures,
+    ours,
+    quorum,
+    redis_server,
+    replicas,
+    run,
+    scenarios,
+    stores,
+    table,
+    worker,
+)
+from benchmarks import uncontended as free_lock
+from benchmarks.bars import Column
+from benchmarks.catalogue import (
+    AIOLOCK,
+    COMPARED,
+    FLOOR,
+    PEERS,
+    REDIS_PY,
+    REDSYNC,
+    SET_AND_DEL,
+    STEINDAMM,
+    UNCONFIRMED,
+    Contestant,
+    on_uvloop,
+)
+from benchmarks.contest import Record, Team
+from benchmarks.crew import PeerFailed, Worker, workers
+from benchmarks.labels import spread_out
+from benchmarks.measures import Contended, Cost, Holding, Waiting
+from benchmarks.ours import Ours
+from benchmarks.redis_server import RedisServer, Tap
+from benchmarks.rounds import (
+    Entry,
+    Spread,
+    handovers,
+    in_turn,
+    inversions,
+    most_inside,
+    overlaps,
+    overtaken,
+    quantile,
+    ratios,
+    spread,
+)
+from benchmarks.scenarios import QUICK, Outcome, Scenario, Size, _crowd
+from benchmarks.spinner import cores_awake
+from benchmarks.table import Bar, Measured, amount
+from tests.support import databases
+
+TINY = Size(
+    rounds=1,
+    pings=20,
+    operations=20,
+    each=2,
+    crowds={3: 2, 200: 1},
+    yielding=(3, 2),
+    processes=(2, 2, 2),
+    limit=20,
+    chain=3,
+    waits=1,
+    lines=(6,),
+    watch=0.05,
+    semaphore=(12, 3, 2),
+    readers=(4, 5),
+    leases=5,
+    patience=20,
+)
+HERE = Path(sys.executable)
+NOTHING = run.Measured({}, {})
+
+
+def in_order(*asked: int, who: str = "") -> list[Entry]:
+    """Entries, one after the other, that asked at these moments."""
+    return [Entry(10 * place, moment, 10 * place, who) for place, moment in enumerate(asked)]
+
+
+def test_quantile() -> None:
+    """A quantile lies between the two values that it falls between."""
+    values = [40, 10, 30, 20]
+    assert [quantile(values, share) for share in (0, 0.5, 1)] == [10, 25, 40]
+    assert quantile(values, 0.25) == 17.5
+    assert quantile([7], 0.95) == 7
+    with pytest.raises(ValueError, match="nothing was measured"):
+        quantile([], 0.5)
+
+
+def test_spread() -> None:
+    """A spread is the median, the quartiles and how many rounds there were."""
+    assert spread([5, 1, 2, 4, 3]) == Spread(3, 2, 4, 5)
+
+
+def test_ratios_by_round() -> None:
+    """A round in which both were slow does not show in the ratio."""
+    assert ratios([10, 1000, 10], [5, 500, 5]) == Spread(2, 2, 2, 3)
+
+
+def test_ratios_of_unequal_rounds() -> None:
+    """Where one has fewer rounds, the medians are compared."""
+    assert ratios([10, 20, 30], [5, 5]) == Spread(4, 4, 4, 1)
+
+
+def test_ratios_of_rounds_in_which_nothing_came_through() -> None:
+    """They are left out; without another one there is no ratio, and no verdict."""
+    assert ratios([10, 10, 30], [0, 5, 5]) == Spread(4, 3, 5, 2)
+    assert amount(ratios([10, 20], [0, 0]), "×") == "–"
+    assert amount(ratios([10, 20, 30], [0, 0]), "×") == "–"
+    bar = Bar("rate", "×", 2, at_least=True, cells={"a": Measured(ratios([1], [0]))})
+    assert bar.cell("a") == "–"
+
+
+def test_crowd_that_nobody_came_through_has_no_rate() -> None:
+    """As on a machine that stands still."""
+    crowd = Contended([], ended=False, elapsed=0.0, client=0.0, server=0.0, connections=0)
+    assert crowd.rate == 0.0
+    assert _crowd("crowd", crowd, 10)["crowd.handoffs"] == 0.0
+
+
+async def test_round_in_which_nothing_came_through_is_a_failure_of_that_scenario() -> None:
+    """The others go on."""
+
+    async def nothing(*_: object) -> Outcome:
+        return Outcome({"chain.us": quantile([], 0.5)})
+
+    team = Team(AIOLOCK, Path(sys.executable), QUICK)
+    await team.start()
+    try:
+        await team.play(cast("RedisServer", None), Scenario(nothing, fresh=False))
+    finally:
+        await team.stop()
+    assert team.record.failures == {"nothing": "nothing was measured"}
+
+
+def test_in_turn() -> None:
+    """Everybody has a turn in each round, and each round begins with another one."""
+    turns = list(in_turn("abc", 4))
+    assert "".join(who for _, who in turns) == "abc" + "bca" + "cab" + "abc"
+    assert [number for number, _ in turns] == [0] * 3 + [1] * 3 + [2] * 3 + [3] * 3
+    assert list(in_turn("", 2)) == []
+
+
+@pytest.mark.parametrize(
+    ("asked", "pairs", "waits"),
+    [
+        pytest.param((1, 2, 3, 4), 0, 0, id="in order"),
+        pytest.param((4, 3, 2, 1), 6, 3, id="backwards"),
+        pytest.param((1, 3, 2, 4), 1, 1, id="one overtakes"),
+        pytest.param((4, 1, 2, 3), 3, 3, id="the last goes first"),
+    ],
+)
+def test_order(asked: Sequence[int], pairs: int, waits: int) -> None:
+    """Inversions count pairs, overtaken counts those who were passed."""
+    assert inversions(in_order(*asked)) == pairs
+    assert overtaken(in_order(*asked)) == waits
+
+
+def test_order_with_a_margin() -> None:
+    """Who asked within the margin of another may go before it."""
+    assert inversions(in_order(3, 1), margin=2) == overtaken(in_order(3, 1), margin=2) == 0
+    assert inversions(in_order(4, 1), margin=2) == overtaken(in_order(4, 1), margin=2) == 1
+
+
+def test_overlaps_and_handovers() -> None:
+    """Two inside at once are seen, and so is a task that takes the lock from itself."""
+    apart = [Entry(0, 0, 5, "a"), Entry(6, 0, 9, "a"), Entry(10, 0, 11, "b")]
+    assert (overlaps(apart), handovers(apart)) == (0, 1)
+    assert overlaps([Entry(0, 0, 5, "a"), Entry(4, 0, 9, "b")]) == 1
+
+
+@pytest.mark.parametrize(
+    ("bodies", "most"),
+    [
+        pytest.param((), 0, id="none"),
+        pytest.param(((0, 5), (5, 9)), 1, id="one enters when another leaves"),
+        pytest.param(((0, 5), (4, 9), (8, 10)), 2, id="never three"),
+        pytest.param(((0, 9), (1, 3), (2, 4), (5, 6)), 3, id="one stays"),
+    ],
+)
+def test_most_inside(bodies: Sequence[tuple[int, int]], most: int) -> None:
+    """The highest number of bodies at once is counted, not how often they meet."""
+    assert most_inside([Entry(entered, 0, left, "") for entered, left in bodies]) == most
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(0, "0"), (0.01234, "0.0123"), (4.567, "4.57"), (45.67, "45.7"), (12345.6, "12,346")],
+)
+def test_number(value: float, text: str) -> None:
+    """A number has as many digits as say something."""
+    assert table.number(value) == text
+
+
+def test_markdown() -> None:
+    """A table is Markdown that reads as text."""
+    assert table.markdown(("a", "figure"), [("x", 1), ("long", 22)]) == (
+        "| a    | figure |\n| ---- | ------ |\n| x    | 1      |\n| long | 22     |\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("at_least", "median", "reached"),
+    [(True, 8.0, True), (True, 7.9, False), (False, 8.0, True), (False, 8.1, False)],
+)
+def test_bar(*, at_least: bool, median: float, reached: bool) -> None:
+    """A bar is reached when the median is on its right side; the table says so."""
+    measured = Measured(Spread(median, 1, 9, 3))
+    bar = Bar("w", "×", 8, at_least, {"asyncio": measured})
+    assert bar.reached(measured) is reached
+    assert bar.promised == ("at least 8 ×" if at_least else "at most 8 ×")
+    text = f"{median:.2f} (1.00–9.00)"
+    assert bar.cell("asyncio") == (text if reached else f"**missed:** {text}")
+    assert bar.cell("uvloop") == "–"
+
+
+def test_table_of_bars() -> None:
+    """There is a row for each promise, and a column for each way to measure any of them."""
+    one, two = Measured(spread([1]), "1 : 1"), Measured(spread([3]))
+    promised = [Bar("a", "×", 2, True, {"x": one, "y": two}), Bar("b", "", 2, True, {"y": two})]
+    assert _rows(table.bars(promised)) == [
+        ["what", "promised", "x", "y"],
+        ["a", "at least 2 ×", "**missed:** 1.00", "3.00"],
+        ["b", "at least 2", "–", "3.00"],
+    ]
+    assert _rows(table.beside(promised)) == [
+        ["behind the bars", "", "x", "y"],
+        ["a", "×", "1 : 1", ""],
+    ]
+
+
+def _rows(text: str) -> list[list[str]]:
+    lines = [line for line in text.splitlines() if not line.startswith("| --")]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "places"),
+    [
+        pytest.param([], [], id="none"),
+        pytest.param([1, 9], [1, 9], id="far apart"),
+        pytest.param([5, 5], [4, 6], id="at one place"),
+        pytest.param([6, 1, 5], [6.5, 1, 4.5], id="two of three, in any order"),
+        pytest.param([0, 1, 2.5, 9], [-0.83, 1.17, 3.17, 9], id="one pushes the next"),
+    ],
+)
+def test_labels_are_spread_out(wanted: Sequence[float], places: Sequence[float]) -> None:
+    """Labels are as near to their lines as they can be without being on each other."""
+    assert spread_out(wanted, 2) == pytest.approx(places, abs=0.01)
+
+
+def test_tap_counts_clients_only() -> None:
+    """Commands inside scripts, and the benchmark's own, are not what clients sent."""
+    tap = Tap()
+    tap.listen(
+        '+1.1 [0 127.0.0.1:5] "evalsha" "9f" "x] \\"y"\r\n'
+        '+1.2 [0 lua] "SET" "a"\r\n'
+        '+1.3 [0 unix:/tmp/socket] "INFO"\r\n'
+        '+1.4 [0 127.0.0.1:6] "GET" "a"\r\n'
+        '+1.5 [0 127.0.0.1:5] "EVALSHA"\r\n'
+    )
+    assert tap.commands == {"EVALSHA": 2, "GET": 1}
+    assert tap.scripts == {"9f": 1}
+    assert tap.by_address == {"127.0.0.1:5": 2, "127.0.0.1:6": 1}
+    assert tap.total == 3
+
+
+async def test_contest() -> None:
+    """Every scenario runs with every kind of contestant, and its figures make sense."""
+    polling = PEERS[1]  # redis-py with a short pause: the default one takes seconds
+    entered_by = dict.fromkeys((FLOOR, AIOLOCK, SET_AND_DEL, polling), HERE)
+    with RedisServer() as server:
+        async with contest.teams(entered_by, TINY) as entered:
+            everything = (*scenarios.FREE, *scenarios.WANTED, *scenarios.IDLE)
+            await contest.contest(server, entered, everything, rounds=1)
+            records = {contestant: team.record for contestant, team in entered.items()}
+    assert [record.failures for record in records.values()] == [{}] * 4
+    mine, theirs = records[AIOLOCK].figures, records[polling].figures
+    assert mine.keys() == theirs.keys()
+    assert records[SET_AND_DEL].figures.keys() == {
+        name for name in mine if name.startswith(("alone", "names"))
+    }
+    assert records[FLOOR].figures.keys() == {
+        f"{scenario}.{what}.us" for scenario in ("alone", "chain") for what in ("floor", "hop")
+    }
+    exact = {
+        "commands.free": 2,
+        "crowd3.via": 1,
+        "crowd200.via": 1,
+        "yielding.via": 1,
+        "processes.via": 1,
+        "crowd200.inverted": 0,
+        "yielding.inverted": 0,
+        "crowd200.overlaps": 0,
+        "processes.overlaps": 0,
+        "crowd200.connections": 2,
+        "processes.connections": 2,
+    }
+    assert {name: mine[name] for name in exact} == {n: [value] for n, value in exact.items()}
+    # On a busy machine a body may last so long that its claim is confirmed.
+    assert 0.1 < mine["commands.wanted"][0] < 2.2
+    assert theirs["crowd200.connections"] == [200]
+    for name, values in mine.items():
+        if name.endswith((".us", ".rate", ".ms")) and "server" not in name:
+            assert values[0] > 0, name
+    assert 1 <= len(records[AIOLOCK].samples["chain"]) < 2 * TINY.chain
+
+
+async def test_semaphore_and_readers() -> None:
+    """Who has semaphores or readers is measured with them, and nobody else."""
+    entered_by = dict.fromkeys((AIOLOCK, PEERS[1]), HERE)
+    with RedisServer() as server:
+        async with contest.teams(entered_by, TINY) as entered:
+            await contest.contest(server, entered, scenarios.SHARED, rounds=1)
+            records = {contestant: team.record for contestant, team in entered.items()}
+    assert [record.failures for record in records.values()] == [{}] * 2
+    assert records[PEERS[1]].figures == {}
+    mine = records[AIOLOCK].figures
+    exact = {
+        "semaphore.via": 1,
+        "semaphore.inverted": 0,
+        "semaphore.inside": 3,
+        "semaphore.permits": 3,
+        "semaphore.connections": 2,
+    }
+    assert {name: mine[name] for name in exact} == {n: [value] for n, value in exact.items()}
+    # On a busy machine the crowd takes so long that the first of those who wait asks once more.
+    assert 2 <= mine["semaphore.commands"][0] < 2.5
+    assert all(
+        values[0] > 0
+        for name, values in mine.items()
+        if name.endswith((".us", ".rate", ".ms", ".ratio")) and "server" not in name
+    )
+
+
+async def test_contestants_on_uvloop() -> None:
+    """Those that need nothing installed do the same on uvloop; without waiting, if they may."""
+    contestants = [on_uvloop(each) for each in (AIOLOCK, UNCONFIRMED, REDIS_PY)]
+    size = replace(TINY, crowds={3: 2})
+    with RedisServer() as server:
+        async with contest.teams(dict.fromkeys(contestants, HERE), size) as entered:
+            order = (*scenarios.FREE, *scenarios.CROWDS)
+            await contest.contest(server, entered, order, rounds=1)
+    assert [team.record.failures for team in entered.values()] == [{}] * 3
+    confirmed, unconfirmed, polling = (team.record.figures for team in entered.values())
+    assert confirmed.keys() == polling.keys() > unconfirmed.keys()
+    assert confirmed["crowd3.via"] == polling["crowd3.via"] == [1]
+
+
+@pytest.mark.parametrize("name", ["asyncio", "uvloop"])
+def test_loop_of_a_worker(name: str) -> None:
+    """A worker has the loop that its contestant is to run on."""
+    loop = worker.new_loop(name)
+    assert type(loop).__module__.partition(".")[0] == name
+    loop.close()
+
+
+async def test_the_slow_have_one_round() -> None:
+    """Who is slow takes part in the first round only."""
+
+    async def count(_: RedisServer, __: Sequence[Worker], ___: Size) -> Outcome:
+        return Outcome({"turns": 1.0})
+
+    slow = replace(SET_AND_DEL, title="slow", slow=True)
+    size = replace(TINY, processes=(1, 1, 1))
+    with RedisServer() as server:
+        async with contest.teams(dict.fromkeys((SET_AND_DEL, slow), HERE), size) as entered:
+            await contest.contest(server, entered, [Scenario(count, waits=False)], rounds=3)
+    turns = {each.title: team.record.figures["turns"] for each, team in entered.items()}
+    assert turns == {SET_AND_DEL.title: [1.0] * 3, "slow": [1.0]}
+
+
+def test_cores_are_kept_awake() -> None:
+    """A process for each core spins behind all others, and is gone afterwards."""
+    with cores_awake() as spinning:
+        if hasattr(os, "SCHED_IDLE"):
+            assert {os.sched_getscheduler(pid) for pid in spinning} == {os.SCHED_IDLE}
+            assert {pid: len(os.sched_getaffinity(pid)) for pid in spinning} == dict.fromkeys(
+                spinning, 1
+            )
+        assert spinning
+    for pid in spinning:
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+
+
+@pytest.mark.parametrize("permits", [1, 3])
+@pytest.mark.parametrize(
+    "contestant",
+    [pytest.param(each, id=each.module) for each in (AIOLOCK, *PEERS) if "permits" in each.has],
+)
+async def test_semaphores_keep_their_limit(contestant: Contestant, permits: int) -> None:
+    """Of each contestant's semaphore all permits are used, by two processes, and no more."""
+    wanted = contestant.requirements
+    if wanted and not environments.is_there(contestant.module, wanted):
+        pytest.skip("not installed; `make bench` does that")
+    ready, _ = await environments.environments((contestant,))
+    with RedisServer() as server:
+        async with workers(contestant, ready[contestant], 2, patience=10) as crew:
+            crowd = await measures.one_name(
+                server,
+                crew,
+                tasks=5,
+                times=2,
+                limit=10,
+                body=0.01,
+                settings={"permits": permits},
+            )
+    assert crowd.ended
+    assert len(crowd.entries) == 2 * 5 * 2
+    assert most_inside(crowd.entries) == permits
+
+
+async def test_failures_are_reported() -> None:
+    """Who cannot start, fails or hangs is in the record with the reason, and the others go on."""
+    absent = Contestant("absent", "no_such_module")
+
+    async def hang(_: RedisServer, crew: Sequence[Worker], __: Size) -> Outcome:
+        await crew[0].hear("what nobody says", within=0.05)
+        return Outcome({})
+
+    size = replace(TINY, processes=(1, 1, 1))
+    with RedisServer() as server:
+        async with contest.teams(dict.fromkeys((absent, SET_AND_DEL), HERE), size) as entered:
+            crowds = Scenario(scenarios.crowds, waits=False)  # which this one cannot
+            order = (crowds, Scenario(hang, waits=False), *scenarios.FREE)
+            await contest.contest(server, entered, order, rounds=2)
+    assert "No module named" in entered[absent].record.failures["start"]
+    assert entered[absent].record.figures == {}
+    failures = entered[SET_AND_DEL].record.failures
+    assert "is taken, and this does not wait" in failures["crowds"]
+    assert failures["hang"] == "hangs: no 'what nobody says' within 0.05 s"
+    assert len(entered[SET_AND_DEL].record.figures["alone.us"]) == 2
+
+
+async def test_worker_that_ends() -> None:
+    """A worker that is gone is a failure at once, not a time-out."""
+    async with workers(SET_AND_DEL, HERE) as (worker,):
+        worker.say(workload="none", url="", at_once=1, settings={}, options={})
+        with pytest.raises(PeerFailed, match="StopIteration"):
+            await worker.hear("ready")
+    with pytest.raises(PeerFailed, match="ended: "):
+        async with workers(SET_AND_DEL, Path("/bin/false")):
+            pytest.fail("/bin/false is no worker")
+
+
+async def test_ours_alone() -> None:
+    """Leases, waiters, a lone waiter and what is sent are measured of aiolock alone."""
+    with RedisServer() as server:
+        alone = await ours.measure(
+            server, AIOLOCK, HERE, leases=20, watched=0.1, lengths=(4, 8), rounds=1
+        )
+    assert alone.lone_waiter < 100
+    # On a busy machine a body may last so long that its claim is confirmed.
+    assert all(0.1 < sent < 2.5 for sent in alone.commands.values())
+    assert alone.commands[50] < alone.commands[2]
+    assert alone.holding.tasks == 0
+    assert 0 <= alone.holding.busy < 1
+    assert [line.length for line in alone.lines] == [4, 8]
+    assert alone.restarted.keys() == {4, 8}
+    assert all(cost > 0 for costs in alone.restarted.values() for cost in costs)
+    assert all(
+        line.moves.keys() == {"enqueue", "cancel", "grant"} and line.moves["grant"][0].wall > 0
+        for line in alone.lines
+    )
+
+
+async def test_uncontended_runs() -> None:
+    """The benchmark of a free lock prints its bars."""
+    text = await free_lock.measure(replace(TINY, processes=(2, 1, 1)))
+    assert text.count("| free lock, one task: acquire + release") == 2
+    assert "200 tasks on 200 names" in text
+    assert "did not come through" not in text
+
+
+async def test_handoff_runs() -> None:
+    """The benchmark of a wanted lock prints its bars."""
+    text = await handoff.measure(replace(TINY, limit=1))
+    for promise in ("hand-offs a second", "two processes", "inversions", "connections"):
+        assert promise in text
+    assert "did not come through" not in text
+
+
+async def test_replicas_run() -> None:
+    """The benchmark of waiting for replicas runs, and its table is whole."""
+    head, rule, *rows = await replicas.measure(rounds=1, times=2)
+    assert [line.count("|") for line in (rule, *rows)] == [head.count("|")] * 4
+    assert "none" in rows[0]
+    assert rows[0].count(" 1.00 ") == len(replicas.MEASURES)
+
+
+@pytest.mark.long
+async def test_quorum_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The benchmark of several servers runs, and its table and its bars are whole."""
+    monkeypatch.setattr(quorum, "_CALM", 0.1)
+    subjects = [quorum.OURS, quorum.ALONE]
+    size = quorum.Size(rounds=1, operations=20, far_operations=2, crowd=0.2, third=0.2, watch=0.2)
+    records = await quorum.measure(subjects, {AIOLOCK: Path(sys.executable)}, size)
+    assert not [record.failures for record in records.values() if record.failures]
+    figures = records[quorum.OURS].figures
+    assert {"crowd.rate", "apart.rate", "apart.raises", "waiting.commands"} <= figures.keys()
+    promised = quorum.bars(records)
+    head, rule, *rows = quorum.write(tmp_path, records, promised)[:4]
+    assert [line.count("|") for line in (rule, *rows)] == [head.count("|")] * 3
+    inside = [bar for bar in promised if "two inside" in bar.what]
+    assert len(inside) == 2
+    assert all(bar.reached for bar in inside)
+    written = json.loads((tmp_path / "quorum.json").read_text("utf-8"))
+    assert written["subjects"][quorum.OURS.title]["timelines"].keys() == {"stopped", "killed"}
+
+
+def test_quorum_where_nobody_entered() -> None:
+    """What was not seen once in a short run on a machine that stands still is a bar not reached."""
+    records = {subject: quorum.Record() for subject in (quorum.OURS, quorum.ALONE)}
+    for record in records.values():
+        record.add("crowd.rate", 0.0)
+    (crowd,) = [bar for bar in quorum.bars(records) if bar.what.startswith("20 tasks")]
+    assert math.isnan(crowd.figure)
+    assert not crowd.reached
+
+
+@pytest.mark.long
+async def test_stores_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The benchmark of the stores prints its bars."""
+    databases.need_postgres()
+    databases.need_mariadb()
+    monkeypatch.setattr(database_scenarios, "SLICES", 1)
+    text = await stores.measure(replace(TINY, limit=1), others=False)
+    for promise in (
+        *("free lock, one task", "after a quiet while", "two bare round trips"),
+        *("VACUUM ANALYZE of bloated tables", "full scans", "open for 10 s", "8 writers"),
+        *("statements a second of a process", "connections, 200 tasks", "order"),
+    ):
+        assert promise in text
+    for store in ("SQLite", "PostgreSQL", "MariaDB"):
+        assert text.count(f"aiolock on {store}") >= 5
+    assert "did not come through" not in text
+
+
+async def test_cluster_runs() -> None:
+    """The benchmark of a cluster prints a line for one server, and for each number of masters."""
+    text = await cluster.measure((3,), rounds=1, times=20)
+    assert [line.split("|")[1].strip() for line in text.splitlines()[2:]] == [
+        "one server",
+        "3 masters",
+        "3 masters, sharded",
+    ]
+
+
+async def test_floor_in_c() -> None:
+    """The floor is a plausible number of microseconds."""
+    with RedisServer() as server:
+        assert 1 < await redis_server.c_floor(server, requests=50, runs=1) < 1e6
+
+
+async def test_environment_that_cannot_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A peer that does not install is named with pip's reason."""
+    monkeypatch.setattr(environments, "FOLDER", tmp_path)
+    wrong = Contestant("wrong", "wrong", ("this is no requirement",))
+    ready, missing = await environments.environments((AIOLOCK, wrong))
+    assert ready == {AIOLOCK: HERE}
+    assert missing[wrong].startswith("does not install: ERROR: Invalid requirement")
+
+
+async def test_environment_is_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An environment with the same requirements is kept, another one is made anew."""
+    monkeypatch.setattr(environments, "FOLDER", tmp_path)
+    made: list[tuple[str, ...]] = []
+
+    async def note(*arguments: str) -> None:
+        made.append(arguments)
+        (tmp_path / "peer").mkdir(exist_ok=True)
+
+    monkeypatch.setattr(environments, "_run", note)
+    python = await environments.environment("peer", ("peer==1",))
+    assert python == tmp_path / "peer" / "bin" / "python"
+    assert made[-1][-1] == "peer==1"
+    await environments.environment("peer", ("peer==1",))
+    assert len(made) == 2
+    await environments.environment("peer", ("peer==2",))
+    assert made[-1][-1] == "peer==2"
+
+
+def promised(limits: bars.Promise, *columns: Column) -> dict[str, float]:
+    """What was measured of one promise, by column."""
+    measured = {column.title: limits.measure(column) for column in columns}
+    return {title: each.spread.median for title, each in measured.items() if each is not None}
+
+
+def test_columns_compare_on_their_own_loop() -> None:
+    """On each loop aiolock is compared with what ran on that loop, and with one floor."""
+    records = {
+        AIOLOCK: Record({"crowd200.rate": [30.0], "chain.us": [30.0]}),
+        REDSYNC: Record({"crowd200.rate": [10.0]}),
+        STEINDAMM: Record({"crowd200.rate": [5.0]}),
+        REDIS_PY: Record({"crowd200.rate": [60.0]}),  # has bars of its own
+        on_uvloop(AIOLOCK): Record({"crowd200.rate": [40.0], "chain.us": [20.0]}),
+        on_uvloop(STEINDAMM): Record({"crowd200.rate": [8.0]}),
+        FLOOR: Record({"chain.hop.us": [10.0]}),
+    }
+    columns = [Column(loop, records, loop=loop) for loop in ("asyncio", "uvloop")]
+    fastest = next(each for each in bars.PROMISES if each.what.endswith("one name, 200 tasks"))
+    assert promised(fastest, *columns) == {"asyncio": 3, "uvloop": 5}
+    hop = next(each for each in bars.PROMISES if each.unit == "× a bare hop")
+    assert promised(hop, *columns) == {"asyncio": 3, "uvloop": 2}
+    polling = [each for each in bars.PROMISES if each.unit == "× redis-py `Lock`"]
+    assert [promised(each, *columns) for each in polling] == [{}, {"asyncio": 0.5}]
+    assert bars.promises([Column("nothing", {})]) == []
+
+
+def test_order_counts_all_crowds_of_one_process() -> None:
+    """An inversion in any round of any crowd counts; several processes have no common order."""
+    figures = {"crowd5.inverted": [0.0, 1.0], "yielding.inverted": [2.0, 0.0]}
+    record = Record(figures | {"processes.inverted": [9.0, 9.0]})
+    (bar,) = bars.promises([Column("asyncio", {AIOLOCK: record})])
+    assert bar.cells["asyncio"] == Measured(spread([3.0]), "2 crowds in 2 rounds")
+    assert bar.cell("asyncio") == "**missed:** 3.00"
+
+
+def sample_records() -> dict[Contestant, Record]:
+    """Figures for all that bars compare."""
+    records: dict[Contestant, Record] = {FLOOR: Record({"chain.hop.us": [1.0]})}
+    for place, contestant in enumerate(COMPARED):
+        names = ["alone.us", "names.rate", "chain.us"]
+        names += ["processes.rate"]
+        names += [f"crowd{n}.{what}" for n in bars.CROWDS for what in ("rate", "handoffs")]
+        figures = {name: [1.23456 + place] for name in names}
+        records[contestant] = Record(figures | {"crowd200.server.us": [1.0]})
+    for name in ("crowd200.connections", "crowd200.inverted"):
+        records[AIOLOCK].figures[name] = [2.0]
+    for name in ("inside", "inverted", "commands", "permits", "rate"):
+        records[AIOLOCK].figures[f"semaphore.{name}"] = [2.0]
+    return records
+
+
+def sample_ours() -> Ours:
+    """Figures for all that is measured of aiolock alone."""
+    cost = Cost(1, 1, 1)
+    moves = {move: [cost] for move in ("enqueue", "cancel", "grant")}
+    lines = [Waiting(length, 1, 1, 0, moves) for length in (100, 10_000)]
+    holding = Holding(1, 1, 0, 0.01, 0.01, 4)
+    restarted = {1_000: [1.0], 10_000: [1.0]}
+    return Ours(0.05, {2: 2, 4: 1.5, 50: 1.1}, holding, 10_000, 30, lines, restarted)
+
+
+def test_results(tmp_path: Path) -> None:
+    """The results are a table of all bars, the tables behind it, and the same as JSON."""
+    fast = REDSYNC
+    records = sample_records()
+    records[fast].figures["semaphore.rate"] = [8.0]
+    records[fast].failures["quiet"] = "hangs"
+    as_it_is = run.Measured(records, {"asyncio": sample_ours()})
+    awake = run.Measured({AIOLOCK: records[AIOLOCK], SET_AND_DEL: records[SET_AND_DEL]}, {})
+    run.write(tmp_path, {"Python": "3"}, as_it_is, awake, {PEERS[3]: "does not install"})
+    of_bars = (tmp_path / "bars.md").read_text(encoding="utf-8")
+    text = (tmp_path / "results.md").read_text(encoding="utf-8")
+    figures = json.loads((tmp_path / "results.json").read_text(encoding="utf-8"))
+    header, *rows = _rows(of_bars.partition("\n\n")[2])
+    assert header == ["what", "promised", "asyncio", "asyncio, cores awake"]
+    assert len(rows) == len(figures["bars"]) == len(bars.PROMISES)
+    assert "–" not in [row[2] for row in rows]
+    assert rows[0][2] == rows[0][3] == "0.382"
+    assert figures["bars"][0]["reached"] == {"asyncio": True, "asyncio, cores awake": True}
+    assert fast.title in text
+    assert figures["contestants"][AIOLOCK.title]["figures"]["alone.us"] == [1.235]
+    assert figures["awake"].keys() == {AIOLOCK.title, SET_AND_DEL.title}
+    assert figures["missing"] == {PEERS[3].title: "does not install"}
+    (beside,) = (line for line in text.splitlines() if "0.25 ×" in line)
+    assert [cell.strip() for cell in beside.split("|")[1:4]] == [fast.title, "0.25 ×", "–"]
+    lost = [line.split("|")[1:4] for line in text.splitlines() if "does not install" in line]
+    assert [[cell.strip() for cell in line] for line in lost] == [
+        [PEERS[3].title, "install", "does not install"]
+    ]
+
+
+def test_plots(tmp_path: Path) -> None:
+    """The plots are drawn from the results, for light pages and dark ones: without a background."""
+    if not environments.is_there("plots", environments.PLOTS):
+        pytest.skip("no matplotlib; `make bench` installs it")
+    records = sample_records()
+    records[AIOLOCK].samples["chain"] = [1.0, 2.0]
+    run.write(tmp_path, {}, run.Measured(records, {"asyncio": sample_ours()}), NOTHING, {})
+    run.draw(tmp_path)
+    drawn = {path.name: path.read_text(encoding="utf-8") for path in tmp_path.glob("*.svg")}
+    names = ("contention", "handoff", "lead", "queue")
+    assert sorted(drawn) == [f"{name}.svg" for name in names]
+    assert all((tmp_path / f"{name}.png").exists() for name in names)
+    assert all("#ffffff" not in svg for svg in drawn.values())

@@ -1,0 +1,200 @@
+"""Every Python block of the documentation runs, in order, each page by itself.
+
+A block may use `await` at its top, as in the asyncio REPL. It is given `asyncio`, `aiolock`, an
+open `client` and a `work()` that takes a moment; the rest, a page brings itself. What cannot run
+here is only compiled, and says why above the block: `<!-- not run: reason -->`.
+
+A block with a title is a whole program, a file of that name. It is given nothing, as if a reader
+had copied it, and has to pass a strict type checker as it stands.
+"""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import importlib.util
+import inspect
+import os
+import re
+import sqlite3
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+import aiolock
+import aiolock.errors
+import aiolock.options
+import aiolock.store
+import aiolock.sync
+import aiolock.testing
+from tests.support.servers import RedisServer
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md"))]
+MODULES = (aiolock, aiolock.errors, aiolock.options, aiolock.store, aiolock.sync, aiolock.testing)
+URL = "redis://localhost:6379/0"
+FILE = "sqlite:////run/app/locks.db"
+BLOCK = re.compile(
+    r"^(?P<not_run> *<!-- not run: .+ -->\n+)?"
+    r'(?P<indent> *)```python\b(?: title="(?P<title>[^"]+)")?\n(?P<code>(?s:.*?))^(?P=indent)```$',
+    re.MULTILINE,
+)
+TYPES = ROOT / ".mypy_cache" / "programs"
+"""What mypy has read stays, for the next time; apart from that of the tree's own check."""
+PROGRAMS = [page for page in PAGES if "```python title=" in page.read_text("utf-8")]
+
+
+def name_of(page: Path) -> str:
+    """How a test is called."""
+    return str(page.relative_to(ROOT))
+
+
+async def work() -> None:
+    """The reader's own code."""
+    await asyncio.sleep(0.001)
+
+
+# arq does not know what newer versions of redis-py call deprecated.
+@pytest.mark.filterwarnings("ignore:Call to .*deprecated:DeprecationWarning")
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_page(page: Path, redis_server: RedisServer, tmp_path: Path) -> None:
+    """What a page shows works as it stands there."""
+    text = page.read_text("utf-8").replace(URL, redis_server.url)
+    text = text.replace(FILE, f"sqlite:///{tmp_path}/locks.db")
+    found = list(BLOCK.finditer(text))
+    assert len(found) == text.count("```python"), "a block does not end, or is badly indented"
+    redis_server.call("FLUSHALL")  # pages use the same names, and what was done once stays done
+    names: dict[str, object] = {"__name__": "__main__"}  # frameworks look where functions are
+    with asyncio.Runner() as runner, opened(runner, redis_server.url) as client:
+        for block in found:
+            if block["title"] or block["code"].lstrip().startswith("--8<--"):
+                continue  # a file of its own: see below, or with tests of its own
+            above = text[: block.start("code")].count("\n")
+            source = "\n" * above + textwrap.dedent(block["code"])  # a traceback shows this line
+            code = compile(source, page, "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
+            if not block["not_run"]:
+                names |= {"asyncio": asyncio, "aiolock": aiolock, "client": client, "work": work}
+                awaitable = eval(code, names)
+                if awaitable is not None:
+                    runner.run(awaitable)
+    for value in names.values():
+        if isinstance(value, sqlite3.Connection | aiolock.sync.LockClient):
+            value.close()  # a page is no program that ends
+
+
+def programs(page: Path, url: str, folder: Path) -> list[str]:
+    """Write each program of a page to its file, as a reader does; their names, in order."""
+    names: list[str] = []
+    for block in BLOCK.finditer(page.read_text("utf-8").replace(URL, url)):
+        if name := block["title"]:
+            (folder / name).write_text(textwrap.dedent(block["code"]), "utf-8")
+            names.append(name)
+    return names
+
+
+def run(folder: Path, *command: str) -> str:
+    """What a command in this folder says, once it has ended well."""
+    # Where aiolock is imported from here, be it this tree or an installed wheel.
+    place = str(Path(aiolock.__file__).parent.parent)
+    path = os.pathsep.join(filter(None, [place, os.environ.get("PYTHONPATH")]))
+    done = subprocess.run(
+        [sys.executable, *command],
+        cwd=folder,
+        env=os.environ | {"PYTHONPATH": path, "MYPYPATH": place},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("page", PROGRAMS, ids=name_of)
+def test_programs(page: Path, redis_server: RedisServer, tmp_path: Path) -> None:
+    """The programs of a page run one by one as they stand there, and say that they did."""
+    for name in programs(page, redis_server.url, tmp_path):
+        said = run(tmp_path, "-W", "error", name)
+        assert said or name == "shop.py", f"{name} does not show that it worked"
+
+
+@pytest.mark.long
+@pytest.mark.timeout(400)  # the first time mypy reads much: 10 s of a core, for the tutorial
+@pytest.mark.parametrize("page", PROGRAMS, ids=name_of)
+def test_types_of_programs(page: Path, tmp_path: Path) -> None:
+    """The programs of a page pass mypy --strict as they stand there."""
+    if importlib.util.find_spec("mypy") is None:
+        # With the installed wheel there are the tools that run tests, and none that check sources.
+        pytest.skip("on the tree only: it is the same page")
+    names = programs(page, URL, tmp_path)
+    # Silent: what they import is aiolock's own to check, and is.
+    check = ("-m", "mypy", "--strict", "--follow-imports=silent", "--cache-dir", str(TYPES))
+    run(tmp_path, *check, *names)
+
+
+@contextmanager
+def opened(runner: asyncio.Runner, url: str) -> Iterator[aiolock.LockClient]:
+    """An open client in the runner's loop, which runs only while a block does."""
+    client = aiolock.connect(url)
+    runner.run(client.open())
+    try:
+        yield client
+    finally:
+        runner.run(client.aclose())
+
+
+def test_reference_is_complete() -> None:
+    """Each public name stands on a page of the reference, by itself or with its whole module."""
+    pages = "\n".join(page.read_text("utf-8") for page in ROOT.glob("docs/reference/*.md"))
+    shown = set(re.findall(r"^::: (aiolock[\w.]*)", pages, re.MULTILINE))
+    errors = [name for name, it in vars(aiolock.errors).items() if inspect.isclass(it)]
+    missing = set[str]()
+    names = (*aiolock.__all__, *aiolock.options.__all__, *aiolock.testing.__all__, *errors)
+    for name in names:
+        places = {module.__name__ for module in MODULES if hasattr(module, name)}
+        if not shown & (places | {f"{place}.{name}" for place in places}):
+            missing.add(name)
+    for name in aiolock.sync.__all__:
+        if f"aiolock.sync.{name}" not in shown:
+            missing.add(f"sync.{name}")
+    assert not missing, f"docs/reference/ forgets: {missing}"
+
+
+def test_links_of_the_readme() -> None:
+    """They are absolute, for it is the package's page as well, and lead to what there is."""
+    text = (ROOT / "README.md").read_text("utf-8")
+    links = re.findall(r"\]\(([^)]+)\)|^\[[^\]]+\]: (\S+)$", text, re.MULTILINE)
+    urls = {inline or reference for inline, reference in links}
+    assert all(url.startswith("https://") for url in urls)
+    pages = r"github\.com/aiolock/aiolock/(?:blob|tree)|raw\.githubusercontent\.com/aiolock/aiolock"
+    ours = re.compile(rf"https://(?:{pages})/main/([^#]+)")
+    paths = {found[1] for url in urls if (found := ours.match(url))}
+    assert paths
+    assert {path for path in paths if not (ROOT / path).exists()} == set()
+    defined = set(re.findall(r"^\[([^\]]+)\]: ", text, re.MULTILINE))
+    assert defined == set(re.findall(r"\]\[([^\]]+)\]", text))
+
+
+async def test_acl_rule_is_enough(own_server: RedisServer) -> None:
+    """A user with the rule that the documentation names can do all that a client does."""
+    page = (ROOT / "docs/howto/server.md").read_text("utf-8")
+    rule = re.search(r"^ACL SETUSER locks on >password (.+)$", page, re.MULTILINE)
+    assert rule is not None
+    own_server.call("ACL", "SETUSER", "locks", "on", ">password", *rule[1].split())
+    url = f"redis://locks:password@127.0.0.1:{own_server.port}/1"
+    async with aiolock.connect(url) as ours, aiolock.connect(url) as theirs:
+        async with ours.lock("x") as lease:
+            waiting = asyncio.create_task(theirs.lock("x", timeout=10).acquire())
+            while not (await ours.lock("x").status()).waiters:  # noqa: ASYNC110  # tells nobody
+                await asyncio.sleep(0.01)
+            with pytest.raises(aiolock.QueueFull):
+                await theirs.lock("x", max_waiters=1).acquire()
+            await lease.extend(20)
+        handed_over = await waiting
+        assert await ours.lock("x").break_()
+        assert await handed_over.release() is False

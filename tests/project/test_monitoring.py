@@ -1,0 +1,246 @@
+"""What `examples/monitoring` shows is what is exported: metrics, labels, files, ports."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import httpx
+import pytest
+import yaml
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+
+import aiolock
+from tests.support.observed import Scene
+from tests.support.procs import Worker
+from tests.support.virtual import run
+
+ROOT = Path(__file__).parents[2]
+FOLDER = ROOT / "examples/monitoring"
+
+FUNCTIONS = {"histogram_quantile", "increase", "max", "rate", "sum"}
+OF_SCRAPE = {"instance", "job"}
+"""The labels that Prometheus adds."""
+
+STRING = re.compile(r'"(?:[^"\\]|\\.)*"')
+SELECTOR = re.compile(r"\b(aiolock_\w+)(?:\{([^}]*)\})?")
+PAIRS = {")": "(", "]": "[", "}": "{"}
+
+
+class Query(NamedTuple):
+    """An expression, and what is shown of its result."""
+
+    where: str
+    expression: str
+    shown: set[str]
+
+
+def read(name: str) -> Any:
+    """A file of that folder, parsed."""
+    text = (FOLDER / name).read_text("utf-8")
+    return json.loads(text) if name.endswith(".json") else yaml.safe_load(text)
+
+
+def shown(*texts: str) -> set[str]:
+    """The labels that texts for people name."""
+    found = re.findall(r"\{\{ ?(?:\$labels\.)?(\w+)", " ".join(texts))
+    return set(found)
+
+
+def of_alerts() -> Iterator[Query]:
+    """The expressions of the rules."""
+    for group in read("alerts.yml")["groups"]:
+        for rule in group["rules"]:
+            texts = rule["annotations"].values()
+            yield Query(rule["alert"], rule["expr"], shown(*texts))
+
+
+def of_dashboard() -> Iterator[Query]:
+    """The expressions of the panels and annotations."""
+    dashboard = read("grafana.json")
+    for panel in dashboard["panels"]:
+        for target in panel["targets"]:
+            yield Query(panel["title"], target["expr"], shown(target["legendFormat"]))
+    for note in dashboard["annotations"]["list"]:
+        yield Query(note["name"], note["expr"], shown(note["titleFormat"], note["textFormat"]))
+
+
+QUERIES = [*of_alerts(), *of_dashboard()]
+
+
+@pytest.fixture(scope="module")
+def exported() -> Mapping[str, set[str]]:
+    """The labels of every series that clients export to which everything has happened."""
+    registry = CollectorRegistry()
+
+    async def happen() -> None:
+        async with Scene(aiolock.observe.prometheus(registry=registry)) as scene:
+            await scene.everything()
+
+    run(happen())
+    found = dict[str, set[str]]()
+    for metric in text_string_to_metric_families(generate_latest(registry).decode()):
+        for sample in metric.samples:
+            found.setdefault(sample.name, set()).update(sample.labels)
+    return found
+
+
+def labels_of(selector: str) -> set[str]:
+    """Those that a selector names."""
+    without = STRING.sub("", selector)
+    assert re.fullmatch(r"(\w+(=|!=|=~|!~))(, \w+(=|!=|=~|!~))*|", without), selector
+    return set(re.findall(r"\w+", without))
+
+
+@pytest.mark.parametrize("query", QUERIES, ids=lambda query: query.where)
+def test_query(query: Query, exported: Mapping[str, set[str]]) -> None:
+    """It asks for metrics and labels that there are, and shows labels that are left."""
+    expression = query.expression
+    used = SELECTOR.findall(expression)
+    assert used
+    for name, selector in used:
+        assert name in exported
+        assert labels_of(selector) <= exported[name]
+    grouped = [set(re.findall(r"\w+", by)) for by in re.findall(r"\bby \(([^)]*)\)", expression)]
+    for by in grouped:
+        assert by <= set.union(*[exported[name] for name, _ in used]) | OF_SCRAPE
+    known = FUNCTIONS | {"by"}
+    assert set(re.findall(r"\b([a-z_]+) ?\(", STRING.sub("", expression))) <= known
+    left = (grouped[-1] if grouped else set()) - ({"le"} if "quantile" in expression else set())
+    assert query.shown - {"value", "humanize"} <= left, "a label that is not in the result"
+
+
+@pytest.mark.parametrize("query", QUERIES, ids=lambda query: query.where)
+def test_brackets(query: Query) -> None:
+    """Each one that opens is closed; a rate is of a range, and a counter is not shown bare."""
+    open_ = list[str]()
+    for character in STRING.sub("", query.expression):
+        if character in PAIRS.values():
+            open_.append(character)
+        elif character in PAIRS:
+            assert open_.pop() == PAIRS[character]
+    assert not open_
+    for name, selector in SELECTOR.findall(query.expression):
+        text = name + (f"{{{selector}}}" if selector else "")
+        counts = name.endswith(("_total", "_count", "_sum", "_bucket"))
+        assert (f"{text}[" in query.expression) == counts
+
+
+def test_everything_is_shown(exported: Mapping[str, set[str]]) -> None:
+    """No metric that is exported is missing from the dashboard."""
+    asked = {name for query in of_dashboard() for name, _ in SELECTOR.findall(query.expression)}
+    shown = {re.sub(r"_(bucket|count|sum)$", "", name) for name in asked}
+    there = {re.sub(r"_(bucket|count|sum|created)$", "", name) for name in exported}
+    assert shown == there - {"aiolock_lost", "aiolock_deadlocks", "aiolock_link_breaks"}
+
+
+def test_names(exported: Mapping[str, set[str]]) -> None:
+    """They follow the conventions, and no label has as many values as there are names."""
+    suffixes = ("_total", "_seconds", "_bucket", "_sum", "_count", "_created")
+    plain = {name for name in exported if not name.endswith(suffixes)}
+    assert plain == {"aiolock_waiting", "aiolock_held", "aiolock_links_down"}
+    assert set.union(*exported.values()) == {"family", "kind", "outcome", "why", "le"}
+
+
+@pytest.mark.skipif(not shutil.which("promtool"), reason="there is no promtool here")
+def test_promtool() -> None:
+    """Prometheus itself takes the configuration and the rules."""
+    for what, name in (("rules", "alerts.yml"), ("config", "prometheus.yml")):
+        subprocess.run(["promtool", "check", what, name], cwd=FOLDER, check=True)
+
+
+def test_panels() -> None:
+    """No two of them overlap, or have the same number; all ask the source that was chosen."""
+    dashboard = read("grafana.json")
+    taken = set[tuple[int, int]]()
+    for panel in dashboard["panels"]:
+        at = panel["gridPos"]
+        cells = {
+            (x, y)
+            for x in range(at["x"], at["x"] + at["w"])
+            for y in range(at["y"], at["y"] + at["h"])
+        }
+        assert not cells & taken
+        assert at["x"] + at["w"] <= 24
+        taken |= cells
+        assert {each["datasource"]["uid"] for each in (panel, *panel["targets"])} == {
+            "${datasource}"
+        }
+    numbers = [panel["id"] for panel in dashboard["panels"]]
+    assert len(set(numbers)) == len(numbers)
+    variables = {variable["name"] for variable in dashboard["templating"]["list"]}
+    text = (FOLDER / "grafana.json").read_text("utf-8")
+    assert set(re.findall(r"\$\{?([a-z]+)", text)) == variables
+
+
+def test_compose() -> None:
+    """It refers to files that there are, and its services find each other."""
+    services = read("compose.yaml")["services"]
+    mounted = dict[str, str]()
+    for service in services.values():
+        for volume in service.get("volumes", ()):
+            source, target, mode = volume.split(":")
+            assert (FOLDER / source).is_file()
+            assert mode == "ro"
+            mounted[target] = source
+        for port in service.get("ports", ()):
+            assert port.startswith("127.0.0.1:"), "only for whoever sits here"
+        assert set(service.get("depends_on", ())) <= services.keys()
+        if build := service.get("build"):
+            assert (FOLDER / build["context"]).resolve() == ROOT
+            assert (ROOT / build["dockerfile"]).is_file()
+    workers = [name for name in services if name.startswith("worker")]
+    assert len(workers) == 2
+    assert {services[name]["environment"]["AIOLOCK_URL"] for name in workers} == {"redis://redis"}
+
+    prometheus = read("prometheus.yml")
+    (job,) = prometheus["scrape_configs"]
+    ports = {f"{name}:{services[name]['environment']['METRICS_PORT']}" for name in workers}
+    assert {target for each in job["static_configs"] for target in each["targets"]} == ports
+    for rules in prometheus["rule_files"]:
+        assert mounted[f"/etc/prometheus/{rules}"] == f"./{rules}"
+
+    (source,) = read("grafana/datasources.yaml")["datasources"]
+    assert source["url"] == "http://prometheus:9090"
+    (provider,) = read("grafana/dashboards.yaml")["providers"]
+    home = services["grafana"]["environment"]["GF_DASHBOARDS_DEFAULT_HOME_DASHBOARD_PATH"]
+    assert home.startswith(f"{provider['options']['path']}/")
+    assert mounted[home] == "./grafana.json"
+
+
+def test_image() -> None:
+    """What it copies is there, and it installs an extra that there is."""
+    text = (FOLDER / "Dockerfile").read_text("utf-8")
+    copied = [line.split()[1:-1] for line in text.splitlines() if line.startswith("COPY ")]
+    assert all((ROOT / source).exists() for sources in copied for source in sources)
+    assert '".[prometheus]"' in text
+    assert "\nprometheus = [" in (ROOT / "pyproject.toml").read_text("utf-8")
+
+
+async def test_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The example waits, holds and serves what it counts; and it ends when it is told to."""
+    monkeypatch.setenv("AIOLOCK_URL", "memory://")
+    monkeypatch.setenv("METRICS_PORT", "0")
+    async with Worker(str(FOLDER / "worker.py")) as worker:
+        said = (await worker.expect("print"))["text"]
+        address = re.fullmatch(r"metrics on http://localhost:(\d+)/metrics", said)
+        assert address is not None
+        async with httpx.AsyncClient(trust_env=False) as http, asyncio.timeout(20):
+            text = ""
+            while not {"order", "stock", "partner api", "report"} <= held(text):
+                await asyncio.sleep(0.05)
+                text = (await http.get(f"http://127.0.0.1:{address[1]}/metrics")).text
+        await worker.ask_to_end()
+        assert await worker.wait() == 0
+
+
+def held(text: str) -> set[str]:
+    """The families of which something was held."""
+    return set(re.findall(r'^aiolock_hold_seconds_count\{family="([^"]+)"', text, re.MULTILINE))

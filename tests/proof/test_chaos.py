@@ -1,0 +1,124 @@
+"""Several processes and everything that can break, for a while; the checker judges what happened.
+
+``make chaos`` is the same for longer; ``docs/chaos.md`` says what is done and what is checked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from pathlib import Path
+from typing import Any, Self, cast
+
+import pytest
+
+from tests.proof.chaos.__main__ import chaos, explain, report
+from tests.proof.chaos.checker import check
+from tests.proof.chaos.conductor import Slot
+from tests.proof.chaos.history import read
+from tests.proof.chaos.run import Run
+from tests.proof.chaos.targets import sqlite
+from tests.support import databases
+from tests.support.failures import until
+from tests.support.selection import ON_THE_TREE
+
+# On the installed wheel it only has to show that it works there: on another Python and loop.
+RUNS = (
+    [
+        *(("redis", "1", 7.0), ("sentinel", "5", 6.0), ("cluster", "8", 6.0)),
+        *(("sqlite", "1", 5.0), ("postgres", "1", 5.0), ("mysql", "1", 5.0)),
+        ("quorum", "11", 7.0),
+    ]
+    if ON_THE_TREE
+    else [("redis", "2", 4.0)]
+)
+TASKS = 8
+"""Of each process: fewer than by hand, where they use two cores for as long as it takes."""
+
+
+@pytest.mark.long
+@pytest.mark.timeout(180)  # its own limits come first, and say what is stuck
+@pytest.mark.parametrize(
+    ("store", "seed", "seconds"),
+    RUNS,
+    ids=[f"{store}_seed_{seed}_{seconds:g}_s" for store, seed, seconds in RUNS],
+)
+async def test_chaos(tmp_path: Path, store: str, seed: str, seconds: float) -> None:
+    """Whatever is killed, stopped, cut off, paused, wiped or cancelled, every promise is kept."""
+    if store == "postgres":
+        databases.need_postgres()
+    if store == "mysql":
+        databases.need_mariadb()
+    await chaos(tmp_path, store=store, seconds=seconds, seed=seed, tasks=TASKS)
+    run = Run(read(tmp_path))
+    violations = check(run)
+    assert not violations, explain(run, violations)
+    print(report(run, violations))  # noqa: T201  # what pytest shows with -s, and of a failure
+    assert sum(map(len, run.entries.values())) > 5 * seconds, "hardly anything happened"
+
+
+@pytest.mark.one_loop
+async def test_a_server_that_stands_still_while_processes_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first of them works already: that it got no answer is known, and explains what it did."""
+    start = Slot.start
+    working: list[Any] = []
+
+    async def start_later(slot: Slot) -> None:
+        if slot.name == "1":
+            await until(lambda: working[0].worker.history)
+            server = working[0]._conductor._target._server
+            server.pause()
+            await asyncio.sleep(1.0)
+            server.resume()
+        working.append(slot)
+        await start(slot)
+
+    monkeypatch.setattr(Slot, "start", start_later)
+    await chaos(tmp_path, seconds=0.5, seed="1", workers=2, tasks=TASKS)
+    run = Run(read(tmp_path))
+    slow = [event.t - event["since"] for event in run.of("fault") if event["kind"] == "slow"]
+    assert max(slow) > 0.9e9
+    violations = check(run)
+    assert not violations, explain(run, violations)
+
+
+class Slow:
+    """In the place of a connection: it is at work for a while, unless it is closed meanwhile."""
+
+    def __init__(self) -> None:
+        self.begun, self.closed = threading.Event(), threading.Event()
+        self.did = list[str]()
+
+    def execute(self, statement: str) -> Self:
+        """Be at work."""
+        self.begun.set()
+        self.closed.wait(0.5)
+        self.did.append(statement)
+        return self
+
+    def fetchall(self) -> list[Any]:
+        """Nothing is found."""
+        return []
+
+    def close(self) -> None:
+        """Be closed."""
+        self.did.append("closed")
+        self.closed.set()
+
+
+@pytest.mark.one_loop
+async def test_a_file_is_closed_when_nobody_is_at_work_on_it(tmp_path: Path) -> None:
+    """Who looks at it and is cancelled leaves a thread behind: a close would end the process."""
+    owner = sqlite._Owner(tmp_path / "locks.db", 1.0)
+    owner.close()
+    slow = Slow()
+    owner._database = cast("Any", slow)
+    looking = asyncio.create_task(asyncio.to_thread(owner.run, "SELECT 1"))
+    await until(slow.begun.is_set)
+    looking.cancel()
+    await asyncio.wait([looking])
+    assert looking.cancelled()
+    owner.close()
+    assert slow.did == ["SELECT 1", "closed"]

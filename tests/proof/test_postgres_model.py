@@ -1,0 +1,489 @@
+"""The functions in PostgreSQL beside the state machine: random operations, answer by answer.
+
+The clock, who listens and what is pushed are the test's: it replaces those three functions in a
+schema of its own server. What is compared is what the store says and what it tells others.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+
+import aiolock
+from aiolock.store import Answer, Busy, Form, Granted, Participant, Queued, Rule, Status, WaiterId
+from aiolock.stores import machine
+from aiolock.stores.machine import LOOKERS, STANDS_STILL, NameState, Push, Step
+from aiolock.stores.postgres import _codec as codec
+from aiolock.stores.postgres import _schema
+from tests.support.databases import PostgresServer
+
+INSTALLED = "site-packages" in Path(aiolock.__file__).parts
+CLIENTS = ("ada", "bob", "eve")
+
+STAGE = """
+CREATE TABLE stage (now bigint, alive text[]);
+INSERT INTO stage VALUES (0, '{}');
+CREATE OR REPLACE FUNCTION aiolock._clock() RETURNS bigint LANGUAGE sql AS
+    $$ SELECT now FROM public.stage $$;
+CREATE OR REPLACE FUNCTION aiolock._listens(c text) RETURNS boolean LANGUAGE sql AS
+    $$ SELECT c = ANY (alive) FROM public.stage $$;
+CREATE OR REPLACE FUNCTION aiolock._push(n bytea, c text, me text, what text) RETURNS void
+LANGUAGE plpgsql AS $$
+BEGIN
+    PERFORM set_config('aiolock.own',
+        concat(current_setting('aiolock.own', true), E'\\n', c, ' ', what), true);
+END $$;
+"""
+
+
+@pytest.fixture(scope="module")
+def stage() -> Iterator[psycopg.Connection[Any]]:
+    """A server whose clock stands still, and on which who listens is said by the test."""
+    with PostgresServer() as server, contextlib.closing(server.connect()) as connection:
+        connection.execute(STAGE)
+        connection.execute(sooner(_schema.statements()).encode())
+        yield connection
+
+
+def sooner(schema: str) -> str:
+    """Its `acquire`, to which a queue of one second is one that does not move."""
+    return changed(schema, "acquire", f"w.ticket - t >= {STANDS_STILL} THEN", 1_000_000)
+
+
+def changed(schema: str, function: str, number: str, new: int) -> str:
+    """A function of the schema, with another number in this line."""
+    begins = schema.index(f"CREATE OR REPLACE FUNCTION aiolock.{function}(")
+    text = schema[begins : schema.index("END $$;", begins)] + "END $$;"
+    assert text.count(number) == 1
+    return text.replace(number, re.sub(r"[0-9]+", str(new), number))
+
+
+@pytest.fixture
+def few(stage: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """One enters in each step, and the next is told to ask; one lease ends in each step."""
+    schema, most = _schema.statements(), machine.GRANTS
+    bounds = {"_advance": f"granted >= {most} ", "_reap": f"LIMIT {most} "}
+    for function, number in bounds.items():
+        stage.execute(changed(schema, function, number, 1).encode())
+    monkeypatch.setattr(machine, "GRANTS", 1)
+    yield
+    for function, number in bounds.items():
+        stage.execute(changed(schema, function, number, most).encode())
+
+
+@pytest.fixture(autouse=True)
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same for the state machine."""
+    monkeypatch.setattr(machine, "STANDS_STILL", 1_000_000)
+
+
+PLAIN = Form(claim=3000)
+FORMS = {
+    "locks": [PLAIN, Form(claim=1000, priority=1), Form(claim=3000, fixed=True)],
+    "terms": [
+        Form(claim=3000, after_loss=4000),
+        Form(claim=2000, after_grant=5000),
+        Form(claim=3000, period=7000),
+        PLAIN,
+    ],
+    "readers": [
+        Form(claim=3000, shared=True),
+        Form(claim=3000, downgrades=True),
+        Form(claim=3000, shared=True, fixed=True, after_grant=3000),
+    ],
+    "permits": [
+        Form(claim=3000, shared=True, rule=Rule.PERMITS, number=taken, declared=declared)
+        for taken, declared in ((1, 3), (2, 3), (3, 3), (1, 2))
+    ],
+    "groups": [
+        Form(claim=3000, shared=True, rule=Rule.GROUP, number=3, declared=3, fixed=True),
+        Form(claim=3000, shared=True, rule=Rule.COUNT, number=2),
+        Form(claim=3000, shared=True, rule=Rule.COUNT, number=4, declared=4),
+    ],
+    "once": [Form(claim=3000, once=True), PLAIN],
+}
+
+
+class Both:
+    """The same operations on both."""
+
+    def __init__(self, stage: psycopg.Connection[Any], forms: list[Form], seed: int) -> None:
+        self.dice = random.Random(seed)
+        self.looking = random.Random(f"looks {seed}")
+        self.losing = random.Random(f"loses {seed}")
+        self.stage = stage
+        self.forms = forms
+        self.state = NameState()
+        self.fence = 0
+        self.now = 1_700_000_000_000_000
+        self.alive = set(CLIENTS)
+        self.key = codec.bytea(codec.key("test", f"name {seed}"))
+        self.seqs = 0
+        self.known = list[tuple[WaiterId, Form]]()
+        self.tickets = dict[WaiterId, int]()
+        self.said = list[str]()
+
+    def ask(self, function: str, *arguments: object) -> tuple[str, list[tuple[str, Push]]]:
+        """What the function in the database answers, and what it tells whom."""
+        self.stage.execute("UPDATE stage SET now = %s, alive = %s", (self.now, [*self.alive]))
+        marks = ", ".join(["%s"] * len(arguments))
+        call = f"SELECT aiolock.{function}({marks})".encode()
+        decoded = [each.decode() if isinstance(each, bytes) else each for each in arguments]
+        row = self.stage.execute(call, decoded).fetchone()
+        assert row is not None
+        text, *pushes = row[0].split("\n")
+        told = []
+        for push in pushes:
+            client, _, what = push.partition(" ")
+            told.append((client, codec.push(what, client)[1]))
+        return text, told
+
+    def step(self) -> Step:
+        return Step(self.state, self.now, lambda client: client in self.alive, self.fence)
+
+    def check(self, what: str, theirs: object, ours: object, step: Step, told: object) -> None:
+        """The same answer, and the same pushes; those of one client in the same order."""
+        self.fence = step.fence
+        self.said.append(f"{what} -> {ours}")
+        trace = "\n".join(self.said[-12:])
+        assert alike(theirs) == alike(ours), trace
+        pushes = [(push.waiter.client, push) for push in step.pushes]
+        assert by_client(told) == by_client(pushes), trace
+
+    def waiter(self) -> tuple[WaiterId, Form]:
+        if self.known and self.dice.random() < 0.6:
+            return self.dice.choice(self.known)
+        self.seqs += 1
+        self.known.append(
+            (WaiterId(self.dice.choice(CLIENTS), self.seqs), self.dice.choice(self.forms))
+        )
+        return self.known[-1]
+
+    def acquire(self) -> None:
+        waiter, form = self.waiter()
+        ticket = self.tickets.get(waiter, 0) if self.dice.random() < 0.7 else 0
+        wait = self.dice.random() < 0.8
+        most = self.dice.choice([0, 0, 2])
+        self.acquire_as(waiter, form, self.dice.choice([2000, 30_000]), ticket, most, wait=wait)
+
+    def acquire_as(
+        self,
+        waiter: WaiterId,
+        form: Form,
+        ttl: int,
+        ticket: int = 0,
+        most: int = 0,
+        *,
+        wait: bool = True,
+    ) -> Answer:
+        step = self.step()
+        ours = step.acquire(waiter, form, ttl, ticket=ticket, wait=wait, max_waiters=most)
+        text, told = self.ask(
+            "acquire", self.key, waiter.client, waiter.seq, codec.form(form), ttl, ticket, wait,
+            most, 0,
+        )  # fmt: skip
+        theirs = codec.answer(text)
+        self.check(f"acquire {waiter} {form} {ticket} {wait} {most}", theirs, ours, step, told)
+        if isinstance(ours, Queued):
+            self.tickets[waiter] = ours.ticket
+        return ours
+
+    def holder(self) -> tuple[WaiterId, int]:
+        """Whoever holds, most often."""
+        holders = [grant for grant in self.state.holders if grant.waiter.client != "-"]
+        if holders and self.dice.random() < 0.9:
+            return self.dice.choice(holders)
+        return self.waiter()[0], self.dice.choice([0, 17])
+
+    def release(self) -> None:
+        waiter, fence = self.holder()
+        fence = fence if self.dice.random() < 0.6 else 0
+        entered = self.dice.random() < 0.8
+        tombstone_until = self.now + 3_000_500 if self.dice.random() < 0.2 else 0
+        lost = entered and self.losing.random() < 0.4
+        self.release_as(waiter, fence, tombstone_until, entered=entered, lost=lost)
+
+    def release_as(
+        self,
+        waiter: WaiterId,
+        fence: int,
+        tombstone_until: int = 0,
+        *,
+        entered: bool = True,
+        lost: bool = False,
+    ) -> None:
+        step = self.step()
+        ours = step.release(
+            waiter, fence, entered=entered, lost=lost, tombstone_until=tombstone_until
+        )
+        how = None if lost else entered
+        text, told = self.ask(
+            "release", self.key, waiter.client, waiter.seq, fence, how, tombstone_until
+        )
+        self.check(f"release {waiter} {fence} {how}", int(text), ours, step, told)
+
+    def renew(self) -> None:
+        waiter, fence = self.holder()
+        self.renew_as(waiter, fence, self.dice.choice([0, 2000, 30_000]))
+
+    def renew_as(self, waiter: WaiterId, fence: int, ttl: int) -> None:
+        step = self.step()
+        ours = step.renew(waiter, fence, ttl)
+        text, told = self.ask(
+            "renew", "{" + f'"\\{self.key.decode()}"' + "}", waiter.client, f"{{{waiter.seq}}}",
+            f"{{{fence}}}", f"{{{ttl}}}", 0,
+        )  # fmt: skip
+        self.check(f"renew {waiter} {fence} {ttl}", codec.held(text), [ours], step, told)
+
+    def finish(self) -> None:
+        waiter, fence = self.holder()
+        step = self.step()
+        ours = step.finish(waiter, fence, 5000)
+        text, told = self.ask("finish", self.key, waiter.client, waiter.seq, fence, 5000, 0)
+        self.check(f"finish {waiter} {fence}", int(text), ours, step, told)
+
+    def downgrade(self) -> None:
+        waiter, fence = self.holder()
+        if waiter.client not in self.alive:
+            return  # who asks is there, which the machine does not know of this question
+        step = self.step()
+        ours = step.downgrade(waiter, fence)
+        text, told = self.ask("downgrade", self.key, waiter.client, waiter.seq, fence)
+        self.check(f"downgrade {waiter} {fence}", int(text), ours, step, told)
+
+    def request(self) -> None:
+        step = self.step()
+        ours = step.request()
+        text, told = self.ask("request", self.key, "nobody", 0)
+        self.check("request", int(text), ours, step, told)
+
+    def break_(self) -> None:
+        _, fence = self.holder()
+        step = self.step()
+        ours = step.break_([fence, 17])
+        text, told = self.ask("break_", self.key, "nobody", f"{{{fence},17}}")
+        self.check(f"break {fence}", int(text), ours, step, told)
+
+    def resize(self) -> None:
+        declared, limit = self.dice.choice([(3, 2), (3, 4), (2, 3), (3, 3)])
+        self.resize_to(declared, limit, self.dice.choice(["a", "b", f"t{self.seqs}"]))
+
+    def resize_to(self, declared: int, limit: int, token: str) -> None:
+        step = self.step()
+        ours = step.resize(declared, limit, 60_000, token=token)
+        text, told = self.ask("resize", self.key, "nobody", declared, limit, 60_000, token, 0)
+        self.check(f"resize {declared} {limit} {token}", int(text), ours, step, told)
+
+    def post(self) -> None:
+        count, declared = self.dice.choice([0, 0, 2, 4]), self.dice.choice([0, 0, 4, 3])
+        token, value = self.dice.choice(["", "x", "y"]), self.dice.choice(["", "ü\0", "w"])
+        step = self.step()
+        ours = step.post(count, token=token, declared=declared, value=value, remember=9000)
+        publish = codec.bytea(value.encode())
+        text, told = self.ask("post", self.key, "nobody", count, token, declared, publish, 9000, 0)
+        self.check(f"post {count} {token} {declared}", int(text), ours, step, told)
+
+    def read(self) -> None:
+        step = self.step()
+        text, told = self.ask("read", self.key)
+        self.check("read", codec.posted(text), step.read(), step, told)
+
+    def status(self) -> None:
+        step = self.step()
+        ours = step.status("n")
+        text, told = self.ask("status", self.key, 1000, *codec.FIRST, 1000, 0)
+        theirs = codec.part("n", text).status
+        self.check("status", theirs, ours, step, told)
+
+    def go_on(self) -> None:
+        """Time passes; somebody comes, or goes."""
+        self.now += self.dice.choice([1, 137, 1000, 400_000, 2_100_000])
+        if self.dice.random() < 0.1:
+            self.now += self.dice.choice([31_000_000, 70_000_000, -500_000])
+        if self.looking.random() < 0.5:
+            self.now += -self.now % LOOKERS  # whoever comes now looks for dead waiters
+        if self.dice.random() < 0.1:
+            self.alive ^= {self.dice.choice(CLIENTS)}
+
+
+def alike(answer: Any) -> Any:
+    """Without what the two need not say alike: floats, and places behind the first."""
+    match answer:
+        case Queued():
+            # Who stands before it, a store need not say.
+            return answer._replace(place=min(answer.place, 2), before=None)
+        case Busy(holder=Participant()):
+            return answer._replace(holder=alike(answer.holder))
+        case Participant():
+            return replace(answer, remaining=round(answer.remaining, 3))
+        case Status():
+            holders = tuple(map(alike, answer.holders))
+            return replace(answer, closed=round(answer.closed, 3), holders=holders)
+        case _:
+            return answer
+
+
+def by_client(pushes: Any) -> dict[str, list[str]]:
+    """What each is told, in order; but for who is asked, or done with, at once."""
+    found: dict[str, list[str]] = {}
+    for client, push in pushes:
+        found.setdefault(client, []).append(repr(push))
+    return found
+
+
+@pytest.mark.skipif(INSTALLED, reason="on the tree only: it is the same source")
+@pytest.mark.parametrize("forms", FORMS)
+def test_the_functions_and_the_machine_agree(stage: psycopg.Connection[Any], forms: str) -> None:
+    """Whatever is asked of them, in whatever order, they say and tell the same."""
+    agree(stage, forms, 1000 * [*FORMS].index(forms))
+
+
+def agree(stage: psycopg.Connection[Any], forms: str, first: int) -> None:
+    """Have them do the same, from this seed on, and compare."""
+    often = ["acquire"] * 6 + ["release"] * 3 + ["go_on"] * 4
+    seldom = ["renew", "downgrade", "request", "break_", "status", "read"]
+    if forms == "once":
+        seldom += ["finish"] * 3
+    if forms in {"permits", "groups"}:
+        seldom += ["post"] * 3 + ["resize"] * 2
+    for seed in range(ROUNDS):
+        both = Both(stage, FORMS[forms], first + seed)
+        for _ in range(40):
+            getattr(both, both.dice.choice(often + seldom))()
+
+
+@pytest.mark.skipif(INSTALLED, reason="on the tree only: it is the same source")
+@pytest.mark.usefixtures("few")
+@pytest.mark.parametrize("forms", ["readers", "permits", "groups"])
+def test_they_agree_if_few_enter_at_a_time(stage: psycopg.Connection[Any], forms: str) -> None:
+    """The same, if one enters in each step, and one lease ends."""
+    agree(stage, forms, 50_000 + 1000 * [*FORMS].index(forms))
+
+
+LONG = 200_000_000
+"""Microseconds after which nobody remembers how many permits there were."""
+TWO_OF_THREE = Form(claim=3000, shared=True, rule=Rule.PERMITS, number=2, declared=3)
+ADA, BOB, EVE = (WaiterId(client, 1) for client in CLIENTS)
+
+
+def gives_up_what_is_not_there(both: Both) -> None:
+    """It is remembered that she gave up, and nothing beside that."""
+    both.now += LONG
+    both.release_as(ADA, 0, both.now + 3_000_500)
+
+
+def gives_up_behind_another(both: Both) -> None:
+    """The first in the queue may enter, now that it has room."""
+    both.acquire_as(EVE, TWO_OF_THREE, 2000)
+    both.acquire_as(ADA, TWO_OF_THREE, 2000)
+    both.now += LONG
+    both.release_as(ADA, 0)
+
+
+def releases(both: Both) -> None:
+    """Who waits for a semaphore of that name comes after a lock of that name."""
+    granted = both.acquire_as(BOB, PLAIN, 2 * LONG // 1000)
+    assert isinstance(granted, Granted)
+    both.acquire_as(EVE, TWO_OF_THREE, 2000)
+    both.now += LONG
+    both.release_as(BOB, granted.fence)
+
+
+def renews(both: Both) -> None:
+    """A lease is renewed that outlasts it."""
+    granted = both.acquire_as(BOB, PLAIN, 2 * LONG // 1000)
+    assert isinstance(granted, Granted)
+    both.now += LONG
+    both.renew_as(BOB, granted.fence, 2000)
+    both.release_as(BOB, granted.fence)
+
+
+WAYS = (gives_up_what_is_not_there, gives_up_behind_another, releases, renews)
+
+
+@pytest.mark.skipif(INSTALLED, reason="on the tree only: it is the same source")
+@pytest.mark.parametrize("does", WAYS, ids=lambda does: does.__name__)
+def test_what_is_forgotten_is_not_read_again(
+    stage: psycopg.Connection[Any], does: Callable[[Both], None]
+) -> None:
+    """A semaphore had one permit; nobody remembers that, so it has three, whoever comes first."""
+    both = Both(stage, [], 90_000 + WAYS.index(does))
+    both.resize_to(3, 1, "a")
+    does(both)
+    both.status()
+    granted = both.acquire_as(EVE, TWO_OF_THREE, 2000)
+    assert isinstance(granted, Granted)
+
+
+@pytest.mark.skipif(INSTALLED, reason="on the tree only: it is the same source")
+def test_a_place_behind_the_dead(stage: psycopg.Connection[Any]) -> None:
+    """A queue is full of the dead: a newcomer is the first, and comes behind none of them."""
+    both = Both(stage, [], 91_000)
+    both.acquire_as(ADA, PLAIN, 30_000)
+    both.acquire_as(BOB, PLAIN, 2000)
+    both.acquire_as(EVE, PLAIN, 2000)
+    both.alive = {ADA.client}
+    queued = both.acquire_as(WaiterId(ADA.client, 2), PLAIN, 2000, most=2)
+    assert isinstance(queued, Queued)
+    assert queued.place == 1
+
+
+@pytest.mark.skipif(INSTALLED, reason="on the tree only: it is the same source")
+def test_a_place_that_is_asked_for_again(stage: psycopg.Connection[Any]) -> None:
+    """Whoever has a place keeps it, whatever ticket it asks with."""
+    both = Both(stage, [], 91_001)
+    both.acquire_as(ADA, PLAIN, 30_000)
+    for waiter in (BOB, EVE):
+        queued = both.acquire_as(waiter, PLAIN, 2000)
+        assert isinstance(queued, Queued)
+        both.now += 1000
+        for ticket in (0, queued.ticket - 1, queued.ticket, both.now):
+            again = both.acquire_as(waiter, PLAIN, 2000, ticket)
+            assert isinstance(again, Queued)
+            assert again.ticket == queued.ticket
+
+
+@pytest.mark.skipif(INSTALLED, reason="on the tree only: it is the same source")
+@pytest.mark.parametrize("priority", [0, -18])
+def test_newcomers_look_for_the_dead(stage: psycopg.Connection[Any], priority: int) -> None:
+    """By their tickets, which may be below zero, and by how long the queue is."""
+    both, form, found = Both(stage, [], 91_002 - priority), Form(claim=3000, priority=priority), 0
+    both.acquire_as(ADA, PLAIN, 30_000_000)
+    both.acquire_as(BOB, form, 2000)
+    both.now += 2_000_000
+    for number in range(300):
+        both.now += 137
+        looks = number > 180 and number % 7 == 0
+        both.now += -both.now % LOOKERS if looks else both.now % LOOKERS == 0
+        before = len(both.state.queue)
+        both.acquire_as(WaiterId(f"gone{number}", 1), form, 2000)
+        found += len(both.state.queue) < before
+        both.status()
+    assert found > 2
+
+
+@pytest.mark.skipif(INSTALLED, reason="on the tree only: it is the same source")
+def test_the_first_behind_the_dead(stage: psycopg.Connection[Any]) -> None:
+    """A newcomer that removes them is told that it is the first."""
+    both = Both(stage, [], 91_100)
+    both.acquire_as(ADA, PLAIN, 30_000)
+    both.acquire_as(EVE, PLAIN, 2000)
+    both.alive = {ADA.client}
+    both.now += 2_000_000
+    both.now += -both.now % LOOKERS
+    queued = both.acquire_as(WaiterId(ADA.client, 2), PLAIN, 2000)
+    assert isinstance(queued, Queued)
+    assert queued.place == 1
+
+
+ROUNDS = int(os.environ.get("ROUNDS", "60"))
+"""Sequences for each kind of lock; by hand 500."""

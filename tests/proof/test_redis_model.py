@@ -1,0 +1,1004 @@
+"""The Lua scripts against the state machine: random sequences, the same answers, the same state.
+
+The scripts get a waiter as it is written down, the machine what the codec reads there; and what the
+machine holds is written down to be compared. Among the ids are some that a later version may write,
+and some that are none.
+
+Time is not left to chance: leases are long, and a lease is ended by moving its end into the past
+on both sides.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import time
+import uuid
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import pytest
+import redis
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from aiolock.store import (
+    FEW,
+    WAS_HOLDER,
+    Answer,
+    Before,
+    Busy,
+    Done,
+    Form,
+    Granted,
+    HandoffReport,
+    Late,
+    Participant,
+    Posted,
+    Queued,
+    Renewal,
+    Rule,
+    Status,
+    WaiterId,
+)
+from aiolock.stores import machine
+from aiolock.stores._holders import Holder
+from aiolock.stores.machine import NameState
+from aiolock.stores.memory import MemoryServer
+from aiolock.stores.redis import _replies as replies
+from aiolock.stores.redis import _scripts as scripts
+from aiolock.stores.redis._codec import RESERVED, decode_any, encode
+from aiolock.stores.redis._names import Names
+from aiolock.stores.redis._store import KEPT
+from tests.support import looks
+from tests.support.servers import RedisServer
+
+EXAMPLES = int(os.environ.get("MODEL_EXAMPLES", "25"))
+"""Sequences of each kind; twenty times as many where the scripts were changed."""
+NAME = "the {name}"
+AN_AGE = 10**14
+"""A period, in ms, that does not end while a test runs."""
+BLIND = "dim"
+"""The client of which nobody can tell whether it listens: each of its ids says so."""
+CLIENTS = ("ada", "bob", "cyd", BLIND)
+
+
+def ids(*forms: str) -> list[str]:
+    """The ids of a waiter of each form, of each client."""
+    return [
+        f"{form[0]}{'b' if client == BLIND else ''}{form[1:]}:{client}:{seq}"
+        for client in CLIENTS
+        for seq, form in enumerate(forms)
+    ]
+
+
+WAITERS = ids(
+    "x10000",
+    "x10000",
+    "xf5000",
+    "x7000",
+    "x10000~20000",
+    "xf10000+30000",
+    f"xf9000@{AN_AGE}",
+    "xo10000",
+    "xfo8000",
+    "xd9000",
+    "s10000",
+    "s10000",
+    "sf10000",
+    "s5000~20000",
+    "xd10000~20000",
+    "x10000!2",
+    "xf7000~20000!-9",
+    "s10000!-3",
+    "xq10000%7",  # of a later version
+    "sfz10000%7~20000",
+    "x10000",
+    "x10000",
+)
+READERS = ids("s10000", "s10000", "sf5000~20000", "s9000!-3", "x10000", "xd9000", "xd10000+30000")
+TO_BE_DONE = ids("xo10000", "xo9000", "xfo8000", "xo7000~20000", "xd9000", "s10000")
+PERMITS = ids(
+    "s10000*1/3",
+    "s10000*1/3",
+    "s10000*1/3",
+    "s10000*2/3",
+    "s10000*3/3",
+    "sf5000*1/3~20000",
+    "s9000*2/3+30000",
+    "s10000*1/4",
+    "s10000*2/3!-3",
+    "szf10000*1/3%7~20000",  # of a later version
+)
+PARTIES = ids("sf10000&3/3", "sf10000&3/3", "sf9000&3/3", "sf5000&2/2")
+WATCHERS = ids("sf10000^2/2", "sf10000^2/2", "sf9000^1", "sf5000^4", "sf5000^3/3")
+GARBAGE = ["nobody's", "?10000:ada:1", "x:ada:1", "10000:bob:1"]
+LONG_AGO = 1_000
+MINUTE = 60_000_000
+
+
+def now() -> int:
+    """The time, in µs."""
+    return int(time.time() * 1e6)
+
+
+class Heard:
+    """An inbox that writes down what comes, without the times, and waiters as texts."""
+
+    def __init__(
+        self, log: list[tuple[Any, ...]], texts: Mapping[WaiterId, str], client: str
+    ) -> None:
+        self.log = log
+        self.texts = texts
+        self.client = f"x:{client}:"
+
+    def granted(  # noqa: PLR0917  # as Inbox
+        self, name: str, waiter: WaiterId, form: Form, fence: int, lease: int, now: int
+    ) -> None:
+        assert name == NAME
+        text = self.texts[waiter]
+        assert form == decode_any(text)[1]
+        self.log.append(("granted", text, fence, lease))
+
+    def lost(self, name: str, waiter: WaiterId, fence: int, reason: str) -> None:
+        self.log.append(("lost", self.texts[waiter], fence, reason))
+
+    def done(self, name: str) -> None:
+        assert name == NAME
+        self.log.append(("done", self.client, 0))
+
+    def requested(self, name: str, waiter: WaiterId, fence: int) -> None:
+        self.log.append(("requested", self.texts[waiter], fence))
+
+    def shortened(self, name: str, waiter: WaiterId, fence: int, until: float) -> None:
+        raise AssertionError("a model has no clock but its own")
+
+    def order_unknown(self, name: str, waiter: WaiterId) -> None:
+        self.log.append(("void", self.texts[waiter], 0))
+
+    def unconfirmed(
+        self, name: str, waiter: WaiterId, form: Form, fence: int, error: Exception
+    ) -> None:
+        """This store confirms nothing."""
+
+    def reconnected(self) -> None:
+        raise AssertionError("a model has no connection")
+
+    def link(self, error: Exception | None) -> None:
+        raise AssertionError("a model has no connection")
+
+    def beat(self) -> None:
+        raise AssertionError("a model has no connection")
+
+
+class OnlyGrants(Heard):
+    """An inbox to which only grants come."""
+
+    def done(self, name: str) -> None:
+        pass
+
+
+class Model(MemoryServer):
+    """The memory server, with a microsecond to each operation and pushes that are there at once.
+
+    ``texts`` says how each waiter is written down.
+    """
+
+    def __init__(self, texts: Mapping[WaiterId, str]) -> None:
+        super().__init__()
+        self.texts = texts
+        self.log: list[tuple[Any, ...]] = []
+        self.began = now()
+        """Its clock, in µs; it hardly moves."""
+        self.clock = itertools.count(self.began)
+        self.answered = ""
+        self.first: Any = None
+        """Delivers the first push to the client that is answered, if it does not listen."""
+
+    def now(self) -> int:
+        return next(self.clock)
+
+    def listens(self, client: str) -> bool:
+        """Nobody knows of the blind one, so it is taken for there."""
+        return client == BLIND or self.hears(client)
+
+    def hears(self, client: str) -> bool:
+        """Whether what is pushed to it reaches it."""
+        return client in self._inboxes
+
+    def hear(self, client: str) -> None:
+        self.listen(client, Heard(self.log, self.texts, client))
+
+    def push(self, client: str, deliver: Any) -> None:
+        if client in self._inboxes:
+            deliver(self._inboxes[client])
+        elif client == self.answered and self.first is None:
+            self.first = deliver
+
+    def release(
+        self,
+        name: str,
+        waiter: WaiterId,
+        fence: int,
+        *,
+        entered: bool = True,
+        lost: bool = False,
+        tombstone_until: int = 0,
+    ) -> int:
+        self.answered, self.first = waiter.client, None
+        was = super().release(
+            name, waiter, fence, entered=entered, lost=lost, tombstone_until=tombstone_until
+        )
+        # With the reply comes the first grant to whoever hands on, and nothing else.
+        if was == WAS_HOLDER and self.first is not None:
+            self.first(OnlyGrants(self.log, self.texts, self.answered))
+        self.answered = ""
+        return was
+
+    # What is kept of the name, as it is written down
+
+    @property
+    def state(self) -> NameState:
+        return self._states.get(NAME) or NameState()
+
+    def grants(self) -> list[tuple[str, Holder]]:
+        """The holders by their texts, sorted as those of the scripts."""
+        found = [(self._text(holder), holder) for holder in self.state.holders.values()]
+        return sorted(found, key=lambda grant: (grant[0], grant[1].grant.fence))
+
+    def holders(self) -> list[tuple[str, int]]:
+        """The grants, sorted, as they would stand there."""
+        return [(text, holder.grant.fence) for text, holder in self.grants()]
+
+    def _text(self, holder: Holder) -> str:
+        waiter, form = holder.grant.waiter, replace(holder.form, shared=holder.shared)
+        if holder.is_reserved:
+            return encode(WaiterId(RESERVED, 0), form, blind=False)
+        text = ("s" if holder.shared else "x") + self.texts[waiter][1:]
+        assert decode_any(text) == (waiter, form, waiter.client == BLIND)
+        return text
+
+    def claims(self) -> list[tuple[str, int]]:
+        return [(text, of.grant.fence) for text, of in self.grants() if of.claim]
+
+    def queue(self) -> list[str]:
+        state = self.state
+        assert set(state.waiting) == {waiter for _, waiter in state.queue}
+        return [self.texts[waiter] for _, waiter in state.queue]
+
+    def tombstones(self) -> set[str]:
+        state, ms = self.state, self.began // 1000
+        resized = {f"{of}={was}" for of, (was, end) in state.resized.items() if end > ms}
+        return {self.texts[each] for each, end in state.tombstones.items() if end > ms} | resized
+
+    def numbers(self) -> tuple[int, int, int]:
+        """Permits taken, the limit, the count."""
+        return self.state.holders.permits, self.state.limit or 0, self.state.count
+
+
+class Kept(NamedTuple):
+    """What Redis keeps of the name."""
+
+    scores: dict[str, float]
+    """Its members of the first key."""
+    queue: list[str]
+    expiries: list[int]
+    """In how many ms each key ends; -1: never."""
+
+
+class Scripts:
+    """The same operations by the Lua scripts, on a real server."""
+
+    def __init__(self, server: RedisServer) -> None:
+        self.redis: Any = redis.Redis(port=server.port, decode_responses=True)
+        self.raw: Any = redis.Redis(port=server.port)
+        self.names = Names(f"model-{uuid.uuid4().hex[:8]}")
+        self.keys = self.names.keys(NAME)
+        self.value = self.names.value(NAME)
+        self.pubsubs: dict[str, Any] = {}
+        self.log: list[tuple[Any, ...]] = []
+        self._kept: Kept | None = None
+        self.looks: bool | None = None
+        """Whether newcomers look for dead waiters; None: now and then."""
+
+    def _call(self, script: scripts.Script, keys: list[str], *values: object) -> Any:
+        """The decoded reply, after the pushes have come."""
+        self._kept = None
+        source = script.source
+        if self.looks is not None:
+            source = looks.source(script, looks=self.looks, grants=machine.GRANTS)
+        try:
+            reply = self.raw.eval(source, len(keys), *keys, *map(str, values))
+            answer = reply if script is scripts.RELEASE else script.decode(reply)
+        except redis.ResponseError as error:
+            code, _, now = str(error).partition(" ")
+            if code != "LATE":
+                raise
+            answer = Late(int(now))
+        with self.redis.pipeline(transaction=False) as pipeline:
+            for client in self.pubsubs:
+                pipeline.publish(self.names.channels + client, "that is all")
+            pipeline.execute()
+        for client, pubsub in self.pubsubs.items():
+            while (push := pubsub.get_message(timeout=10)["data"]) != "that is all":
+                self._heard(push, client)
+        return answer
+
+    def _heard(self, push: str, client: str) -> None:
+        kind, *rest = push.split(" ", 3)
+        if kind == "g":
+            waiter, fence, after = rest
+            self.log.append(("granted", waiter, int(fence), int(after.split(" ")[0])))
+        elif kind == "d":
+            self.log.append(("done", f"x:{client}:", 0))
+        elif kind == "v":
+            self.log.append(("void", rest[0], 0))
+        elif kind == "r":
+            waiter, _, fence = rest[0].rpartition(":")
+            self.log.append(("requested", as_granted(waiter), int(fence)))
+        else:
+            waiter, _, fence = rest[0].rpartition(":")
+            self.log.append(("lost", as_granted(waiter), int(fence), rest[1]))
+
+    def listen(self, client: str) -> None:
+        if client not in self.pubsubs:
+            pubsub = self.redis.pubsub()
+            pubsub.subscribe(self.names.channels + client)
+            assert pubsub.get_message(timeout=10)["type"] == "subscribe"
+            self.pubsubs[client] = pubsub
+
+    def leave(self, client: str) -> None:
+        if client in self.pubsubs:
+            self.pubsubs.pop(client).close()
+            channel = self.names.channels + client
+            while self.redis.pubsub_numsub(channel)[0][1]:
+                pass  # the server has not read our good-bye yet
+
+    def acquire(
+        self, waiter: str, ttl: int, ticket: int, most: int, not_after: int = 0
+    ) -> Answer | Late:
+        kept = ttl + KEPT + decode_any(waiter)[1].closes
+        args = (ttl, kept, most, self.names.channels, waiter, ticket, not_after)
+        answer: Answer | Late = self._call(scripts.ACQUIRE, self.keys, *args)
+        return answer
+
+    def acquire_several(self, waiters: list[str], ttl: int) -> list[Answer]:
+        args = (ttl, ttl + KEPT, 0, self.names.channels, *waiters, 0)
+        reply = self._call(scripts.ACQUIRE_SEVERAL, self.keys, *args)
+        return replies.several(reply, [decode_any(waiter)[0] for waiter in waiters])
+
+    def release(
+        self,
+        waiter: str,
+        fence: int,
+        *,
+        entered: bool = True,
+        lost: bool = False,
+        tombstone_until: int = 0,
+    ) -> int:
+        closes = 1 + lost if entered and decode_any(waiter)[1].closes else 0
+        args = (waiter, fence, self.names.channels, closes, tombstone_until)
+        was = self._call(scripts.RELEASE, self.keys, *args)
+        if not isinstance(was, bytes):
+            return int(was)
+        self._heard(was.decode(), decode_any(waiter)[0].client)  # the push, with the reply
+        return WAS_HOLDER
+
+    def report_handoff(
+        self, giver: str, fence: int, through: list[str], claim: int, not_after: int
+    ) -> int | Late:
+        minted = fence + len(through)
+        values = (f"{giver}:{fence}", f"{through[-1]}:{minted}", minted, claim, *through, not_after)
+        was: int | Late = self._call(scripts.PASS, self.keys, *values)
+        return was
+
+    def finish(self, waiter: str, fence: int, remember: int, *, tombstone_until: int = 0) -> int:
+        values = (waiter, fence, remember, self.names.channels, tombstone_until)
+        return int(self._call(scripts.FINISH, self.keys[:2], *values))
+
+    def renew(self, renewals: list[tuple[str, int, int]], not_after: int = 0) -> list[bool] | Late:
+        """Each of a waiter, a fence and a ttl."""
+        keys = [self.keys[0]] * len(renewals)
+        values = [v for waiter, fence, ttl in renewals for v in (f"{waiter}:{fence}", ttl)]
+        held: list[bool] | Late = self._call(scripts.RENEW, keys, *values, not_after)
+        return held
+
+    def break_(self, fences: list[int]) -> int:
+        return int(self._call(scripts.BREAK, self.keys, self.names.channels, *fences))
+
+    def request(self, not_after: int = 0) -> int | Late:
+        told: int | Late = self._call(
+            scripts.REQUEST, self.keys[:1], self.names.channels, not_after
+        )
+        return told
+
+    def downgrade(self, waiter: str, fence: int) -> int:
+        values = (waiter, fence, self.names.channels)
+        return int(self._call(scripts.DOWNGRADE, self.keys, *values))
+
+    def resize(
+        self, declared: int, limit: int, remember: int, token: str = "t", not_after: int = 0
+    ) -> int | Late:
+        values = (declared, limit, remember, self.names.channels, token, not_after)
+        before: int | Late = self._call(scripts.RESIZE, self.keys, *values)
+        return before
+
+    def post(
+        self,
+        count: int,
+        token: str,
+        declared: int,
+        value: str,
+        remember: int,
+        *,
+        not_after: int = 0,
+    ) -> int | Late:
+        values = (token, count, declared, value, remember, self.names.channels, not_after)
+        counted: int | Late = self._call(scripts.POST, [*self.keys, self.value], *values)
+        return counted
+
+    def read(self) -> Posted:
+        posted: Posted = self._call(scripts.READ, [self.keys[0], self.value])
+        return posted
+
+    def status(self, *, waiters: bool = True) -> Status:
+        most = 1_000_000 if waiters else FEW
+        values = (self.names.channels, most if waiters else 0, "-inf", most, "")
+        return replies.status(NAME, self._call(scripts.STATUS, self.keys[:2], *values))
+
+    # What stands there
+
+    def put(self, key: str, member: str, score: float) -> None:
+        """Write this there, beside the scripts."""
+        self._kept = None
+        self.redis.zadd(key, {member: score})
+
+    @property
+    def kept(self) -> Kept:
+        """All of it, read once after each change: many look at it."""
+        if self._kept is None:
+            with self.redis.pipeline(transaction=False) as pipeline:
+                pipeline.zrange(self.keys[0], 0, -1, withscores=True)
+                pipeline.zrange(self.keys[1], 0, -1)
+                for key in (*self.keys, self.value):
+                    pipeline.pttl(key)
+                scores, queue, *expiries = pipeline.execute()
+            self._kept = Kept(dict(scores), queue, expiries)
+        return self._kept
+
+    def claims(self) -> list[str]:
+        """The grants whose lease is a claim that nobody has confirmed."""
+        held = self.kept.scores.items()
+        return sorted(grant for grant, end in held if end < 10**15 and end % 1)
+
+    def tombstones(self) -> set[str]:
+        """What was given up, of which copies may still come."""
+        after = 10**15 + int(time.time() * 1000)
+        found = self.kept.scores.items()
+        return {m.removeprefix("!") for m, end in found if after <= end <= 10**15 + 10**13}
+
+    def numbers(self) -> tuple[int, int, int]:
+        """Permits taken, the limit, the count."""
+        known = map(self.kept.scores.get, ["used", "limit", "count"])
+        used, limit, count = (0 if n is None else int(n) - 10**15 for n in known)
+        return used, limit, count
+
+    def holders(self) -> list[tuple[str, int]]:
+        """The grants, sorted, as they stand there."""
+        grants = [grant for grant, end in self.kept.scores.items() if end < 10**15]
+        parts = (grant.rpartition(":") for grant in grants)
+        return sorted((waiter, int(fence)) for waiter, _, fence in parts)
+
+    def close(self) -> None:
+        for client in list(self.pubsubs):
+            self.leave(client)
+        self.redis.delete(*self.keys, self.value)
+        self.redis.close()
+        self.raw.close()
+
+
+class Fences:
+    """Fences of one side by the order of their minting: 1, 2, 3, and 0 for one never minted."""
+
+    def __init__(self) -> None:
+        self.seen: list[int] = [0]
+
+    def learn(self, fences: Iterable[int]) -> None:
+        """These were minted since, or before."""
+        new = sorted({*fences} - {*self.seen})
+        assert not new or new[0] > self.seen[-1], "fences increase"
+        self.seen += new
+
+    def rank(self, fence: int) -> int:
+        return self.seen.index(fence)
+
+
+numbers = st.integers(0, 3 * len(WAITERS) - 1)
+not_after = st.sampled_from([0, 0, MINUTE, MINUTE, -MINUTE])
+
+
+def crowds(waiters: Sequence[str]) -> list[list[str]]:
+    """Those of one client and one form, that of a plain lock."""
+    found = dict[tuple[str, Form], list[str]]()
+    for waiter in waiters:
+        who, form, _ = decode_any(waiter)
+        if form.plain and not form.priority:
+            found.setdefault((who.client, form), []).append(waiter)
+    return [crowd for crowd in found.values() if len(crowd) > 1]
+
+
+class Differential(RuleBasedStateMachine):
+    """Each rule does the same to both sides and compares what they say."""
+
+    server: RedisServer
+    waiters: list[str]
+    chance: looks.Chance
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.real = Scripts(self.server)
+        texts = {decode_any(text)[0]: text for text in (*self.waiters, *GARBAGE)}
+        self.model = Model(texts)
+        forms = [decode_any(text)[1] for text in self.waiters]
+        self.once = any(form.once for form in forms)
+        self.downgrades = any(form.downgrades for form in forms)
+        self.plain = any(form.plain for form in forms)
+        self.crowds = crowds(self.waiters)
+        self.counts = any(form.rule is not Rule.ALWAYS for form in forms)
+        self.real_fences, self.model_fences = Fences(), Fences()
+        self.tickets: dict[str, tuple[int, int]] = {}
+        self.lately: dict[str, None] = {}
+        self.tokens = itertools.count()
+        self.token = "c.first"
+
+    @initialize(looks=st.booleans())
+    def all_listen(self, looks: bool) -> None:
+        self.real.looks = self.chance.looks = looks
+        for client in CLIENTS:
+            self.come_back(client)
+
+    @rule(client=st.sampled_from(CLIENTS))
+    def come_back(self, client: str) -> None:
+        self.real.listen(client)
+        self.model.hear(client)
+
+    @rule(client=st.sampled_from(CLIENTS))
+    def vanish(self, client: str) -> None:
+        self.real.leave(client)
+        self.model.leave(client)
+
+    def waiter(
+        self, number: int, suits: Callable[[Form], bool] = lambda _: True
+    ) -> tuple[str, WaiterId, Form]:
+        """One of them all, of those that have asked lately, or of the holders (2), if one suits."""
+        held = [as_granted(text) for text, of in self.model.grants() if not of.is_reserved]
+        for those in ((self.waiters, list(self.lately)[-6:], held)[number % 3], self.waiters):
+            known = [(text, *decode_any(text)[:2]) for text in those]
+            if suiting := [waiter for waiter in known if suits(waiter[2])]:
+                return suiting[number // 3 % len(suiting)]
+        raise AssertionError("among them all there is one")
+
+    def stamps(self, when: int) -> tuple[int, int]:
+        """So many µs from now, by the clock of each side; 0 is no time at all."""
+        return (now() + when, self.model.began + when) if when else (0, 0)
+
+    @rule(
+        number=numbers,
+        ttl=st.sampled_from([30_000, 60_000]),
+        how=st.sampled_from(["new", "new", "new", "old", "no wait"]),
+        most=st.sampled_from([0, 0, 0, 1, 2]),
+        when=not_after,
+    )
+    def acquire(self, number: int, ttl: int, how: str, most: int, when: int) -> None:
+        waiter, who, form = self.waiter(number)
+        self.lately.pop(waiter, None)
+        self.lately[waiter] = None
+        old = self.tickets.get(waiter, (0, 0)) if how == "old" else (0, 0)
+        tickets = (-1, 0) if how == "no wait" else old
+        times = self.stamps(when)
+        real = self.real.acquire(waiter, ttl, tickets[0], most, times[0])
+        model = self.model.acquire(
+            NAME,
+            who,
+            form,
+            ttl,
+            ticket=tickets[1],
+            wait=how != "no wait",
+            max_waiters=most,
+            not_after=times[1],
+        )
+        self.same_answer(waiter, real, model)
+
+    def same_answer(self, waiter: str, real: Answer | Late, model: Answer | Late) -> None:
+        assert type(real) is type(model), (real, model)
+        if isinstance(real, Granted) and isinstance(model, Granted):
+            self.learn()
+            ours, theirs = self.real_fences.rank(real.fence), self.model_fences.rank(model.fence)
+            assert ours == theirs
+            assert self.near(real.lease, model.lease)
+            assert (real.displaced, real.claim) == (model.displaced, model.claim)
+        elif isinstance(real, Queued) and isinstance(model, Queued):
+            assert (real.place == 1) == (model.place == 1)
+            assert self.known(real.before, real=True) == self.known(model.before, real=False)
+            assert self.near(real.until, model.until)
+            assert real.displaced == model.displaced
+            self.tickets[waiter] = (real.ticket, model.ticket)
+        elif isinstance(real, Busy) and isinstance(model, Busy):
+            assert self.near(real.until, model.until)
+            if len(self.real.holders()) == 1:  # of several, the first to end may be either
+                self.same_parties(
+                    [p for p in (real.holder,) if p], [p for p in (model.holder,) if p]
+                )
+        elif isinstance(real, Done) and isinstance(model, Done):
+            assert self.near(real.until, model.until)
+        elif isinstance(real, Late) and isinstance(model, Late):
+            assert self.near(real.now // 1000, now() // 1000)
+        else:
+            assert real == model
+
+    def known(self, before: Before | None, *, real: bool) -> tuple[WaiterId, int] | None:
+        """Who stands before it, and which grant that has."""
+        self.learn()
+        fences = self.real_fences if real else self.model_fences
+        return None if before is None else (before.waiter, fences.rank(before.fence))
+
+    # What is done most often: it takes many of these until something is handed on.
+
+    @rule(those=st.lists(numbers, min_size=2, max_size=6))
+    def come(self, those: list[int]) -> None:
+        for number in those:
+            self.acquire(number, 30_000, "new", 0, 0)
+            self.same_pushes()
+            self.same_state()
+
+    @precondition(lambda self: self.crowds)
+    @rule(which=numbers, those=st.lists(numbers, min_size=2, max_size=6))
+    def come_at_once(self, which: int, those: list[int]) -> None:
+        """Newcomers of one client that ask in one call are as if each asked by itself."""
+        crowd = self.crowds[which % len(self.crowds)]
+        waiters = list(dict.fromkeys(crowd[number % len(crowd)] for number in those))
+        if len(waiters) < 2:
+            return
+        known = set(waiters) & {*self.model.queue(), *(text for text, _ in self.model.holders())}
+        answers = self.real.acquire_several(waiters, 30_000)
+        for waiter, real in zip(waiters, answers, strict=True):
+            self.lately.pop(waiter, None)
+            self.lately[waiter] = None
+            who, form, _ = decode_any(waiter)
+            model = self.model.acquire(NAME, who, form, 30_000, ticket=0, wait=True, max_waiters=0)
+            if known and isinstance(model, Queued) and isinstance(real, Queued) and not real.before:
+                # A copy that comes late: who stands before whom need not be said.
+                model = model._replace(before=None)
+            self.same_answer(waiter, real, model)
+
+    @rule(those=st.lists(numbers, min_size=1, max_size=3))
+    def go(self, those: list[int]) -> None:
+        for number in those:
+            self.release(3 * (number // 3) + 2, True, True, False, 0)
+            self.same_pushes()
+            self.same_state()
+
+    def held(self, waiter: str) -> tuple[int, int]:
+        """The fence of its grant on each side, or one that there never was."""
+        as_now = (waiter, "s" + waiter[1:])
+        real = next((f for w, f in self.real.holders() if w in as_now), 12345)
+        model = next((f for w, f in self.model.holders() if w in as_now), 12345)
+        return real, model
+
+    @precondition(lambda self: self.once)
+    @rule(
+        number=numbers,
+        remember=st.sampled_from([20_000, 60_000]),
+        tombstone_until=st.sampled_from([0, 0, MINUTE, -MINUTE]),
+    )
+    def finish(self, number: int, remember: int, tombstone_until: int) -> None:
+        waiter, who, _ = self.waiter(number, lambda form: form.once)
+        real, model = self.held(waiter)
+        times = self.stamps(tombstone_until)
+        answer = self.real.finish(waiter, real, remember, tombstone_until=times[0])
+        assert answer == self.model.finish(NAME, who, model, remember, tombstone_until=times[1])
+
+    @rule(
+        number=numbers,
+        exact=st.booleans(),
+        entered=st.sampled_from([True, True, False]),
+        lost=st.booleans(),
+        tombstone_until=st.sampled_from([0, 0, 0, MINUTE, -MINUTE]),
+    )
+    def release(
+        self, number: int, exact: bool, entered: bool, lost: bool, tombstone_until: int
+    ) -> None:
+        waiter, who, _ = self.waiter(number)
+        fences = self.held(waiter) if exact else (0, 0)
+        times = self.stamps(tombstone_until)
+        how = {"entered": entered, "lost": entered and lost}
+        real = self.real.release(waiter, fences[0], **how, tombstone_until=times[0])
+        model = self.model.release(NAME, who, fences[1], **how, tombstone_until=times[1])
+        assert real == model
+
+    @precondition(lambda self: self.plain)
+    @rule(number=numbers, count=st.integers(1, 3), exact=st.booleans(), when=not_after)
+    def report_handoff(self, number: int, count: int, exact: bool, when: int) -> None:
+        """From a holder, or from one that is none, to those of its kind that wait, or to others."""
+        waiter, who, form = self.waiter(number, lambda form: form.plain)
+        kind = waiter.rpartition(":")[0]
+        others = (text for text in (*self.model.queue(), *self.waiters) if text != waiter)
+        through = [text for text in others if text.rpartition(":")[0] == kind][:count]
+        if not through:
+            return
+        real, model = self.held(waiter) if exact else (12345, 12345)
+        times, those = self.stamps(when), [decode_any(text)[0] for text in through]
+        passed = HandoffReport(NAME, form, who, model, those[-1], model + len(those), tuple(those))
+        answer = self.real.report_handoff(waiter, real, through, form.claim, times[0])
+        assert self.alike(answer, self.model.report_handoff(passed, not_after=times[1]))
+
+    @rule(text=st.sampled_from(GARBAGE))
+    def intrude(self, text: str) -> None:
+        """Something that nobody can read stands in the queue."""
+        state, (waiter, form, _) = self.model.state, decode_any(text)
+        if state.holders and waiter not in state.waiting:
+            ticket = state.queue[-1][0] + 1 if state.queue else 1
+            state.enqueue(ticket, waiter, form)
+            real = self.real.redis.zrange(self.real.keys[1], -1, -1, withscores=True)
+            self.real.put(self.real.keys[1], text, real[0][1] + 1 if real else 1)
+            self.real.redis.pexpire(self.real.keys[1], 300_000)
+
+    @precondition(lambda self: self.downgrades)
+    @rule(number=numbers)
+    def downgrade(self, number: int) -> None:
+        waiter, who, _ = self.waiter(number, lambda form: form.downgrades)
+        real, model = self.held(waiter)
+        assert self.real.downgrade(waiter, real) == self.model.downgrade(NAME, who, model)
+
+    @precondition(lambda self: self.waiters is PERMITS)
+    @rule(
+        limit=st.integers(0, 4),
+        declared=st.sampled_from([3, 3, 4]),
+        again=st.booleans(),
+        when=not_after,
+    )
+    def resize(self, limit: int, declared: int, again: bool, when: int) -> None:
+        token = self.token if again else f"c.{next(self.tokens)}"
+        self.token, times = token, self.stamps(when)
+        real = self.real.resize(declared, limit, 90_000, token, times[0])
+        model = self.model.resize(NAME, declared, limit, 90_000, token=token, not_after=times[1])
+        assert self.alike(real, model)
+
+    @precondition(lambda self: self.waiters is WATCHERS)
+    @rule(
+        count=st.integers(0, 5),
+        token=st.sampled_from(["t:1", "t:2", "t:3", "t:4"]),
+        declared=st.sampled_from([0, 0, 2, 3]),
+        value=st.text(),
+        when=not_after,
+    )
+    def post(self, count: int, token: str, declared: int, value: str, when: int) -> None:
+        token = "" if count else token
+        times = self.stamps(when)
+        real = self.real.post(count, token, declared, value, 90_000, not_after=times[0])
+        model = self.model.post(
+            NAME,
+            count,
+            token=token,
+            declared=declared,
+            value=value,
+            remember=90_000,
+            not_after=times[1],
+        )
+        assert self.alike(real, model)
+        assert self.real.read() == self.model.read(NAME)
+
+    @rule(ttl=st.sampled_from([0, 20_000, 90_000]), stranger=numbers, when=not_after)
+    def renew(self, ttl: int, stranger: int, when: int) -> None:
+        text, who, form = self.waiter(stranger)
+        real = [(as_granted(waiter), fence, ttl) for waiter, fence in self.real.holders()]
+        real.append((text, 12345, ttl))
+        model = [
+            Renewal(NAME, holder.grant.waiter, holder.form, holder.grant.fence, ttl)
+            for _, holder in self.model.grants()
+        ]
+        model.append(Renewal(NAME, who, form, 12345, ttl))
+        times = self.stamps(when)
+        renewed = self.real.renew(real, times[0])
+        assert self.alike(renewed, self.model.renew(model, not_after=times[1]))
+
+    @rule(when=not_after)
+    def request(self, when: int) -> None:
+        times = self.stamps(when)
+        real = self.real.request(times[0])
+        model = self.model.request(NAME, not_after=times[1])
+        # The machine can only say who is there, and takes the blind one for that. Redis says how
+        # many received it, which counts for the blind one as for any other.
+        if not isinstance(model, Late) and not self.model.hears(BLIND):
+            ends = (of.end for _, of in self.model.grants() if of.client == BLIND)
+            model -= sum(end > self.model.began // 1000 for end in ends)
+        assert self.alike(real, model)
+
+    @staticmethod
+    def alike(real: object, model: object) -> bool:
+        """Whether both did the same, or both came too late."""
+        return isinstance(model, Late) if isinstance(real, Late) else real == model
+
+    @rule(waiters=st.booleans())
+    def status(self, waiters: bool) -> None:
+        real, model = self.real.status(waiters=waiters), self.model.status(NAME, waiters=waiters)
+        self.same_parties(real.holders, model.holders)
+        self.same_parties(real.waiters, model.waiters)
+        assert real.more_holders == model.more_holders
+        assert self.near(int(1000 * real.closed), int(1000 * model.closed))
+        assert real.limit == model.limit
+
+    def near(self, real: int, model: int) -> bool:
+        """Whether two durations are alike, but for the time that this example has taken so far.
+
+        Those that are given here differ by ten seconds at least.
+        """
+        return abs(real - model) < 8000 + (now() - self.model.began) // 1000
+
+    def same_parties(self, real: Sequence[Participant], model: Sequence[Participant]) -> None:
+        self.learn()
+        assert [self.told(p, self.real_fences) for p in real] == [
+            self.told(p, self.model_fences) for p in model
+        ]
+        for ours, theirs in zip(real, model, strict=True):
+            assert self.near(round(1000 * ours.remaining), round(1000 * theirs.remaining))
+            if ours.client in CLIENTS:  # others stand where they were put
+                assert self.near(round(1000 * ours.since), round(1000 * theirs.since))
+
+    @staticmethod
+    def told(party: Participant, fences: Fences) -> tuple[object, ...]:
+        """What is said of a party, but for times and where it runs, which nobody has said here."""
+        fence = fences.rank(party.fence)
+        same = (party.client, party.seq, party.place, party.shared, party.permits, party.alive)
+        return (fence, *same)
+
+    @rule(which=st.sampled_from(["stale", "first", "all"]))
+    def break_(self, which: str) -> None:
+        real = [fence for _, fence in self.real.holders()]
+        model = [fence for _, fence in self.model.holders()]
+        if which != "all":
+            real, model = ([12345], [12345]) if which == "stale" else (real[:1], model[:1])
+        assert self.real.break_(real) == self.model.break_(NAME, model)
+
+    @rule(every=st.booleans())
+    def end_the_lease(self, every: bool) -> None:
+        # In the order in which they were granted, a millisecond apart: those of one millisecond
+        # have no order that both sides share.
+        claims, first = self.real.claims(), None if every else 1
+        real = sorted(self.real.holders(), key=lambda grant: grant[1])[:first]
+        for ended, (waiter, fence) in enumerate(real, start=LONG_AGO):
+            member = f"{waiter}:{fence}"
+            claim = 0.5 if member in claims else 0
+            self.real.put(self.real.keys[0], member, ended + claim)
+        held = self.model.state.holders
+        model = sorted(held.values(), key=lambda holder: holder.grant.fence)[:first]
+        for ended, holder in enumerate(model, start=LONG_AGO):
+            held.prolong(holder, ended)
+
+    def learn(self) -> None:
+        """What was minted on each side since."""
+        real = (*self.real.holders(), *(push[1:] for push in self.real.log))
+        model = (*self.model.holders(), *(push[1:] for push in self.model.log))
+        self.real_fences.learn(grant[1] for grant in real)
+        self.model_fences.learn(grant[1] for grant in model)
+
+    @invariant()
+    def same_state(self) -> None:
+        self.learn()
+        real = self.ranked(self.real.holders(), self.real_fences)
+        assert real == self.ranked(self.model.holders(), self.model_fences)
+        marked = (grant.rpartition(":") for grant in self.real.claims())
+        claims = [(waiter, int(fence)) for waiter, _, fence in marked]
+        assert self.ranked(claims, self.real_fences) == self.ranked(
+            self.model.claims(), self.model_fences
+        )
+        assert self.real.tombstones() == self.model.tombstones()
+        assert self.real.kept.queue == self.model.queue()
+        if self.counts:
+            used, limit, count = self.real.numbers()
+            assert (used, max(0, limit), count) == self.model.numbers()
+        else:
+            assert all("s" not in w[0] for w, _ in real) or all(w[0] == "s" for w, _ in real)
+
+    @staticmethod
+    def ranked(grants: Iterable[tuple[str, int]], fences: Fences) -> list[tuple[str, int]]:
+        return sorted((waiter, fences.rank(fence)) for waiter, fence in grants)
+
+    @invariant()
+    def same_pushes(self) -> None:
+        self.learn()
+        # Each client's pushes are in order; between clients there is none.
+        for side in (self.real, self.model):
+            side.log.sort(key=lambda push: (push[1].split(":")[1], push[2]))
+        real = [(*p[:2], self.real_fences.rank(p[2]), *p[3:]) for p in self.real.log]
+        model = [(*p[:2], self.model_fences.rank(p[2]), *p[3:]) for p in self.model.log]
+        assert real == model
+        self.real.log.clear()
+        self.model.log.clear()
+
+    @invariant()
+    def every_key_expires(self) -> None:
+        for key, left in zip(
+            (*self.real.keys, self.real.value), self.real.kept.expiries, strict=True
+        ):
+            assert left != -1, f"{key} has no expiry"
+
+    def teardown(self) -> None:
+        self.real.close()
+
+
+def as_granted(text: str) -> str:
+    """A waiter as it was granted, and as its client knows it."""
+    return "x" + text[1:] if decode_any(text)[1].downgrades else text
+
+
+@pytest.mark.timeout(60 + EXAMPLES)
+@pytest.mark.parametrize(
+    "those",
+    [WAITERS, READERS, TO_BE_DONE, PERMITS, PARTIES, WATCHERS],
+    ids=["locks", "readers", "to_be_done", "permits", "parties", "watchers"],
+)
+def test_the_scripts_and_the_model_agree(
+    redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch, those: list[str]
+) -> None:
+    """Whatever is done in whatever order, Lua on Redis and Python in memory do the same."""
+    agree(redis_server, monkeypatch, those)
+
+
+@pytest.mark.timeout(60 + EXAMPLES)
+@pytest.mark.parametrize(
+    "those",
+    [READERS, PERMITS, PARTIES, WATCHERS],
+    ids=["readers", "permits", "parties", "watchers"],
+)
+def test_the_scripts_and_the_model_agree_if_few_enter_at_a_time(
+    redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch, those: list[str]
+) -> None:
+    """The same, if one enters in each step, and the next is told to ask."""
+    monkeypatch.setattr(machine, "GRANTS", 1)
+    agree(redis_server, monkeypatch, those)
+
+
+def agree(redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch, those: list[str]) -> None:
+    """Have them do the same, and compare."""
+
+    class OnThisServer(Differential):
+        server = redis_server
+        waiters = those
+        chance = looks.decided(monkeypatch)
+
+    run_state_machine_as_test(
+        OnThisServer,
+        settings=settings(
+            max_examples=EXAMPLES,
+            stateful_step_count=30,
+            suppress_health_check=list(HealthCheck),
+        ),
+    )
+
+
+@pytest.mark.parametrize("terms", ["+300000", "~300000", "@86400000"])
+def test_the_numbers_outlive_what_closes(terms: str) -> None:
+    """The machine forgets, as the scripts do, after the last grant can have closed: not before."""
+    seconds = 1_800_000_000.0
+    server = MemoryServer(clock=lambda: seconds)
+    waiter, form, _ = decode_any(f"s10000*3/3{terms}:ada:1")
+    other = WaiterId("bob", 1)
+    server.acquire(NAME, waiter, form, 10_000, ticket=0, wait=True, max_waiters=0)
+    assert server.resize(NAME, 3, 4, 0) == 3
+    seconds += 100  # its lease has ended, and nobody has asked for more than a minute
+    answer = server.acquire(NAME, other, form, 10_000, ticket=0, wait=False, max_waiters=0)
+    assert isinstance(answer, Busy)
+    assert server.status(NAME).limit == 4
+    assert server.status(NAME).closed > 100
+    seconds += 2 * 86_400
+    assert server.status(NAME).limit is None

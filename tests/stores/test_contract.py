@@ -1,0 +1,737 @@
+"""Every store passes the contract, and the store that fails on purpose passes it too."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import math
+import os
+import re
+import sqlite3
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, TypeVar
+
+import fakeredis
+import pytest
+import redis.asyncio
+
+import aiolock
+from aiolock import StoreError
+from aiolock.store import (
+    BREAK_UNKNOWN,
+    WAS_ABSENT,
+    WAS_UNKNOWN,
+    Busy,
+    Granted,
+    Participant,
+    Queued,
+    Status,
+    Store,
+)
+from aiolock.stores import mysql, postgres
+from aiolock.stores.authors import Operation, OperationsByName
+from aiolock.stores.memory import MemoryServer, MemoryStore
+from aiolock.stores.redis import from_client, from_url
+from aiolock.stores.sqlite import SQLiteStore
+from aiolock.testing import FaultyStore, Peer, RunsContract, StoreContract
+from aiolock.testing._faulty import GIVES_UP
+from aiolock.testing._peer import A_MOMENT, Grant, fresh_name
+from examples.document_store import Documents, DocumentStore
+from tests.support.clusters import SHARDS, Cluster
+from tests.support.databases import MariaDBServer, PostgresServer
+from tests.support.servers import RedisServer
+from tests.support.worlds import virtual
+
+ROOT = Path(__file__).parents[2]
+
+Contract = TypeVar("Contract", bound=StoreContract)
+
+_EACH_COMMAND = frozenset(
+    f"test_{name}"
+    for name in (
+        *("names_are_different_locks", "not_waiting_is_told_who_holds_it", "max_waiters"),
+        *("hand_on_in_order", "renew_many", "renew_refused", "lease_ends", "downgrade", "finish"),
+        *("request", "break", "status", "snapshot", "permits", "resize", "value", "count"),
+        *("nothing_is_left", "closing_twice"),
+    )
+)
+
+
+def by_each_command(contract: type[Contract]) -> type[Contract]:
+    """Of what the store promises, enough to see each command and each push.
+
+    Where a store differs from another by how it is given, and what is sent by how that is read.
+    """
+    for name in dir(StoreContract):
+        if name.startswith("test_") and name not in _EACH_COMMAND | vars(contract).keys():
+            setattr(contract, name, None)
+    return contract
+
+
+class TestMemory(StoreContract, RunsContract):
+    """The store in plain Python."""
+
+    @pytest.fixture(autouse=True)
+    def _server(self) -> None:
+        self._memory = MemoryServer()
+
+    def store(self) -> Store:
+        """Another link to the test's own server."""
+        return MemoryStore(self._memory)
+
+    async def left_behind(self, name: str) -> object:
+        """Whether the server keeps anything of the name."""
+        return name in self._memory.names()
+
+
+class _Uncounted(MemoryServer):
+    """A server that cannot count who listens."""
+
+    def listens(self, client: str) -> bool:
+        """As far as it can tell, everybody does."""
+        return True
+
+
+@pytest.mark.one_loop
+class TestMemoryUncounted(TestMemory):
+    """The same, where nobody is taken for dead."""
+
+    counts_who_listens = False
+
+    @pytest.fixture(autouse=True)
+    def _server(self) -> None:
+        self._memory = _Uncounted()
+
+
+@pytest.mark.one_loop
+@by_each_command
+class TestMemoryByUrl(StoreContract, RunsContract):
+    """The same, found by a URL."""
+
+    @pytest.fixture(autouse=True)
+    def _prefix(self, prefix: str) -> None:
+        self._store_prefix = prefix
+
+    def store(self) -> Store:
+        """Another link to the event loop's own server."""
+        client = aiolock.connect("memory://", prefix=self._store_prefix)
+        return client._engine.store
+
+
+@pytest.mark.one_loop
+class TestFaulty(TestMemory):
+    """A store that fails on purpose, but has not been told to."""
+
+    def store(self) -> Store:
+        """A link through which nothing fails."""
+        return FaultyStore(super().store())
+
+
+class TestSQLite(StoreContract, RunsContract):
+    """A file, in which the state machine's states are kept."""
+
+    @pytest.fixture(autouse=True)
+    def _file(self, tmp_path: Path, prefix: str) -> None:
+        self._path, self._prefix = tmp_path / "locks.db", prefix
+
+    def store(self) -> Store:
+        """Another link to the test's own file."""
+        return SQLiteStore(self._path, self._prefix)
+
+    async def spoil(self, name: str) -> bool:
+        """A state that is none."""
+        key = f"{self._prefix}\0{name}".encode()
+        with contextlib.closing(sqlite3.connect(self._path)) as database:
+            database.execute("UPDATE names SET state = 'theirs' WHERE name = ?", (key,))
+            database.commit()
+        return True
+
+    async def left_behind(self, name: str) -> object:
+        """The row of the name."""
+        with contextlib.closing(sqlite3.connect(self._path)) as database:
+            key = f"{self._prefix}\0{name}".encode()
+            return database.execute("SELECT * FROM names WHERE name = ?", (key,)).fetchone()
+
+
+class TestPostgres(StoreContract):
+    """Functions in a PostgreSQL database; it tells nobody who stands before it."""
+
+    @pytest.fixture(autouse=True)
+    def _database(self, postgres_server: PostgresServer, prefix: str) -> None:
+        self._server, self._prefix = postgres_server, prefix
+
+    def store(self) -> Store:
+        """Another link to the server, which serves all tests."""
+        return postgres.from_url(self._server.url("app"), self._prefix)
+
+    async def left_behind(self, name: str) -> object:
+        """Rows of holders and waiters; that of the last fence stays for a while."""
+        key = f"{self._prefix}\0{name}".encode()
+        return self._server.execute(
+            "SELECT client FROM aiolock.grants WHERE name = %s"
+            " UNION ALL SELECT client FROM aiolock.waiters WHERE name = %s",
+            *(key, key),
+        )
+
+
+class TestMySQL(StoreContract, RunsContract):
+    """Tables in MariaDB, in which the state machine's states are kept."""
+
+    @pytest.fixture(autouse=True)
+    def _database(self, mariadb_server: MariaDBServer, prefix: str) -> None:
+        self._server, self._prefix = mariadb_server, prefix
+
+    def store(self) -> Store:
+        """Another link to the server, which serves all tests."""
+        return mysql.from_url(self._server.url("app"), self._prefix)
+
+    async def left_behind(self, name: str) -> object:
+        """The state of the name; its row stays for a while, for its fence."""
+        key = f"{self._prefix}\0{name}".encode()
+        return self._server.execute(
+            "SELECT state FROM aiolock_names WHERE id = %s AND state <> ''", key
+        )
+
+
+class TestFakeRedis(StoreContract, RunsContract):
+    """The scripts on fakeredis, by a client that reads replies as bytes."""
+
+    decode_responses = False
+
+    @pytest.fixture(autouse=True)
+    def _server(self, prefix: str) -> None:
+        self._prefix = prefix
+        self._client = fakeredis.FakeAsyncRedis(
+            server=fakeredis.FakeServer(), decode_responses=self.decode_responses
+        )
+
+    async def spoil(self, name: str) -> bool:
+        """A key of ours that has a text."""
+        await self._client.set(f"{self._prefix}:{{{name}}}:holders", "theirs", ex=60)
+        return True
+
+    def store(self) -> Store:
+        """Another store that connects as the same fake client does."""
+        return from_client(self._client, self._prefix)
+
+
+@pytest.mark.one_loop
+@by_each_command
+class TestFakeRedisDecoding(TestFakeRedis):
+    """The same, by a client that decodes replies."""
+
+    decode_responses = True
+
+
+class TestRedis(StoreContract, RunsContract):
+    """A real server, by its URL."""
+
+    @pytest.fixture(autouse=True)
+    def _server(self, redis_server: RedisServer, prefix: str) -> Iterator[None]:
+        self._redis = redis_server
+        self._prefix = prefix
+        yield
+        keys = redis_server.call("KEYS", f"{prefix}:*")
+        forever = [key for key in keys if redis_server.call("PTTL", key) == -1]
+        assert not forever, f"these keys never expire: {forever}"
+
+    async def spoil(self, name: str) -> bool:
+        """A key of ours that has a text."""
+        self._redis.call("SET", f"{self._prefix}:{{{name}}}:holders", "theirs", "EX", "60")
+        return True
+
+    def store(self) -> Store:
+        """Another store on the shared server, under the test's own prefix."""
+        return from_url(self._redis.url, self._prefix)
+
+    async def left_behind(self, name: str) -> object:
+        """The keys of the name, less the one that remembers its last fence."""
+        keys = self._redis.call("KEYS", f"{self._prefix}:{{{name}}}:*")
+        return [key for key in keys if not key.endswith(":fence")]
+
+
+@pytest.mark.one_loop
+@by_each_command
+class TestRedisLoneNode(TestRedis):
+    """A cluster of one node, by the URL of any other server: no script has keys of two slots."""
+
+    @pytest.fixture(autouse=True)
+    def _server(self, lone_node: RedisServer, prefix: str) -> None:
+        self._redis, self._prefix = lone_node, prefix
+
+
+class TestRedisCluster(StoreContract, RunsContract):
+    """Three masters, by the URL of the cluster."""
+
+    @pytest.fixture(autouse=True)
+    def _servers(self, cluster: Cluster, prefix: str) -> Iterator[None]:
+        self._cluster, self._prefix = cluster, prefix
+        yield
+        for master in cluster.masters:
+            for key in master.call("KEYS", f"{prefix}:*"):
+                assert master.call("PTTL", key) != -1, f"this key never expires: {key}"
+
+    def store(self) -> Store:
+        """Another store on the cluster, under the test's own prefix."""
+        return from_url(self._cluster.url, self._prefix)
+
+    async def left_behind(self, name: str) -> object:
+        """The keys of the name, less the one that remembers its last fence."""
+        keys = self._cluster.keys(f"{self._prefix}:{{{name}}}:*")
+        return [key for key in keys if not key.endswith(":fence")]
+
+
+@pytest.mark.one_loop
+@by_each_command
+class TestRedisClusterClient(TestRedisCluster):
+    """The same, by a client of the caller's, which is left alone."""
+
+    def store(self) -> Store:
+        """Another store that connects as such a client does."""
+        port = self._cluster.masters[0].port
+        return from_client(redis.asyncio.RedisCluster("127.0.0.1", port), self._prefix)
+
+
+@pytest.mark.one_loop
+@pytest.mark.skipif(not SHARDS, reason="this server has no shard channels")
+@by_each_command
+class TestRedisClusterSharded(TestRedisCluster):
+    """The same, with pushes that stay within their shard."""
+
+    def store(self) -> Store:
+        """Another store that is spoken to by shard channels."""
+        return from_url(f"{self._cluster.url}?push=sharded", self._prefix)
+
+
+@by_each_command
+class TestRedisUnixSocket(TestRedis):
+    """A real server, by its unix socket."""
+
+    def store(self) -> Store:
+        """Another store through the socket."""
+        return from_url(self._redis.unix_url, self._prefix)
+
+
+class TestRedisClient(TestRedis):
+    """A real server, by a client of the caller's, which is left alone."""
+
+    options: ClassVar[dict[str, Any]] = {}
+
+    @pytest.fixture(autouse=True)
+    async def _client(self, _server: None) -> AsyncIterator[None]:
+        async with redis.asyncio.Redis.from_url(self._redis.url, **self.options) as client:
+            self._redis_client = client
+            yield
+            assert await client.ping()
+
+    def store(self) -> Store:
+        """Another store that connects as the client does."""
+        return from_client(self._redis_client, self._prefix)
+
+
+@pytest.mark.one_loop
+@by_each_command
+class TestRedisClientDecoding(TestRedisClient):
+    """The same, by a client that decodes replies."""
+
+    options: ClassVar[dict[str, Any]] = {"decode_responses": True}
+
+
+@pytest.mark.one_loop
+@by_each_command
+class TestRedisClientResp3(TestRedisClient):
+    """The same, by a client that speaks the newer protocol."""
+
+    options: ClassVar[dict[str, Any]] = {"protocol": 3, "decode_responses": True}
+
+
+def test_a_status_for_people() -> None:
+    """A status as text: what it is, then a line for each holder and waiter."""
+    holder = Participant(
+        "aclientsid", "box", 42, 1.5, 0, 1_500_000, 2.26, permits=2, shared=True, seq=9
+    )
+    waiter = Participant("another", "", 0, 61.25, 1, shared=True, seq=3, alive=False)
+    assert str(Status("semaphore:api", (holder,), (waiter,), 0.5, 5)) == (
+        "'semaphore:api', limit 5, closed for 0.5 s\n"
+        "  holds: aclien#9 at box:42, since 1970-01-01T00:00:01.500+00:00, fence 1500000,"
+        " 2.3 s left, 2 permits, alive\n"
+        "  waits, place 1: anothe#3 at somewhere, since 1970-01-01T00:01:01.250+00:00, shared,"
+        " dead or cut off"
+    )
+    assert str(Status("lock:a", (), ())) == "'lock:a': nobody holds it or waits"
+
+
+async def test_a_closed_memory_store_does_nothing() -> None:
+    """What is asked of a store that was closed is refused, and not carried out."""
+    server = MemoryServer()
+    async with Peer(MemoryStore(server)) as ann:
+        grant = await ann.take("a")
+        await ann.store.aclose()
+        with pytest.raises(StoreError, match="closed") as raised:
+            await ann.release("a", grant)
+        assert raised.value.refused
+        assert server.names() == ["a"]
+
+
+@pytest.mark.long
+@pytest.mark.one_loop
+@pytest.mark.timeout(180)
+def test_another_lua() -> None:
+    """The scripts pass on Lua 5.4 too, as some servers have it: its numbers are not of one kind."""
+    pytest.importorskip("lupa.lua54")
+    # In a process of its own: it dies of two versions of Lua.
+    tests = f"{__file__}::TestFakeRedis"
+    ran = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-q",
+            "-x",
+            "-p",
+            "no:cacheprovider",
+            "-p",
+            "no:xdist",
+            tests,
+        ],
+        env={**os.environ, "FAKEREDIS_LUA_VERSION": "5.4"},
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+
+
+# --- The store that fails on purpose
+
+
+@virtual
+async def test_faulty_refuses() -> None:
+    """What is refused is not carried out, so many times."""
+    server = MemoryServer()
+    async with Peer(faulty := FaultyStore(MemoryStore(server))) as ann:
+        faulty.refuse("acquire", 2)
+        for _ in range(2):
+            with pytest.raises(StoreError, match="refused") as raised:
+                await ann.ask("a")
+            assert raised.value.refused
+        assert not server.names()
+        await ann.take("a")
+        assert faulty.calls["acquire"] == 3
+        faulty.refuse("release", math.inf)
+        for _ in range(5):
+            with pytest.raises(StoreError, match="refused"):
+                await ann.leave("a", ann.waiter())
+        faulty.resume()
+        assert await ann.leave("a", ann.waiter()) == WAS_ABSENT
+
+
+async def test_faulty_refuses_to_open() -> None:
+    """A store may refuse to open, and open the next time."""
+    faulty = FaultyStore(MemoryStore(MemoryServer()))
+    faulty.refuse("open")
+    with pytest.raises(StoreError, match="refused"):
+        await Peer(faulty).__aenter__()
+    async with Peer(faulty):
+        assert faulty.calls["open"] == 2
+
+
+@virtual
+async def test_faulty_loses_answers() -> None:
+    """An operation whose answer is lost has been carried out."""
+    server = MemoryServer()
+    async with Peer(faulty := FaultyStore(MemoryStore(server))) as ann:
+        faulty.lose("acquire")
+        with pytest.raises(StoreError, match="lost") as raised:
+            await ann.ask("a", waiter := ann.waiter())
+        assert not raised.value.refused
+        grant = await ann.take("a", waiter)
+        faulty.lose("release")
+        with pytest.raises(StoreError, match="lost"):
+            await ann.release("a", grant)
+        assert await ann.release("a", grant) == WAS_ABSENT
+
+
+@virtual
+async def test_faulty_holds_answers_back() -> None:
+    """Answers that are held back come in order when told, or after ten seconds not at all."""
+    server = MemoryServer()
+    loop = asyncio.get_running_loop()
+    async with Peer(faulty := FaultyStore(MemoryStore(server))) as ann:
+        faulty.hold("acquire")
+        asked = [ann.ask("a"), ann.ask("a")]
+        assert (await faulty.status("a")).holders
+        await asyncio.sleep(5)
+        assert not any(answer.done() for answer in asked)
+        faulty.resume()
+        assert [type(answer.result()) for answer in asked] == [Granted, Queued]
+        faulty.hold()
+        begun = loop.time()
+        with pytest.raises(StoreError, match="no answer"):
+            await faulty.status("a")
+        assert loop.time() - begun == pytest.approx(GIVES_UP)
+
+
+@virtual
+async def test_faulty_pushes() -> None:
+    """Pushes may be lost or held back, and are counted."""
+    async with Peer(faulty := FaultyStore(MemoryStore(MemoryServer()))) as ann:
+        faulty.lose("push")
+        for name in ("a", "b"):
+            grant = await ann.take(name)
+            await ann.queue(name)
+            await ann.release(name, grant)
+        assert (await ann.handed()).name == "b"
+        assert faulty.calls["push"] == 2
+        faulty.hold("push")
+        grant = await ann.take("c")
+        await faulty.break_("c", [grant.fence])
+        told = asyncio.create_task(ann.told())
+        await asyncio.sleep(60)
+        assert not told.done()
+        faulty.resume()
+        assert (await told).fence == grant.fence
+
+
+# --- The example for authors of stores
+
+
+class _Troubled(Documents):
+    """Documents in a database with which something is wrong: with one swap after the other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.swaps: list[str] = []
+        """Of the next ones: ``lost`` (the reply is), ``late`` (it comes when nobody waits)."""
+        self.late: list[tuple[str, str, int, float]] = []
+        self.hangs = False
+        self.meanwhile: Callable[[], Awaitable[object]] | None = None
+        """Happens before the next document is read."""
+        self.rings_are_lost = False
+
+    async def get(self, key: str) -> tuple[str, int]:
+        if self.hangs:
+            await asyncio.get_running_loop().create_future()
+        if self.meanwhile is not None:
+            meanwhile, self.meanwhile = self.meanwhile, None
+            await meanwhile()
+        return await super().get(key)
+
+    async def swap(self, key: str, value: str, version: int, keep: float) -> bool:
+        trouble = self.swaps.pop(0) if self.swaps else ""
+        if trouble == "late":
+            self.late.append((key, value, version, keep))
+            raise ConnectionResetError
+        swapped = await super().swap(key, value, version, keep)
+        if trouble:
+            raise ConnectionResetError
+        return swapped
+
+    async def ring(self, client: str, name: str) -> None:
+        if self.rings_are_lost:
+            raise ConnectionResetError
+        await super().ring(client, name)
+
+
+@pytest.mark.one_loop
+class TestDocuments(StoreContract, RunsContract):
+    """The example: documents that are swapped, in a database some milliseconds away."""
+
+    @pytest.fixture(autouse=True)
+    def _database(self) -> None:
+        self._documents = _Troubled()
+
+    async def spoil(self, name: str) -> bool:
+        """A document that is none."""
+        key = f"test/{name}"
+        _, version, keep = self._documents.kept[key]
+        self._documents.kept[key] = "theirs", version, keep
+        return True
+
+    def store(self) -> Store:
+        """Another link to the test's own database."""
+        return DocumentStore(self._documents, "test")
+
+    async def left_behind(self, name: str) -> object:
+        """The state of the name; its document stays for a while, for its fence."""
+        return self._kept(name)[1]
+
+    def _kept(self, name: str) -> list[Any]:
+        """Fence, state, letters, and when that was written."""
+        kept: list[Any] = json.loads(self._documents.kept[f"test/{name}"][0])
+        return kept
+
+    async def test_replies_that_are_lost(self) -> None:
+        """What was carried out unheard is found out, and its pushes come all the same."""
+        async with self.peers(3) as (ann, bob, cat):
+            grant = await ann.take(name := fresh_name())
+            self._documents.swaps = ["lost", "lost"]
+            place, last = await bob.queue(name), await cat.queue(name)
+            assert [w.seq for w in (await ann.store.status(name)).waiters] == [1, 1]
+            self._documents.swaps = ["lost"]
+            assert await ann.release(name, grant) == WAS_UNKNOWN
+            handed = await bob.handed()
+            assert handed.waiter == place.waiter
+            self._documents.swaps = ["lost", "late"]
+            released = await bob.release(name, Grant(place.waiter, handed.fence))
+            assert released == WAS_UNKNOWN
+            handed = await cat.handed()
+            assert handed.waiter == last.waiter
+            self._documents.swaps = ["lost"]
+            assert await ann.store.break_(name, [handed.fence]) == BREAK_UNKNOWN
+            assert await ann.store.break_(name, [handed.fence]) == 0
+
+    async def test_own_pushes_that_are_lost(self) -> None:
+        """A client whose own push was lost with a reply is told to ask again."""
+        async with self.peers(1) as (ann,):
+            back = asyncio.Event()
+            ann.reconnected = back.set  # type: ignore[method-assign]  # of this one alone
+            grant = await ann.take(name := fresh_name())
+            place = await ann.queue(name)
+            self._documents.swaps = ["lost"]
+            assert await ann.release(name, grant) == WAS_UNKNOWN
+            await back.wait()
+            await ann.take(name, place.waiter, ticket=place.ticket)
+
+    async def test_who_has_just_come(self) -> None:
+        """A client that opens and queues while another is at work is not taken for dead."""
+        async with self.peers(1) as (ann,):
+            grant = await ann.take(name := fresh_name())
+            async with contextlib.AsyncExitStack() as stack:
+                bob = Peer(self.store())
+
+                async def come() -> None:
+                    await stack.enter_async_context(bob)
+                    await bob.queue(name)
+
+                self._documents.meanwhile = come
+                await ann.release(name, grant)
+                await bob.handed()
+
+    async def test_swaps_that_come_late(self) -> None:
+        """A swap that was given up for lost does nothing when it comes, though nothing else did."""
+        async with self.peers(2) as (ann, bob):
+            name, waiter = fresh_name(), ann.waiter()
+            self._documents.swaps = ["late"] * 1000
+            with pytest.raises(StoreError) as raised:
+                await ann.ask(name, waiter)
+            assert not raised.value.refused
+            self._documents.swaps = []
+            assert await ann.leave(name, waiter) == WAS_UNKNOWN
+            for copy in self._documents.late:
+                assert not await self._documents.swap(*copy)
+            await bob.take(name)
+
+    async def test_bells_that_are_not_heard(self) -> None:
+        """What a process has written down before it died is told by the next who comes there."""
+        async with self.peers(3) as (ann, bob, cat):
+            grant = await ann.take(name := fresh_name())
+            place = await bob.queue(name)
+            self._documents.rings_are_lost = True
+            await ann.release(name, grant)
+            await ann.store.aclose()
+            self._documents.rings_are_lost = False
+            assert isinstance(await cat.ask(name, wait=False), Busy)
+            assert (await bob.handed()).waiter == place.waiter
+            while self._kept(name)[2]:  # noqa: ASYNC110  # the database tells nobody
+                await asyncio.sleep(A_MOMENT)
+
+    async def test_fences_after_the_document(self) -> None:
+        """They grow also where the document of an idle name was removed."""
+        async with self.peers(1) as (ann,):
+            grant = await ann.take(name := fresh_name())
+            await ann.release(name, grant)
+            self._documents.kept.clear()
+            assert (await ann.take(name)).fence > grant.fence
+
+    async def test_another_session(self) -> None:
+        """Whose session has ended has another one, and asks again."""
+        async with self.peers(2) as (ann, bob):
+            back = asyncio.Event()
+            bob.reconnected = back.set  # type: ignore[method-assign]  # of this one alone
+            grant = await ann.take(name := fresh_name())
+            place = await bob.queue(name)
+            await self._documents.leave(bob.client)
+            await back.wait()
+            await bob.queue(name, place.waiter, ticket=place.ticket)
+            await ann.release(name, grant)
+            assert (await bob.handed()).waiter == place.waiter
+
+    @virtual
+    async def test_nobody_waits_for_ever(self) -> None:
+        """Where the database hangs, all that was asked is refused in time, and it can be closed."""
+        loop = asyncio.get_running_loop()
+        async with Peer(self.store()) as ann:
+            name = fresh_name()
+            await ann.take(name)
+            self._documents.hangs = True
+            begun = loop.time()
+            asked = [ann.ask(name)]
+            await asyncio.sleep(0.1)
+            asked.append(ann.ask(name))
+            for answer in asked:
+                with pytest.raises(StoreError) as raised:
+                    await answer
+                assert raised.value.refused
+            assert loop.time() - begun < 9.5
+        assert loop.time() - begun < 20
+
+
+class _Wrong(OperationsByName):
+    """A store that its author has not finished."""
+
+    async def _carry_out(self, name: str, operations: Sequence[Operation]) -> Sequence[Any]:
+        if name == "raises":
+            raise KeyError(name)
+        return [*operations, None] if name == "says too much" else [None for _ in operations]
+
+    async def _names(self, start: str, most: int) -> Sequence[str]:
+        return []
+
+
+async def test_a_mistake_of_an_author_fails_the_operations_that_it_is_about() -> None:
+    """Whatever a store raises, its callers get a `StoreError` each, and later ones are served."""
+    store = _Wrong()
+    store._begin("me")
+    for name in ("raises", "says too much"):
+        for _ in range(2):
+            asked = [store.read(name), store.read(name)]
+            first, second = await asyncio.gather(*asked, return_exceptions=True)
+            assert isinstance(first, StoreError)
+            assert isinstance(second, StoreError)
+            assert first is not second
+            assert not first.refused
+    await store.read("x")
+    await store._end()
+    with pytest.raises(StoreError, match="closed"):
+        await store.read("x")
+
+
+@pytest.mark.one_loop
+@pytest.mark.parametrize("mode", ["strict", "auto"])
+def test_as_the_page_for_authors_says(tmp_path: Path, mode: str) -> None:
+    """The suite runs as it is shown there, where nothing is configured, and beside other tests."""
+    page = (ROOT / "docs" / "reference" / "store.md").read_text("utf-8")
+    (shown,) = re.findall(r"```python\n([^`]*class TestMyStore[^`]*)```", page)
+    own = "\n    def test_mine(self):\n        self.store()\n"
+    (tmp_path / "test_my_store.py").write_text(shown + own)
+    done = subprocess.run(
+        [
+            *(sys.executable, "-P", "-m", "pytest", "-q", "--strict-markers", "-W", "error"),
+            *("-W", "ignore:The configuration option", "-p", "no:cacheprovider"),
+            *("-o", f"asyncio_mode={mode}", "-k", "mine or finish or leave or renew_many"),
+            *("--rootdir", str(tmp_path), "."),
+        ],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=tmp_path,
+    )
+    assert done.returncode == 0, done.stdout
+    assert " passed" in done.stdout
+    assert "skipped" not in done.stdout

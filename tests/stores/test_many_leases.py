@@ -1,0 +1,273 @@
+"""Many operations at once, in a store that works in a thread: what is done together, and when."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+import time
+from collections.abc import AsyncGenerator, Callable, Sequence
+from typing import Any, cast
+
+import pytest
+
+import aiolock
+from aiolock.errors import StoreError
+from aiolock.store import Inbox, Renewal
+from aiolock.stores import _worker
+from aiolock.stores._operations import Operation, Steps, joined
+from aiolock.stores._outcomes import CarriedOut, Outcome, failed, refusal
+from aiolock.stores._worker import Worker
+from aiolock.stores.machine import Step
+from aiolock.stores.mysql import _database as mysql_database
+from tests.support.databases import MariaDBServer
+from tests.support.failures import take, until
+
+LEASES = 10_000
+
+
+class Work:
+    """Notes what is carried out together, and answers with its name."""
+
+    rest = 60.0
+
+    def __init__(self) -> None:
+        self.batches: list[list[Operation]] = []
+        self.unreadable = set[str]()
+        self.held: Callable[[int], float] = lambda _: 0.0
+        self.go_on = threading.Event()
+
+    def begin(self) -> None:
+        """There is nothing to open."""
+
+    def carry_out(self, operations: Sequence[Operation], _: float) -> CarriedOut:
+        """As a transaction would."""
+        self.batches.append([*operations])
+        assert self.go_on.wait(30)
+        outcomes = [
+            Outcome(None, refusal("unreadable"))
+            if each.names[0] in self.unreadable
+            else Outcome(each.names[0])
+            for each in operations
+        ]
+        return CarriedOut(outcomes, (), held=self.held(len(operations)))
+
+    def look_after(self) -> None:
+        """Nothing is to be done."""
+
+    def end(self) -> None:
+        """Nothing is open."""
+
+    def failure(self, error: BaseException) -> StoreError:
+        """Nothing fails."""
+        raise AssertionError from error
+
+
+@contextlib.asynccontextmanager
+async def started(work: Work) -> AsyncGenerator[Worker]:
+    """A thread that is at work on something, until `Work.go_on` is set."""
+    worker = Worker("test", work, cast("Inbox", None))  # there are no pushes
+    await worker.begin()
+    first = worker.call(*operations("first"))
+    await until(lambda: bool(work.batches))
+    yield worker
+    assert first.done()
+    worker.stop()
+    await worker.ended()
+
+
+def operations(*names: str, renews: bool = False) -> list[Operation]:
+    """One on each of these names."""
+    return [Operation((name,), _nothing, renews=renews) for name in names]
+
+
+def _nothing(_: Steps) -> None:
+    """`Work` answers without it."""
+
+
+def renewals(count: int, *, first: int = 0) -> list[Operation]:
+    """That many, of leases of as many names."""
+    return operations(*(f"n{number}" for number in range(first, first + count)), renews=True)
+
+
+def renew_all(worker: Worker, count: int) -> list[asyncio.Future[list[Any]]]:
+    """Renew as many leases, as a client does."""
+    return [
+        worker.call_each(renewals(min(256, count - start), first=start))
+        for start in range(0, count, 256)
+    ]
+
+
+@pytest.mark.one_loop
+async def test_renewals_many_due_at_once_are_at_most_256_in_a_transaction() -> None:
+    """And each caller gets its own answers, in its order."""
+    work = Work()
+    async with started(work) as worker:
+        asked = renew_all(worker, LEASES)
+        work.go_on.set()
+        answers = await asyncio.gather(*asked)
+        assert [*map(len, answers)] == [256] * 39 + [16]
+        assert [name for some in answers for name in some] == [f"n{n}" for n in range(LEASES)]
+    assert max(map(len, work.batches)) == 256
+    assert len(work.batches) == 1 + 40
+
+
+@pytest.mark.one_loop
+async def test_acquire_behind_many_renewals_is_in_the_next_transaction() -> None:
+    """Other operations have a share of each transaction, and renewals the rest."""
+    work = Work()
+    async with started(work) as worker:
+        asked = renew_all(worker, LEASES)
+        others = [worker.call(*operations(f"other{number}")) for number in range(200)]
+        work.go_on.set()
+        await asyncio.gather(*asked, *others)
+    kinds = [[each.renews for each in batch] for batch in work.batches[1:]]
+    assert kinds[0] == [True] * 192 + [False] * 64
+    assert [len(kind) - sum(kind) for kind in kinds[:5]] == [64, 64, 64, 8, 0]
+
+
+@pytest.mark.one_loop
+async def test_renewals_behind_many_operations_are_in_the_next_transaction() -> None:
+    """A lease must not end because many tasks want other locks."""
+    work = Work()
+    async with started(work) as worker:
+        others = [worker.call(*operations(f"other{number}")) for number in range(5000)]
+        renewed = worker.call_each(renewals(100))
+        work.go_on.set()
+        await asyncio.gather(renewed, *others)
+    assert [each.renews for each in work.batches[1]] == [True] * 100 + [False] * 156
+
+
+@pytest.mark.one_loop
+async def test_operations_on_one_name_are_carried_out_in_order() -> None:
+    """Whether or not one of them is a renewal, and however many others there are."""
+    work = Work()
+    async with started(work) as worker:
+        asked: list[asyncio.Future[Any]] = [*renew_all(worker, 1000)]
+        asked += [worker.call(*operations(f"other{number}")) for number in range(300)]
+        asked += [worker.call_each(renewals(1, first=999)) for _ in range(2)]
+        asked.append(worker.call(*operations("n999")))
+        asked.append(worker.call_each(operations("other299", renews=True)))
+        work.go_on.set()
+        await asyncio.gather(*asked)
+    done = [each for batch in work.batches for each in batch]
+    assert [each.renews for each in done if each.names == ("n999",)] == [True, True, True, False]
+    assert [each.renews for each in done if each.names == ("other299",)] == [False, True]
+
+
+@pytest.mark.one_loop
+async def test_transactions_that_take_long_are_followed_by_smaller_ones() -> None:
+    """Until they are short enough; and by larger ones again, when they are short."""
+    work = Work()
+    work.held = lambda count: count / 100
+    async with started(work) as worker:
+        asked = renew_all(worker, 1000)
+        work.go_on.set()
+        await asyncio.gather(*asked)
+        assert [*map(len, work.batches[1:8])] == [256, 128, 64, 32, 16, 16, 16]
+        work.held = lambda _: 0.0
+        await worker.call_each(renewals(1000))
+    assert 256 in map(len, work.batches[8:])
+
+
+@pytest.mark.one_loop
+async def test_operations_on_one_name_are_carried_out_together_however_long_that_takes() -> None:
+    """A long queue is read and written once for all of them."""
+    work = Work()
+    work.held = lambda _: 1.0
+    async with started(work) as worker:
+        asked = [worker.call(*operations("crowd")) for _ in range(1024)]
+        asked += [worker.call(*operations(f"n{number}")) for number in range(32)]
+        work.go_on.set()
+        await asyncio.gather(*asked)
+    assert [*map(len, work.batches[1:])] == [256] * 4 + [16, 16]
+
+
+@pytest.mark.one_loop
+async def test_renewal_that_fails_leaves_the_others_their_answers() -> None:
+    """It is unknown, in a call that has others; alone, it is an error."""
+    work = Work()
+    work.unreadable = {"n7"}
+    work.go_on.set()
+    async with started(work) as worker:
+        assert await worker.call_each(renewals(9)) == [*(f"n{n}" for n in range(7)), None, "n8"]
+        with pytest.raises(StoreError, match="unreadable"):
+            await worker.call_each(renewals(1, first=7))
+
+
+@pytest.mark.one_loop
+async def test_joined_futures_are_one_answer() -> None:
+    """Of the store that works in the event loop: each has its own answer there, too."""
+    loop = asyncio.get_running_loop()
+    each: list[asyncio.Future[Any]] = [loop.create_future() for _ in range(3)]
+    together = joined(each)
+    each[2].set_result(True)
+    each[0].set_exception(refusal("a failure"))
+    each[1].set_result(False)
+    assert await together == [None, False, True]
+    assert await joined([]) == []
+    alone: asyncio.Future[Any] = loop.create_future()
+    alone.set_exception(failed(refusal("a failure"), 1)[0].failure or AssertionError())
+    with pytest.raises(StoreError, match="a failure"):
+        await joined([alone])
+
+
+async def test_leases_due_at_once_survive_a_server_that_ends_slow_transactions(
+    own_mariadb: MariaDBServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It ends those that say nothing for a second: their operations are done in smaller ones."""
+    renew, sizes = Step.renew, list[int]()
+    together = mysql_database.Database._together
+
+    def is_slow(*args: Any, **kwargs: Any) -> bool:
+        """As on a machine that is busy."""
+        time.sleep(0.03)
+        return renew(*args, **kwargs)
+
+    def counted(self: Any, asked: Sequence[Operation], **kwargs: Any) -> Any:
+        sizes.append(len(asked))
+        return together(self, asked, **kwargs)
+
+    async with aiolock.connect(own_mariadb.url("app")) as client:
+        leases = [await take(client.lock(f"n{number}", ttl=60)) for number in range(48)]
+        holds = {hold.fence: hold for hold in client._engine.watchdog.holds.values()}
+        asked = [
+            Renewal(hold.policy.key, hold.waiter, hold.policy.form, hold.fence, 60_000)
+            for hold in (holds[lease.fence] for lease in leases)
+        ]
+        monkeypatch.setattr(Step, "renew", is_slow)
+        monkeypatch.setattr(mysql_database.Database, "_together", counted)
+        assert await client._engine.store.renew(asked) == [True] * 48
+        assert sizes[0] == 48
+        assert await client._engine.store.renew(asked) == [True] * 48
+        assert max(sizes[1:]) <= 24
+        monkeypatch.undo()
+        for lease in leases:
+            assert await lease.release()
+
+
+async def test_an_operation_that_is_slow_survives_a_server_that_ends_slow_ones(
+    own_mariadb: MariaDBServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It ends it after a second, but not again: a process with little time is not a stopped one."""
+    renew, times = Step.renew, 0
+
+    def is_slow(*args: Any, **kwargs: Any) -> bool:
+        """As with ten thousand waiters on a machine that is busy."""
+        nonlocal times
+        times += 1
+        time.sleep(1.5)
+        return renew(*args, **kwargs)
+
+    async with aiolock.connect(own_mariadb.url("app")) as client:
+        lease = await take(client.lock("x", ttl=60))
+        monkeypatch.setattr(Step, "renew", is_slow)
+        await lease.extend(60)
+        assert times == 2
+        monkeypatch.undo()
+        assert await lease.release()
+
+
+def test_a_transaction_takes_no_more_than_a_few_hundred() -> None:
+    """Other processes wait for it, and the machine may be busy."""
+    assert _worker._TOGETHER <= 256

@@ -1,0 +1,262 @@
+"""Nothing keeps the event loop for long with thousands of parties in any store that has I/O."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+import redis.asyncio
+
+import aiolock
+import aiolock.sync
+from aiolock.store import FEW
+from aiolock.stores.memory import MemoryServer
+from tests.engine.test_stretches import _AT_A_TIME, MANY, _kept, all_wait, each, waits
+from tests.support.servers import RedisServer
+from tests.support.stretches import check_short
+
+pytestmark = [pytest.mark.alone, pytest.mark.one_loop]
+
+_FEWER: Final = 4000
+"""Where each takes the store longer, the more there are already: ten thousand take it minutes."""
+_HOLDERS: Final = 2000
+"""As above, of a semaphore: to take a permit, a store reads or writes all holders."""
+_IN_QUORUM: Final = 1000
+"""Waiters in a quorum: now and then its client looks at all of a name in one go, in four
+milliseconds for a thousand."""
+
+
+STORES: Final = ["sqlite", "postgres", "mariadb", "quorum", "cluster"]
+
+
+@pytest.fixture(params=STORES)
+def target(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
+    """Where a client connects to."""
+    match request.param:
+        case "sqlite":
+            return f"sqlite:///{tmp_path}/locks.db"
+        case "quorum":
+            return [MemoryServer() for _ in range(3)]
+        case "cluster":
+            return request.getfixturevalue("cluster").url
+        case _:
+            return request.getfixturevalue(f"{request.param}_server").url("app")
+
+
+@pytest.fixture
+def connect(target: Any, prefix: str) -> Callable[[], aiolock.LockClient]:
+    """Makes clients, without a log."""
+    return lambda: aiolock.connect(target, prefix=prefix, ttl=60)
+
+
+@pytest.fixture
+async def client(connect: Callable[[], aiolock.LockClient]) -> AsyncIterator[aiolock.LockClient]:
+    """The client that has them all."""
+    async with connect() as client:
+        yield client
+    _kept.clear()
+
+
+@pytest.fixture
+async def other(connect: Callable[[], aiolock.LockClient]) -> AsyncIterator[aiolock.LockClient]:
+    """One that has none."""
+    async with connect() as client:
+        yield client
+
+
+async def test_names(client: aiolock.LockClient, other: aiolock.LockClient, target: Any) -> None:
+    """Ten thousand names, each of them held; some thousands in a quorum."""
+    many = _FEWER if isinstance(target, list) else MANY
+    leases = await each(lambda number: client.lock(f"name:{number}").acquire(), many)
+    await check_short(other.snapshot)
+    await check_short(other.names)
+    found = await other.snapshot()
+    assert [status.name for status in found] == sorted(f"name:{n}" for n in range(many))
+    await each(lambda number: leases[number].release(), many)
+
+
+async def test_waiters(client: aiolock.LockClient, other: aiolock.LockClient, target: Any) -> None:
+    """One lock, for which ten thousand tasks of another client wait.
+
+    Some thousands, where the store writes all that wait for a name at each step of it.
+    """
+    if isinstance(target, list):
+        many = _IN_QUORUM
+    else:
+        many = MANY if target.startswith(("redis", "postgres")) else _FEWER
+    lock = other.lock("crowded")
+    holds = await lock.acquire()
+    tasks = await all_wait(client.lock("crowded"), many)
+    await check_short(lock.status)
+    await check_short(other.snapshot)
+    status = await lock.status()
+    assert [waiter.place for waiter in status.waiters] == list(range(1, many + 1))
+    assert len({waiter.seq for waiter in status.waiters}) == many
+    await client.aclose()
+    await asyncio.gather(*tasks)
+    await holds.release()
+
+
+async def test_holders(client: aiolock.LockClient, other: aiolock.LockClient, target: Any) -> None:
+    """A semaphore with thousands of permits, all of them taken; a read lock in a quorum."""
+    if isinstance(target, list):
+        pytest.skip("a quorum has no semaphores")
+    await each(lambda _: client.semaphore("api", _HOLDERS).acquire(), _HOLDERS)
+    semaphore = other.semaphore("api", _HOLDERS)
+    await check_short(semaphore.status)
+    await check_short(other.snapshot)
+    few = await other._engine.handoff.status("semaphore:api", waiters=False)
+    assert (len(few.holders), few.more_holders) == (FEW, _HOLDERS - FEW)
+    status = await semaphore.status()
+    assert len({holder.seq for holder in status.holders}) == _HOLDERS
+
+
+async def test_replies_that_come_at_once(redis_server: RedisServer, prefix: str) -> None:
+    """Ten thousand answers and as many pushes, read from the sockets in one piece."""
+    async with aiolock.connect(redis_server.url, prefix=prefix) as client:
+        store: Any = client._engine.handoff._store
+        told = list[str]()
+        store._subscription._inbox.done = told.append
+        wires = (store._pipe._wire, store._subscription._link.wire)
+
+        async def pause() -> None:
+            told.clear()
+            for wire in wires:
+                wire._transport.pause_reading()
+            async with redis.asyncio.Redis.from_url(redis_server.url) as publisher:
+                channel = store._names.channels + client.id
+                async with publisher.pipeline(transaction=False) as pipeline:
+                    for number in range(MANY):
+                        key = store._names.keys(f"name:{number}")[0]
+                        _ = pipeline.publish(channel, f"d {key}")
+                    assert await pipeline.execute() == [1] * MANY
+            answers[:] = []
+            for number in range(MANY):
+                answers.append(store.read(f"name:{number}"))
+                if number % _AT_A_TIME == 0:
+                    await asyncio.sleep(0)
+            await asyncio.sleep(0.1)
+
+        async def read() -> None:
+            for wire in wires:
+                wire._transport.resume_reading()
+            while not answers[-1].done() or len(told) < MANY:  # noqa: ASYNC110  # it sets no Event
+                await asyncio.sleep(0)
+
+        answers = list[Any]()
+        await check_short(read, pause)
+        assert told == [f"name:{number}" for number in range(MANY)]
+        assert all(answer.result().count == 0 for answer in answers)
+
+
+async def test_holders_whose_leases_end_together(redis_server: RedisServer, prefix: str) -> None:
+    """Readers that were let in at once, for example: the server has one score for all of them."""
+    async with aiolock.connect(redis_server.url, prefix=prefix, ttl=600) as client:
+        await each(lambda _: client.semaphore("api", MANY).acquire(), MANY)
+        store: Any = client._engine.handoff._store
+        key = store._names.keys("semaphore:api")[0]
+        async with redis.asyncio.Redis.from_url(redis_server.url) as server:
+            found: Any = await server.zrange(key, 0, -1, withscores=True)
+            ends = {grant: end for grant, end in found if grant.count(b":") == 3}
+            assert len(ends) == MANY
+            await server.zadd(key, dict.fromkeys(ends, max(ends.values())))
+        semaphore = client.semaphore("api", MANY)
+        await check_short(semaphore.status)
+        status = await semaphore.status()
+        assert len({holder.seq for holder in status.holders}) == MANY
+    _kept.clear()
+
+
+async def test_waiters_of_a_quorum_of_redis_servers(prefix: str) -> None:
+    """A thousand waiters, whom each server names in parts."""
+    with contextlib.ExitStack() as stack:
+        urls = [stack.enter_context(RedisServer()).url for _ in range(3)]
+        async with aiolock.connect(urls, prefix=prefix, longest_ttl=3, ttl=3) as client:
+            lock = client.lock("crowded")
+            async with lock:  # once the servers, which have just been started, vote
+                tasks = list[asyncio.Task[None]]()
+                while len(tasks) < _IN_QUORUM:
+                    tasks += [asyncio.create_task(waits(lock)) for _ in range(_AT_A_TIME)]
+                    await asyncio.sleep(0.002)
+                while len((await lock.status()).waiters) < _IN_QUORUM:  # noqa: ASYNC110  # no Event
+                    await asyncio.sleep(0.05)
+                await check_short(lambda: client._engine.handoff.status("lock:crowded"))
+                status = await lock.status()
+                assert [each.place for each in status.waiters] == list(range(1, _IN_QUORUM + 1))
+                for task in tasks:
+                    task.cancel()
+                await asyncio.wait(tasks)
+
+
+class _Counts(aiolock.Observer):
+    """Counts what it is told."""
+
+    def __init__(self) -> None:
+        self.told = Counter[str]()
+
+    def acquired(self, *_: Any, **__: Any) -> None:
+        self.told["acquired"] += 1
+
+    def released(self, *_: Any, **__: Any) -> None:
+        self.told["released"] += 1
+
+    def lost(self, *_: Any, **__: Any) -> None:
+        self.told["lost"] += 1
+
+
+async def test_leases_that_are_observed() -> None:
+    """Ten thousand leases, with an observer: looked at, released on closing, and lost at once."""
+    observer = _Counts()
+    client = aiolock.connect(MemoryServer(), ttl=600, observer=observer)
+    kept = list[Any]()
+
+    async def take() -> None:
+        if client._engine.state.name == "CLOSED":
+            await client.open()
+        kept.append(await each(lambda n: client.lock(f"{len(kept)}:{n}", renew=False).acquire()))
+
+    async def all_are_lost() -> None:
+        while observer.told["lost"] < observer.told["acquired"]:  # noqa: ASYNC110  # no Event
+            await asyncio.sleep(0.05)
+
+    async def expire() -> None:
+        await take()
+        watchdog = client._engine.watchdog
+        now = watchdog.time()
+        for hold in watchdog.holds.values():
+            hold.deadline = now + 0.3
+            watchdog._wheel.schedule(hold, hold.deadline, now)
+
+    await client.open()
+    await check_short(all_are_lost, expire)
+    await check_short(client.aclose, take)
+    assert observer.told["acquired"] == observer.told["released"] + observer.told["lost"]
+    _kept.clear()
+
+
+def test_leases_of_threads() -> None:
+    """Ten thousand leases of a thread, in the loop that serves it."""
+    with aiolock.sync.connect(MemoryServer(), ttl=600) as client:
+        leases = [client.lock(f"name:{number}").acquire() for number in range(MANY)]
+        portal = client._portal
+        assert portal is not None
+
+        def check(operation: Callable[[], object]) -> None:
+            portal.start(lambda: check_short(lambda: asyncio.to_thread(operation)), "it").result()
+
+        check(partial(time.sleep, 2.5))  # it looks for what is new
+        check(client.snapshot)
+        check(client.names)
+        check(client.lock("name:1").status)
+        some = iter(leases)
+        check(lambda: [lease.release() for lease in islice(some, MANY // 3)])
+        for lease in some:
+            lease.release()
