@@ -29,7 +29,7 @@ export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test chaos lint bench docs clean distclean redis-server postgresql mariadb chromium
+.PHONY: help demo test proof chaos lint bench docs clean distclean redis-server postgresql mariadb chromium
 
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' Makefile
@@ -37,9 +37,12 @@ help: ## list the commands
 demo: .venv/package.stamp ## see it work: make demo [URL=redis://...] [WORKERS=4]
 	@.venv/bin/python -m aiolock demo $(DEMO)
 
+test: .venv/dev.stamp $(SERVERS) ## what a contributor runs: make test [STORES=redis,sqlite] [ARGS="-k cancel"]
+	@.ci/in-memory .ci/test "$(JOBS)" --dist worksteal $(OF_STORES) $(ARGS)
+
 # On the tree on asyncio's own loop; on the wheel on uvloop, and with eager tasks.
-test: .venv/dev.stamp $(SERVERS) ## the tests, on the tree and on the built wheel: make test [STORES=redis,sqlite]
-	@.ci/in-memory .ci/test "$(WHEEL_PYTHONS)" "$(JOBS)" --dist worksteal $(OF_STORES) $(ARGS)
+proof: .venv/dev.stamp $(SERVERS) ## the rest: models, chaos, ablations, the built wheel; see tests/proof/README.md
+	@.ci/in-memory .ci/proof "$(WHEEL_PYTHONS)" "$(JOBS)" --dist worksteal $(OF_STORES) $(ARGS)
 
 chaos: .venv/dev.stamp redis-server postgresql mariadb ## break everything for a while: make chaos [STORE=redis] [SECONDS=60] [SEED=1]
 	@.venv/bin/python -m tests.proof.chaos --store "$(or $(STORE),redis)" --seconds "$(or $(SECONDS),60)" --seed "$(or $(SEED),1)" $(ARGS)

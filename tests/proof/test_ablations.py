@@ -1687,7 +1687,7 @@ SAFEGUARDS = (
         "stores/sqlite/_clock.py",
         '        if _is_shifted():\n            return ""\n',
         "",
-        "stores/sqlite/test_sqlite.py::test_a_namespace_of_time[monotonic 0 0\\nboottime 5 0\\n-False]",  # noqa: E501  # the id of a test
+        "stores/sqlite/test_sqlite.py::test_a_namespace_of_time[monotonic 0 0\\nboottime 5 0\\n-False]",  # noqa: E501  # the id of a test  # noqa: E501  # the id of a test
     ),
     Safeguard(
         "what is over is forgotten",
@@ -4972,7 +4972,7 @@ SAFEGUARDS = (
         "stores/_opening.py",
         "        if not self._cancelled:",
         "        if True:",
-        "stores/redis/test_connect.py::test_whoever_stops_an_opening_returns_when_it_is_clean[run, end]",  # noqa: E501  # the id of a test
+        "stores/redis/test_connect.py::test_whoever_stops_an_opening_returns_when_it_is_clean[run, end]",  # noqa: E501  # the id of a test  # noqa: E501  # the id of a test
     ),
     Safeguard(
         "what closes does not close the next opening",
