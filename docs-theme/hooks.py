@@ -7,9 +7,11 @@ reference, and that before what is about the inside of aiolock.
 from __future__ import annotations
 
 import re
+import runpy
 from pathlib import Path
 from typing import Any
 
+SAFEGUARDS = Path(__file__).parent.parent / "tests" / "proof" / "safeguards.py"
 HIDDEN = {  # what stands beside a page, where it needs the width
     "index.md": ["navigation", "toc"],
     "comparison.md": ["toc"],
@@ -55,13 +57,17 @@ def first_paragraph(markdown: str) -> str:
     return ""
 
 
-def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> None:
+def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
     """Called by mkdocs for each page, before it is made HTML of."""
     page.meta.setdefault("description", first_paragraph(markdown))
     page.meta.setdefault("search", {"boost": boost_of(page.file.src_uri)})
     if page.file.src_uri == "index.md":
         page.meta.setdefault("title", "Distributed locks for asyncio")
     page.meta.setdefault("hide", HIDDEN.get(page.file.src_uri, []))
+    if page.file.src_uri == "ablations.md":
+        tables: str = runpy.run_path(str(SAFEGUARDS))["markdown"]()
+        return markdown.replace("<!-- the tables of tests/proof/ablations/ -->", tables)
+    return markdown
 
 
 def on_page_content(html: str, **_: Any) -> str:
