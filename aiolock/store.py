@@ -704,7 +704,7 @@ class Limited(Protocol):
 Operation = Literal[
     "acquire",
     "release",
-    "pass_on",
+    "report_handoff",
     "renew",
     "status",
     "snapshot",
@@ -793,7 +793,7 @@ class Relay:
 
     def report_handoff(self, passed: HandoffReport) -> asyncio.Future[int]:
         """As the other store."""
-        return self._call("pass_on", lambda: self._store.report_handoff(passed))
+        return self._call("report_handoff", lambda: self._store.report_handoff(passed))
 
     def renew(self, renewals: Sequence[Renewal]) -> asyncio.Future[list[bool | None]]:
         """As the other store."""

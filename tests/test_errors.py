@@ -285,7 +285,7 @@ async def test_link_that_stays_broken_is_logged_with_its_latest_cause(
             faulty.resume()
             waiters.link(None)
             first, still, _ = [record.getMessage() for record in caplog.records]
-            assert "broke: cut: by the server. It is" in first
+            assert "broke: cut: by the server. The client" in first
             assert still == "aiolock: the link to the store is still broken: wrong password"
 
 

@@ -100,7 +100,7 @@ async def test_a_run_is_reported_in_one_command() -> None:
         assert await held.release()
         await asyncio.gather(*tasks)
         assert entered == [(number, held.fence + number) for number in range(1, 7)]
-        assert (s.faulty.calls["pass_on"], s.faulty.calls["release"]) == (1, 1)
+        assert (s.faulty.calls["report_handoff"], s.faulty.calls["release"]) == (1, 1)
         assert not await s.theirs.lock("l").locked()
 
 
@@ -119,7 +119,7 @@ async def test_who_stands_between_gets_it_from_the_store() -> None:
             assert not any(other.done() for other in waiting[waiting.index(task) + 1 :])
             last = lease
         assert await last.release()
-        assert s.faulty.calls["pass_on"] == 2
+        assert s.faulty.calls["report_handoff"] == 2
 
 
 @virtual
@@ -131,7 +131,7 @@ async def test_who_is_cancelled_at_that_moment_is_not_handed_it() -> None:
         assert await held.release()
         lease = await second
         assert await lease.release()
-        assert s.faulty.calls["pass_on"] == 0
+        assert s.faulty.calls["report_handoff"] == 0
 
 
 @virtual
@@ -147,7 +147,7 @@ async def test_who_gives_up_leaves_no_gap() -> None:
         third.cancel()
         assert await released
         assert await lease.release()
-        assert s.faulty.calls["pass_on"] == 1
+        assert s.faulty.calls["report_handoff"] == 1
 
 
 @virtual
@@ -181,7 +181,7 @@ async def test_a_deadline_that_is_near_is_not_handed_on() -> None:
         assert lease.remaining() > 2.5
         s.faulty.resume()
         assert await lease.release()
-        assert s.faulty.calls["pass_on"] == 0
+        assert s.faulty.calls["report_handoff"] == 0
 
 
 async def body(lock: Lock, leases: list[Lease]) -> None:
@@ -236,13 +236,13 @@ async def test_a_report_that_failed_is_sent_again(carried_out: bool) -> None:
     """Before anything else, or after a second; who has left is told, who has it is not in doubt."""
     async with scene() as s:
         held, (waiting,) = await s.line_up(s.lock, s.lock)
-        (s.faulty.lose if carried_out else s.faulty.refuse)("pass_on", 2)
+        (s.faulty.lose if carried_out else s.faulty.refuse)("report_handoff", 2)
         released = await s.hand_off(held)
         lease = await waiting
         with pytest.raises(StoreError):
             await released
         await asyncio.sleep(2.5)  # the second time fails as well
-        assert s.faulty.calls["pass_on"] == 3
+        assert s.faulty.calls["report_handoff"] == 3
         assert await lease.verify()
         assert await lease.release()
         assert s.faulty.calls["release"] == 1
@@ -253,7 +253,7 @@ async def test_after_a_report_that_failed_nothing_is_handed_on() -> None:
     """Until the store has confirmed it: else there would be more and more that nobody knows."""
     async with scene() as s:
         held, (second, third) = await s.line_up(s.lock, s.lock, s.lock)
-        s.faulty.refuse("pass_on", 1)
+        s.faulty.refuse("report_handoff", 1)
         released = await s.hand_off(held)
         lease = await second
         with pytest.raises(StoreError):
@@ -287,7 +287,7 @@ async def test_what_the_store_has_not_heard_of_is_not_lost() -> None:
     """It does not know the grant yet, so that it refuses a renewal says nothing."""
     async with scene() as s:
         held, (waiting,) = await s.line_up(s.lock, s.lock)
-        s.faulty.refuse("pass_on", 2)
+        s.faulty.refuse("report_handoff", 2)
         released = await s.hand_off(held)
         lease = await waiting
         with pytest.raises(StoreError):
@@ -304,22 +304,22 @@ async def test_a_report_that_is_sent_again_may_be_old() -> None:
     """The store refuses it, for the lock has gone on since: that is no loss."""
     async with scene() as s:
         held, (second, third) = await s.line_up(s.lock, s.lock, s.lock)
-        s.faulty.hold("pass_on")
-        s.faulty.lose("pass_on", 1)
+        s.faulty.hold("report_handoff")
+        s.faulty.lose("report_handoff", 1)
         first = await s.hand_off(held)
         lease = await second
         await settled()
-        assert s.faulty.calls["pass_on"] == 1
+        assert s.faulty.calls["report_handoff"] == 1
         then = await s.hand_off(lease)
         lease = await third
         await settled()
-        assert s.faulty.calls["pass_on"] == 2
+        assert s.faulty.calls["report_handoff"] == 2
         s.faulty.resume()
         with pytest.raises(StoreError):
             await first
         assert await then
         await asyncio.sleep(1.5)
-        assert s.faulty.calls["pass_on"] == 3
+        assert s.faulty.calls["report_handoff"] == 3
         assert await lease.verify()
         assert await lease.release()
 
@@ -345,7 +345,7 @@ async def test_who_comes_back_between_two_is_not_overtaken() -> None:
         assert not mine.done()
         assert await lease.release()
         assert await (await mine).release()
-        assert s.faulty.calls["pass_on"] == 0
+        assert s.faulty.calls["report_handoff"] == 0
 
 
 @virtual
@@ -405,7 +405,7 @@ async def test_what_is_not_handed_on(options: dict[str, Any], both: bool) -> Non
         lease = await waiting
         assert await lease.release()
         plain = both and set(options) <= {"ttl", "priority"}
-        assert s.faulty.calls["pass_on"] == plain
+        assert s.faulty.calls["report_handoff"] == plain
 
 
 @virtual
@@ -421,7 +421,7 @@ async def test_a_lease_that_is_being_shortened_is_not_handed_on() -> None:
         lease = await waiting
         await asyncio.wait([shorter])
         assert await lease.release()
-        assert s.faulty.calls["pass_on"] == 0
+        assert s.faulty.calls["report_handoff"] == 0
 
 
 @virtual
@@ -439,7 +439,7 @@ async def test_a_client_is_not_too_far_ahead() -> None:
         assert held is not None
         tasks = [asyncio.create_task(enter()) for _ in range(MAX_AHEAD + 20)]
         await queued(s.lock, MAX_AHEAD + 20)
-        s.faulty.hold("pass_on")
+        s.faulty.hold("report_handoff")
         s.faulty.calls.clear()
         released = asyncio.create_task(held.release())
         await settled(400)
@@ -472,7 +472,7 @@ async def test_what_is_said_of_one_run_is_not_said_of_the_next() -> None:
     async with scene() as s:
         locks = (s.lock, s.lock, s.theirs.lock("l"), s.lock, s.lock)
         held, (second, other, third, fourth) = await s.line_up(*locks)
-        s.faulty.hold("pass_on")
+        s.faulty.hold("report_handoff")
         s.faulty.lose("push")
         released = await s.hand_off(held)
         assert s.server.break_(KEY, [held.fence]) == 1
@@ -535,7 +535,7 @@ async def test_a_report_is_not_sent_for_ever() -> None:
     """Less and less often; after an hour nothing is left of it at the store, or is kept."""
     async with scene() as s:
         held, (waiting,) = await s.line_up(s.lock, s.lock)
-        s.faulty.refuse("pass_on", 10**6)
+        s.faulty.refuse("report_handoff", 10**6)
         released = await s.hand_off(held)
         lease = await waiting
         with pytest.raises(StoreError):
@@ -544,10 +544,10 @@ async def test_a_report_is_not_sent_for_ever() -> None:
         await asyncio.sleep(3700)
         assert lease.state == "lost"
         assert len(s.ours._engine.handoff) == 0
-        tried = s.faulty.calls["pass_on"]
+        tried = s.faulty.calls["report_handoff"]
         assert tried < 3700 / 20
         await asyncio.sleep(3700)
-        assert s.faulty.calls["pass_on"] == tried
+        assert s.faulty.calls["report_handoff"] == tried
 
 
 @virtual
@@ -561,15 +561,15 @@ async def test_a_closed_client_reports_nothing() -> None:
     assert held is not None
     waiting = asking(ours.lock("l"))
     await queued(ours.lock("l"), 1)
-    faulty.refuse("pass_on", 10**6)
+    faulty.refuse("report_handoff", 10**6)
     held.release_nowait()
     await waiting
     await settled()
     await ours.aclose()
     await settled()
-    tried = faulty.calls["pass_on"]
+    tried = faulty.calls["report_handoff"]
     await asyncio.sleep(10)
-    assert faulty.calls["pass_on"] == tried
+    assert faulty.calls["report_handoff"] == tried
 
 
 @virtual

@@ -305,10 +305,10 @@ async def test_contest() -> None:
     }
     exact = {
         "commands.free": 2,
-        "crowd3.via": 1,
-        "crowd200.via": 1,
-        "yielding.via": 1,
-        "processes.via": 1,
+        "crowd3.through": 1,
+        "crowd200.through": 1,
+        "yielding.through": 1,
+        "processes.through": 1,
         "crowd200.inverted": 0,
         "yielding.inverted": 0,
         "crowd200.overlaps": 0,
@@ -337,7 +337,7 @@ async def test_semaphore_and_readers() -> None:
     assert records[PEERS[1]].figures == {}
     mine = records[AIOLOCK].figures
     exact = {
-        "semaphore.via": 1,
+        "semaphore.through": 1,
         "semaphore.inverted": 0,
         "semaphore.inside": 3,
         "semaphore.permits": 3,
@@ -364,7 +364,7 @@ async def test_contestants_on_uvloop() -> None:
     assert [team.record.failures for team in entered.values()] == [{}] * 3
     confirmed, unconfirmed, polling = (team.record.figures for team in entered.values())
     assert confirmed.keys() == polling.keys() > unconfirmed.keys()
-    assert confirmed["crowd3.via"] == polling["crowd3.via"] == [1]
+    assert confirmed["crowd3.through"] == polling["crowd3.through"] == [1]
 
 
 @pytest.mark.parametrize("name", ["asyncio", "uvloop"])

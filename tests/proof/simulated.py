@@ -35,7 +35,13 @@ LATE_AFTER: Final = 5.0
 LATE_WITHIN: Final = 9.0
 """Seconds within which data on a dropped link reaches the server."""
 SELDOM: Final = 0.03
-RARE: Final = {"break_": 0.6, "downgrade": 0.6, "request": 0.6, "pass_on": 0.2, "resize": 0.2}
+RARE: Final = {
+    "break_": 0.6,
+    "downgrade": 0.6,
+    "request": 0.6,
+    "report_handoff": 0.2,
+    "resize": 0.2,
+}
 """How often a link is dropped while such a command is on it: more often for those that are seldom
 sent, else `SELDOM`."""
 NEVER_MIND: Final = 0.2
@@ -269,7 +275,7 @@ class Store(MemoryStore):
             self._copies_until = max(self._copies_until, now + LATE_AFTER)
             return {"not_after": self.server.now() + int(LATE_AFTER * 1e6)}
         if command.leaves_tombstone and (self._down or now < self._dropped_copies):
-            return {"bury": self.server.now() + int(LATE_AFTER * 1e6)}
+            return {"tombstone_until": self.server.now() + int(LATE_AFTER * 1e6)}
         return {}
 
     _dropped_copies = 0.0

@@ -221,7 +221,7 @@ def run_schedule(seed: int) -> dict[str, int]:
             task.cancel()
         loop.run_until_complete(asyncio.sleep(0))
         loop.close()
-    late = crowd.server.late["pass_on"]
+    late = crowd.server.late["report_handoff"]
     return crowd.outcomes | {"passed on": crowd.server.passes, "late pass_on": late}
 
 

@@ -307,11 +307,11 @@ class Pipe:
 
     def _is_late(self, command: _Command, answer: str) -> bool:
         """Whether a command came too late; if so it is sent again."""
-        if expires := codec.late(answer):
+        if late := codec.late(answer):
             command.times -= 1
-            self.copies.read_clock(command.sent, expires.now)
+            self.copies.read_clock(command.sent, late.now)
             self._once_more(command)
-        return expires is not None
+        return late is not None
 
     def _resolve(self, command: _Command, answer: str) -> None:
         text, *pushes = answer.split("\n")

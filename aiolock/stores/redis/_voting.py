@@ -107,7 +107,7 @@ def _in_queue(
 class Admitted(NamedTuple):
     """The answer to a registration, and how many connections listen to the client's channel."""
 
-    on_reply: int
+    heard: int
     registered: Registered
 
     @property
@@ -117,8 +117,8 @@ class Admitted(NamedTuple):
 
 
 def _admitted(reply: Any) -> Admitted:
-    left, run, on_reply, now = reply
-    return Admitted(int(on_reply), Registered(int(left), run.decode(), int(now)))
+    left, run, heard, now = reply
+    return Admitted(int(heard), Registered(int(left), run.decode(), int(now)))
 
 
 class _Persistence(Script):

@@ -887,7 +887,7 @@ async def test_a_lease_is_lost_while_a_client_closes() -> None:
     looks = list[NameQueue]()
     async with Peer(store_on(of)) as ours:
         grant = await ours.take("a")
-        line = ours.store._candidates._lines["a"]  # type: ignore[attr-defined]
+        line = ours.store._candidates._queues["a"]  # type: ignore[attr-defined]
         line._due = looks.append
         async with closing_at_last(ours, 0):
             of[0].quorum_server.step("a", lambda step: step.take_away(grant.waiter))
