@@ -244,14 +244,18 @@ class Acquirer:
         # the lock that blocks it. So only an owner that awaits this itself is certainly blocked.
         acquisition.stands_still = acquisition.owner is self._watchdog.current_task()
         # A deadlock is possible only if a task of this process holds something.
-        owned = self._watchdog.owned
-        stop_warning = (
-            self._look_for_deadlock(acquisition, owned) if acquisition.blocked and owned else None
-        )
+        owned, task, blocked = self._watchdog.owned, acquisition.blocked, self._waiters.blocked
+        stop_warning = None
+        if task is not None and owned:
+            stop_warning = self._look_for_deadlock(acquisition, task, owned)
         acquisition.waits_for = Prompt(loop=self._loop)
+        if task is not None:
+            blocked[task] = acquisition
         try:
             await acquisition.waits_for
         finally:
+            if task in blocked and blocked[task] is acquisition:
+                del blocked[task]
             if stop_warning is not None:
                 stop_warning()
 
@@ -393,12 +397,13 @@ class Acquirer:
     # Deadlocks within this client
 
     def _look_for_deadlock(
-        self, acquisition: Acquisition, owned: Owned
+        self, acquisition: Acquisition, task: asyncio.Task[Any], owned: Owned
     ) -> Callable[[], None] | None:
         """`WouldDeadlock` if a deadlock is certain; if it is possible, a call to stop a warning."""
-        assert acquisition.blocked is not None
-        if len(owned) > 1 and acquisition.blocked in owned:  # another task also holds something
-            cycle = (acquisition, acquisition.blocked, owned, self._waiters.acquisitions)
+        waited_for = self._waiters.acquisitions
+        # Another task also holds something, and one waits for something that this task holds.
+        if len(owned) > 1 and task in owned and not waited_for.keys().isdisjoint(owned[task]):
+            cycle = (acquisition, task, self._watchdog.holders, self._waiters.blocked)
             if deadlock.check(*cycle):
                 timer = self._loop.call_later(
                     deadlock.SUSPICIOUS, partial(deadlock.warn_of_cycle, *cycle)
@@ -411,7 +416,7 @@ class Acquirer:
         children = self._children.get(key)
         if children is None:
             children = self._children[key] = deadlock.Children(self._time)
-        children.add(acquisition, acquisition.blocked, parent)
+        children.add(acquisition, task, parent)
         return partial(self._remove_child, acquisition, key)
 
     def _remove_child(self, acquisition: Acquisition, key: tuple[asyncio.Task[Any], str]) -> None:

@@ -20,10 +20,10 @@ from typing import Any, Final
 from weakref import ref
 
 from aiolock._engine.acquisition import Acquisition, Phase
-from aiolock._engine.hold import Hold, Owned
+from aiolock._engine.hold import Hold, Holders
 from aiolock._engine.policy import Policy
 from aiolock.errors import WouldDeadlock
-from aiolock.store import Rule, WaiterId
+from aiolock.store import Rule
 
 log = logging.getLogger("aiolock")
 
@@ -58,21 +58,18 @@ def parent() -> Task | None:
 
 
 def check(
-    acquisition: Acquisition,
-    task: Task,
-    owned: Owned,
-    acquisitions: Mapping[str, Mapping[WaiterId, Acquisition]],
+    acquisition: Acquisition, task: Task, holders: Holders, blocked: Mapping[Task, Acquisition]
 ) -> bool:
     """`WouldDeadlock` if this task would wait for itself, by way of other tasks of this process.
 
-    ``owned`` has the holds of each task, ``acquisitions`` the waiters, by key. True if it may wait
-    for itself: then the caller logs that later, by `warn_of_cycle`.
+    ``blocked`` has what each task waits for itself, without a timeout. True if it may wait for
+    itself: then the caller logs that later, by `warn_of_cycle`.
     """
     wanted = acquisition.policy
     # First the wider search: as a rule it finds no cycle either, and then it is the only one.
-    if not _cycle(wanted, task, owned, acquisitions, certain=False):
+    if not _cycle(wanted, task, holders, blocked, certain=False):
         return False
-    if cycle := _cycle(wanted, task, owned, acquisitions, certain=True):
+    if cycle := _cycle(wanted, task, holders, blocked, certain=True):
         raise wanted.with_name(
             WouldDeadlock(
                 f"{cycle}: none of them could go on, unless an asyncio.timeout() or wait_for()"
@@ -85,40 +82,36 @@ def check(
 def _cycle(
     wanted: Policy,
     task: Task,
-    owned: Owned,
-    acquisitions: Mapping[str, Mapping[WaiterId, Acquisition]],
+    holders: Holders,
+    blocked: Mapping[Task, Acquisition],
     *,
     certain: bool,
 ) -> str:
     """The text of a cycle; empty if there is none. ``certain``: only holds in bodies count."""
     if wanted.rule is not Rule.ALWAYS:
         return ""
-    # Follow from what this task holds to the tasks that wait for it, and on to what those hold,
-    # until one of them holds the wanted lock.
-    found: dict[Task, tuple[Task, str]] = {}
-    look_at = [task]
+    # Follow from the wanted lock to the tasks that hold it, and on to those that hold what each of
+    # these waits for, until one of them is this task. The other direction, from what this task
+    # holds, has as many ways as there are waiters.
+    waits_for_it: dict[Task, Task] = {}
+    look_at = [(task, wanted)]
     while look_at:
-        holder = look_at.pop()
-        for key, hold in owned.get(holder, {}).items():
+        waiting, policy = look_at.pop()
+        for holder, hold in holders.get(policy.key, {}).items():
+            if holder is None or holder is waiting or holder in waits_for_it:
+                continue
+            if holder is not task and holder not in blocked:
+                continue
             if certain and not _is_inside(holder, hold):
                 continue
-            for waiting in acquisitions.get(key, {}).values():
-                other = waiting.blocked
-                # A task that holds nothing blocks no other. Most of many waiters are such tasks.
-                if other is None or other not in owned or other in found or other is task:
-                    continue
-                if not _excludes(hold, waiting.policy):
-                    continue
-                found[other] = (holder, key)
-                theirs = owned[other].get(wanted.key)
-                if (
-                    theirs is not None
-                    and _excludes(theirs, wanted)
-                    and (_is_inside(other, theirs) or not certain)
-                ):
-                    waits = "would wait" if certain else "waits"
-                    return f"task {task.get_name()!r} {waits} {_in_words(other, wanted, found)}"
-                look_at.append(other)
+            if not _excludes(hold, policy):
+                continue
+            if holder is task:
+                waits = "would wait" if certain else "waits"
+                path = _in_words(waiting, task, wanted, waits_for_it, blocked)
+                return f"task {task.get_name()!r} {waits} {path}"
+            waits_for_it[holder] = waiting
+            look_at.append((holder, blocked[holder].policy))
     return ""
 
 
@@ -136,26 +129,28 @@ def _excludes(hold: Hold, wanted: Policy) -> bool:
     return not (wanted.shared and (hold.shared or policy.shared))
 
 
-def _in_words(last: Task, wanted: Policy, found: Mapping[Task, tuple[Task, str]]) -> str:
+def _in_words(
+    last: Task,
+    task: Task,
+    wanted: Policy,
+    waits_for_it: Mapping[Task, Task],
+    blocked: Mapping[Task, Acquisition],
+) -> str:
     steps: list[str] = []
-    other = last
-    while other in found:
-        holder, key = found[other]
-        steps.append(
-            f"task {other.get_name()!r} for {key.partition(':')[2]!r} of {holder.get_name()!r}"
-        )
-        other = holder
-    return f"for {wanted.called} of {last.get_name()!r}, while {', and '.join(steps)} waits"
+    holder, other = task, last
+    while other is not task:
+        name = blocked[other].policy.name
+        steps.append(f"task {other.get_name()!r} for {name!r} of {holder.get_name()!r}")
+        holder, other = other, waits_for_it[other]
+    steps.reverse()
+    return f"for {wanted.called} of {holder.get_name()!r}, while {', and '.join(steps)} waits"
 
 
 def warn_of_cycle(
-    acquisition: Acquisition,
-    task: Task,
-    owned: Owned,
-    acquisitions: Mapping[str, Mapping[WaiterId, Acquisition]],
+    acquisition: Acquisition, task: Task, holders: Holders, blocked: Mapping[Task, Acquisition]
 ) -> None:
     """Log that a task may wait for itself, if it still does."""
-    cycle = _cycle(acquisition.policy, task, owned, acquisitions, certain=False)
+    cycle = _cycle(acquisition.policy, task, holders, blocked, certain=False)
     if cycle and acquisition.phase is Phase.QUEUED:
         log.warning(
             "aiolock: %s: none of them can go on, unless a task to which one of these leases was"

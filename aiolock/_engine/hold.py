@@ -224,6 +224,8 @@ class Hold:
 
 Owned = Mapping[asyncio.Task[Any] | None, Mapping[str, Hold]]
 """The holds of each task, by key."""
+Holders = Mapping[str, Mapping[asyncio.Task[Any] | None, Hold]]
+"""The same holds by key, and then by task."""
 
 
 def without(items: tuple[Item, ...], item: object) -> tuple[Item, ...]:

@@ -14,7 +14,7 @@ import math
 from collections.abc import Callable
 from functools import partial
 from itertools import islice
-from typing import Final
+from typing import Any, Final
 
 from aiolock._engine.acquisition import Acquisition, Phase, Question
 from aiolock._engine.backstop import LocalQueue
@@ -65,6 +65,8 @@ class Waiters:
         """By key, and then by waiter."""
         self.by_age: dict[int, Acquisition] = {}
         """By their numbers, in the order in which they began."""
+        self.blocked: dict[asyncio.Task[Any], Acquisition] = {}
+        """By task, what it waits for in a queue itself, without a timeout."""
         self._to_ask = Backlog(self._ask_again, most=_TOGETHER)
         """Waiters that ask again soon, because something happened to all of them."""
         self._failed: dict[Acquisition, float] = {}

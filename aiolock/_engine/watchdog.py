@@ -91,6 +91,8 @@ class Watchdog:
             store, self.time, self.holds, self.lose, self._give_up
         )
         self.owned: dict[asyncio.Task[Any] | None, dict[str, Hold]] = {}
+        self.holders: dict[str, dict[asyncio.Task[Any] | None, Hold]] = {}
+        """The same, by key. Changed without a call, because every acquisition comes this way."""
         self._watched: dict[asyncio.Task[Any] | None, dict[Hold, None]] = {}
         longest = math.inf if self.time == loop.time else _AWAKE
         self._wheel = TimerWheel(self.time, self._due, longest=longest)
@@ -143,6 +145,10 @@ class Watchdog:
         task, key = hold.owner
         try:
             self.holds[hold.waiter] = hold
+            if key in self.holders:
+                self.holders[key][task] = hold
+            else:
+                self.holders[key] = {task: hold}
             self.owned.setdefault(task, {})[key] = hold
             hold.since = now = self.time()
             if hold.deadline - now < lease / 2000 and (hold.policy.renew or hold.unconfirmed):
@@ -198,9 +204,11 @@ class Watchdog:
     def _disown(self, hold: Hold) -> None:
         task, key = hold.owner
         if self.owned.get(task, {}).get(key) is hold:
-            del self.owned[task][key]
+            del self.owned[task][key], self.holders[key][task]
             if not self.owned[task]:
                 del self.owned[task]
+            if not self.holders[key]:
+                del self.holders[key]
         hold.owner = (None, key)
         hold.leases = ()  # this may be the last reference to a lease
 
@@ -443,9 +451,11 @@ class Watchdog:
         task, key = hold.owner
         owned = self.owned.get(task)
         if owned is not None and owned.get(key) is hold:
-            del owned[key]
+            del owned[key], self.holders[key][task]
             if not owned:
                 del self.owned[task]
+            if not self.holders[key]:
+                del self.holders[key]
         if self._watched:
             self._unwatch(hold)
         self._wheel.forget(hold)

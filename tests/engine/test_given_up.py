@@ -271,10 +271,12 @@ async def raises_at_a_step(
     left = (
         engine.waiters.acquisitions,
         engine.waiters._queues,
+        engine.waiters.blocked,
         engine.watchdog.holds,
         engine.watchdog.owned,
+        engine.watchdog.holders,
     )
-    assert left == ({}, {}, {}, {}), striker.struck
+    assert left == ({}, {}, {}, {}, {}, {}), striker.struck
     assert not len(engine.entered), striker.struck
     assert not engine.waiters.on_reconnect - {engine.slow_monitor.publish_again}, striker.struck
     await asyncio.sleep(2)  # what is remembered is forgotten

@@ -122,6 +122,41 @@ async def test_waiters(client: aiolock.LockClient, other: aiolock.LockClient) ->
     await holds.release()
 
 
+@pytest.mark.parametrize("connect", ["memory"], indirect=True)
+async def test_waiters_that_hold_something(client: aiolock.LockClient) -> None:
+    """What ten thousand such tasks wait for is held by one that begins to wait as well."""
+    hot, far = client.lock("hot"), client.lock("far")
+
+    async def holds_one(number: int) -> None:
+        async with client.lock(f"own:{number}"):
+            await waits(hot)
+
+    async def holds_far() -> None:
+        async with far:
+            await let_go.wait()
+
+    async def begins_to_wait() -> None:
+        holder = asyncio.create_task(holds_far())
+        asyncio.get_running_loop().call_later(0.2, let_go.set)
+        await asyncio.sleep(0.1)
+        async with far:
+            pass
+        await holder
+        let_go.clear()
+
+    let_go, tasks = asyncio.Event(), list[asyncio.Task[None]]()
+    async with hot:
+        while len(tasks) < MANY:
+            numbers = range(len(tasks), len(tasks) + _AT_A_TIME)
+            tasks += [asyncio.create_task(holds_one(number)) for number in numbers]
+            await asyncio.sleep(0.002)
+        while len(client._engine.waiters.blocked) < MANY:  # noqa: ASYNC110  # it sets no Event
+            await asyncio.sleep(0.05)
+        await check_short(begins_to_wait)
+        await client.aclose()
+    await asyncio.gather(*tasks)
+
+
 async def test_leases(client: aiolock.LockClient, other: aiolock.LockClient) -> None:
     """Ten thousand names, each of them held."""
 

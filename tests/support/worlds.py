@@ -148,6 +148,7 @@ def abandon(client: aiolock.LockClient) -> None:
         hold.state = aiolock.LeaseState.RELEASED
     engine.watchdog.holds.clear()
     engine.watchdog.owned.clear()
+    engine.watchdog.holders.clear()
     engine.watchdog._wheel.aclose()
 
 
