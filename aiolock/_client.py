@@ -544,8 +544,10 @@ class LockClient(Uncopyable, AsyncOnly):
         if not names:
             raise ValueError("a multilock needs at least one name")
         timeout = plain(options.pop("timeout", None))
-        each = dict.fromkeys(map(checked_name, names))
-        return MultiLock([self.lock(name, **options) for name in each], timeout)
+        first, *others = dict.fromkeys(map(checked_name, names))
+        lock = self.lock(first, **options)
+        more = [Lock(self._engine, lock._policy.named(name)) for name in others]
+        return MultiLock([lock, *more], timeout)
 
     def latch(
         self,

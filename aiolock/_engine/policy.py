@@ -8,9 +8,9 @@ from __future__ import annotations
 import re
 from collections.abc import Generator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from datetime import timedelta
-from typing import TypeVar, overload
+from typing import Final, TypeVar, overload
 
 from aiolock.errors import LockError
 from aiolock.options import OnLost, Seconds
@@ -148,6 +148,15 @@ class Policy:
         object.__setattr__(self, "key", f"{self.kind}:{self.name}")
         object.__setattr__(self, "passes", self.rule in (Rule.GROUP, Rule.COUNT))
 
+    def named(self, name: str) -> Policy:
+        """The same options for a lock of another name, which was checked; they need no check."""
+        other = object.__new__(Policy)
+        for each in _FIELDS:
+            object.__setattr__(other, each, getattr(self, each))
+        object.__setattr__(other, "name", name)
+        object.__setattr__(other, "key", f"{self.kind}:{name}")
+        return other
+
     @property
     def called(self) -> str:
         """The kind and name, as errors give them."""
@@ -183,3 +192,6 @@ class Policy:
             yield
         except LockError as error:
             raise self.with_context(error)  # noqa: B904  # it has the cause of the other
+
+
+_FIELDS: Final = tuple(each.name for each in fields(Policy))

@@ -7,22 +7,29 @@ that all multilocks share, which is what excludes deadlocks between them.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping
+from collections import deque
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from functools import partial
-from types import MappingProxyType
-from typing import Any, Unpack
+from types import MappingProxyType, TracebackType
+from typing import Any, Final, TypeVar, Unpack
 
 from aiolock._engine.hold import LeaseState
 from aiolock._engine.lease import Lease, LostEvent
 from aiolock._locks.async_only import AsyncOnly
 from aiolock._locks.lock import AcquireContext, Lock, watch
+from aiolock._turns import PART, turns
 from aiolock.copying import CopiedAsItself, Uncopyable
 from aiolock.entering import AsyncEnterable, Entered, Entry
 from aiolock.options import DEFAULT, Default, Seconds
 from aiolock.signatures import NoOptions, unexpected, without_unknown
 from aiolock.validation import checked_label, checked_timeout, checked_wait
+
+T = TypeVar("T")
+
+_TOGETHER: Final = 50
+"""Locks for which something is done in one part: see `Turns`. For so many, there is no pause."""
 
 
 class _LostEventOfOne(LostEvent):
@@ -79,17 +86,35 @@ class MultiLease(Uncopyable):
 
     async def release(self) -> bool:
         """Release all leases; True if all were still ours. As `Lease.release`."""
-        for lease in self._leases.values():
-            lease.release_nowait()  # all are sent before the first answer, which may be an error
-        return all([await lease.release() for lease in self._leases.values()])
+        leases = tuple(self._leases.values())
+        await _send_releases(leases)  # all, before the first answer, which may be an error
+        released = True
+        for number, lease in enumerate(leases):
+            if number and number % _TOGETHER == 0:
+                await turns().take(PART)
+            released = await lease.release() and released
+        return released
 
     async def extend(self, ttl: Seconds) -> None:
         """Let each lease end ``ttl`` seconds from now; as `Lease.extend`."""
-        await asyncio.gather(*(lease.extend(ttl) for lease in self._leases.values()))
+        await self._of_each(lambda lease: lease.extend(ttl))
 
     async def verify(self) -> bool:
         """Ask the store whether all leases are still ours; as `Lease.verify`."""
-        return all(await asyncio.gather(*(lease.verify() for lease in self._leases.values())))
+        return all(await self._of_each(Lease.verify))
+
+    async def _of_each(self, do: Callable[[Lease], Coroutine[Any, Any, T]]) -> list[T]:
+        """The results for all leases, of which many begin in parts."""
+        leases = tuple(self._leases.values())
+        parts = [leases[at : at + _TOGETHER] for at in range(0, len(leases), _TOGETHER)]
+        if len(parts) == 1:
+            return await asyncio.gather(*map(do, leases))
+
+        async def of_part(part: Sequence[Lease]) -> list[T]:
+            await turns().take(PART)
+            return await asyncio.gather(*map(do, part))
+
+        return [each for part in await asyncio.gather(*map(of_part, parts)) for each in part]
 
 
 class MultiLock(CopiedAsItself, AsyncEnterable[MultiLease], AsyncOnly):
@@ -175,12 +200,10 @@ class MultiLock(CopiedAsItself, AsyncEnterable[MultiLease], AsyncOnly):
                 lease._still_ours()  # the first may have been lost while the last was waited for
             if len(leases) == len(self._locks):
                 return MultiLease(leases)
-        except BaseException:
-            for lease in leases:
-                lease.release_nowait()
+        except BaseException as error:
+            await _send_releases(leases, error)
             raise
-        for lease in leases:
-            lease.release_nowait()
+        await _send_releases(leases)
         return None
 
     @property
@@ -192,7 +215,9 @@ class MultiLock(CopiedAsItself, AsyncEnterable[MultiLease], AsyncOnly):
         began = self._engine.watchdog.time()
         leases: list[Lease] = []
         async with AsyncExitStack() as stack:
-            for lock in self._locks:
+            for number, lock in enumerate(self._locks):
+                if number and number % _TOGETHER == 0:
+                    stack.push_async_exit(_pause)
                 since = began if leases else None
                 asked: AcquireContext[Lease] = AcquireContext(
                     lock, timeout=self._timeout, since=since
@@ -219,3 +244,32 @@ class _Bodies:
         """Leave all of them, the last first."""
         kind, traceback = (None, None) if error is None else (type(error), error.__traceback__)
         await self._stack.__aexit__(kind, error, traceback)
+
+
+async def _send_releases(leases: Iterable[Lease], error: BaseException | None = None) -> None:
+    """Release them without waiting for answers; after this error, if there was one."""
+    left, number = deque(leases), 0
+    try:
+        while left:
+            if number and number % _TOGETHER == 0 and _may_pause(error):
+                await turns().take(PART)
+            number += 1
+            left.popleft().release_nowait()
+    finally:
+        for lease in left:  # without a pause, because this was cancelled
+            lease.release_nowait()
+
+
+async def _pause(
+    kind: type[BaseException] | None,  # noqa: ARG001  # as an exit stack calls it
+    error: BaseException | None,
+    traceback: TracebackType | None,  # noqa: ARG001  # as above
+) -> None:
+    """Between the exits of many locks, let others have a turn."""
+    if _may_pause(error):
+        await turns().take(PART)
+
+
+def _may_pause(error: BaseException | None) -> bool:
+    """Whether a task that ends with this error may wait: not where its coroutine is closed."""
+    return error is None or isinstance(error, Exception | asyncio.CancelledError)

@@ -191,6 +191,55 @@ async def test_leases(client: aiolock.LockClient, other: aiolock.LockClient) -> 
     await check_short(client.aclose, take)
 
 
+async def test_multilock(client: aiolock.LockClient, other: aiolock.LockClient) -> None:
+    """A thousand names as one lock: each of its operations, also where one name is not free."""
+    names = [f"name:{number:03}" for number in range(1000)]
+    many = client.multilock(*names)
+    last = other.lock("name:999")
+    leases = list[aiolock.MultiLease]()
+
+    async def make() -> None:
+        client.multilock(*names)
+
+    async def take() -> None:
+        leases.append(await many.acquire())
+
+    async def release() -> None:
+        assert await leases.pop().release()
+
+    async def enter() -> None:
+        async with many:
+            await asyncio.sleep(0)
+
+    async def takes_none() -> None:
+        assert await many.try_acquire() is None
+
+    async def enters_none() -> None:
+        with pytest.raises(AcquireTimeout):
+            await tries.acquire()
+        with pytest.raises(AcquireTimeout):
+            async with tries:
+                pass
+
+    async def nothing() -> None:
+        while leases:
+            await leases.pop().release()
+
+    tries = client.multilock(*names, timeout=0)
+    await check_short(make)
+    await check_short(take, nothing)
+    await check_short(leases[0].verify)
+    await check_short(lambda: leases[0].extend(500))
+    assert 490 < leases[0].remaining() <= 500
+    await nothing()
+    await check_short(release, take)
+    await check_short(enter)
+    async with last:
+        await check_short(takes_none)
+        await check_short(enters_none)
+    assert not await other.names()
+
+
 async def test_leases_that_end(client: aiolock.LockClient) -> None:
     """All at once, by the client's clock: the store may have been away."""
 

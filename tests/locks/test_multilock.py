@@ -10,6 +10,7 @@ import pytest
 import aiolock
 from aiolock import AcquireTimeout, LeaseLost, LockError, NotHeld, StoreError, WouldDeadlock
 from aiolock.observer import LockRequest
+from aiolock.options import MultiLockOptions
 from aiolock.stores.memory import MemoryServer, MemoryStore
 from aiolock.testing import FaultyStore
 from tests.support.worlds import World, empty, queued, settled, virtual
@@ -299,6 +300,97 @@ async def test_a_release_that_fails() -> None:
         with pytest.raises(StoreError):
             await lease.release()
         assert server.names() == ["lock:a"]
+
+
+NAMES = [f"name:{number:03}" for number in range(300)]
+
+
+@pytest.mark.parametrize("how", ["acquire", "async with"])
+@pytest.mark.parametrize("steps", [0, 1, 2, 3])
+@virtual
+async def test_a_release_of_many_that_is_cancelled(how: str, steps: int) -> None:
+    """Others have turns before its end; cancelled in one of these, it releases all the same."""
+    server = MemoryServer()
+    async with aiolock.connect(server) as client:
+        begun = asyncio.Event()
+
+        async def use() -> None:
+            many = client.multilock(*NAMES)
+            if how == "acquire":
+                lease = await many.acquire()
+                begun.set()
+                await lease.release()
+            else:
+                async with many:
+                    begun.set()
+
+        task = asyncio.create_task(use())
+        await begun.wait()
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        assert not task.done()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await settled()
+        assert not server.names()
+        assert not client._engine.watchdog.holds
+
+
+@virtual
+async def test_many_of_which_the_last_is_not_free() -> None:
+    """All others are released again, and cancelled meanwhile they are, too."""
+    server = MemoryServer()
+    async with (
+        aiolock.connect(server) as ours,
+        aiolock.connect(server) as theirs,
+        theirs.lock(NAMES[-1]) as last,
+    ):
+        many = ours.multilock(*NAMES, timeout=0)
+        assert await many.try_acquire() is None
+        with pytest.raises(AcquireTimeout):
+            await many.acquire()
+        with pytest.raises(AcquireTimeout):
+            async with many:
+                raise AssertionError
+        await settled()
+        assert server.names() == [f"lock:{last.name}"]
+        waiting = asyncio.create_task(ours.multilock(*NAMES).acquire())
+        await queued(theirs.lock(last.name), 1)
+        waiting.cancel()
+        await asyncio.sleep(0)
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        await settled()
+        assert server.names() == [f"lock:{last.name}"]
+
+
+@virtual
+async def test_many_are_verified_and_extended() -> None:
+    """Each of them is asked for, though in parts."""
+    server = MemoryServer()
+    async with aiolock.connect(server) as ours, aiolock.connect(server) as theirs:
+        lease = await ours.multilock(*NAMES, ttl=10).acquire()
+        assert await lease.verify()
+        await lease.extend(100)
+        assert lease.remaining() > 90
+        await theirs.lock(NAMES[-1]).break_()
+        assert not await lease.verify()
+        with pytest.raises(LeaseLost, match=NAMES[-1]):
+            await lease.extend(100)
+        assert not await lease.release()
+        assert not server.names()
+
+
+async def test_options_of_each() -> None:
+    """Each lock has all options, as if it was made by itself."""
+    async with aiolock.connect("memory://") as client:
+        options: MultiLockOptions = {"ttl": 7, "max_hold": 60, "max_waiters": 3}
+        for lock in client.multilock("b", "a", "c", **options)._locks:
+            alone = client.lock(lock.name, **options)._policy
+            assert lock._policy == alone
+            assert (lock._policy.key, lock._policy.lease) == (alone.key, alone.lease)
 
 
 async def test_held_already(world: World) -> None:
