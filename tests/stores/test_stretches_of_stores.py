@@ -29,9 +29,6 @@ _FEWER: Final = 4000
 """Where each takes the store longer, the more there are already: ten thousand take it minutes."""
 _HOLDERS: Final = 2000
 """As above, of a semaphore: to take a permit, a store reads or writes all holders."""
-_IN_QUORUM: Final = 1000
-"""Waiters in a quorum: now and then its client looks at all of a name in one go, in four
-milliseconds for a thousand."""
 
 
 STORES: Final = ["sqlite", "postgres", "mariadb", "quorum", "cluster"]
@@ -83,20 +80,30 @@ async def test_names(client: aiolock.LockClient, other: aiolock.LockClient, targ
     await each(lambda number: leases[number].release(), many)
 
 
+async def _look_after_all(client: aiolock.LockClient) -> None:
+    """What a client of a quorum does now and then, by a timer: it looks at all who wait."""
+    store: Any = client._engine.handoff._store
+    (queue,) = store._candidates._queues.values()
+    assert len(queue.acquisitions) == MANY
+    queue.look_by(-1.0, 0.0)
+    while queue._timer_at < 0 or queue._pass is not None:  # noqa: ASYNC110  # it sets no Event
+        await asyncio.sleep(0)
+
+
 async def test_waiters(client: aiolock.LockClient, other: aiolock.LockClient, target: Any) -> None:
     """One lock, for which ten thousand tasks of another client wait.
 
     Some thousands, where the store writes all that wait for a name at each step of it.
     """
-    if isinstance(target, list):
-        many = _IN_QUORUM
-    else:
-        many = MANY if target.startswith(("redis", "postgres")) else _FEWER
+    in_quorum = isinstance(target, list)
+    many = MANY if in_quorum or target.startswith(("redis", "postgres")) else _FEWER
     lock = other.lock("crowded")
     holds = await lock.acquire()
     tasks = await all_wait(client.lock("crowded"), many)
     await check_short(lock.status)
     await check_short(other.snapshot)
+    if in_quorum:
+        await check_short(partial(_look_after_all, client))
     status = await lock.status()
     assert [waiter.place for waiter in status.waiters] == list(range(1, many + 1))
     assert len({waiter.seq for waiter in status.waiters}) == many
@@ -176,21 +183,21 @@ async def test_holders_whose_leases_end_together(redis_server: RedisServer, pref
 
 
 async def test_waiters_of_a_quorum_of_redis_servers(prefix: str) -> None:
-    """A thousand waiters, whom each server names in parts."""
+    """Some thousands of waiters, whom each server names in parts."""
     with contextlib.ExitStack() as stack:
         urls = [stack.enter_context(RedisServer()).url for _ in range(3)]
         async with aiolock.connect(urls, prefix=prefix, longest_ttl=3, ttl=3) as client:
             lock = client.lock("crowded")
             async with lock:  # once the servers, which have just been started, vote
                 tasks = list[asyncio.Task[None]]()
-                while len(tasks) < _IN_QUORUM:
+                while len(tasks) < _FEWER:
                     tasks += [asyncio.create_task(waits(lock)) for _ in range(_AT_A_TIME)]
                     await asyncio.sleep(0.002)
-                while len((await lock.status()).waiters) < _IN_QUORUM:  # noqa: ASYNC110  # no Event
+                while len((await lock.status()).waiters) < _FEWER:  # noqa: ASYNC110  # no Event
                     await asyncio.sleep(0.05)
                 await check_short(lambda: client._engine.handoff.status("lock:crowded"))
                 status = await lock.status()
-                assert [each.place for each in status.waiters] == list(range(1, _IN_QUORUM + 1))
+                assert [each.place for each in status.waiters] == list(range(1, _FEWER + 1))
                 for task in tasks:
                     task.cancel()
                 await asyncio.wait(tasks)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Final
 
 from aiolock._prompt import Prompt
@@ -16,6 +16,9 @@ KEEP_ALIVE: Final = 60.0
 """Seconds after which every waiter asks again, so that a queue in use does not expire."""
 JUST_AFTER: Final = 0.003
 """Seconds to wait past the end of a lease: it must have ended by the member's clock."""
+PART: Final = 1000
+"""Units of work of a pass over all acquisitions of a name in one iteration of the event loop. A
+unit is a look at one acquisition, for one member: some two microseconds."""
 
 
 def lasts(lease: int) -> float:
@@ -208,8 +211,15 @@ class QuorumAcquisition:
 class NameQueue:
     """One client's acquisitions of one name; the first of them asks for all."""
 
-    def __init__(self, due: Callable[[NameQueue], None], servers: int) -> None:
+    def __init__(
+        self,
+        due: Callable[[NameQueue], Iterator[int]],
+        servers: int,
+        time: Callable[[], float],
+    ) -> None:
+        """Call ``due`` for a pass over all; it yields after each step how many units that was."""
         self._due = due
+        self._time = time
         self.alone = [-math.inf] * servers
         """The time of the question to which a member last answered `ALONE`."""
         self.shared_until = -math.inf
@@ -221,8 +231,12 @@ class NameQueue:
         self.timer_of_locals: asyncio.TimerHandle | None = None
         self._loop = asyncio.get_running_loop()
         self.acquisitions: dict[WaiterId, QuorumAcquisition] = {}
-        self._timer: asyncio.TimerHandle | None = None
+        self._timer: asyncio.Handle | None = None
+        """For the next pass, or for the next part of the one under way."""
         self._timer_at = math.inf
+        """The time of the next pass."""
+        self._pass: Iterator[int] | None = None
+        """What is left of the pass under way."""
 
     def join(self, acquisition: QuorumAcquisition) -> bool:
         """Add a new acquisition; returns whether each has come behind all that were there."""
@@ -235,26 +249,51 @@ class NameQueue:
     def leave(self, acquisition: QuorumAcquisition) -> bool:
         """Remove an ended acquisition; returns whether none is left."""
         self.acquisitions.pop(acquisition.request.waiter, None)
-        if not self.acquisitions and (self._timer or self.timer_of_locals):
+        if not self.acquisitions and (self._timer or self._pass or self.timer_of_locals):
             self.close()
         return not self.acquisitions
 
     def close(self) -> None:
-        """Stop the timers: no acquisition is left."""
+        """Stop the timers, and the pass under way: no acquisition is left."""
         for timer in (self._timer, self.timer_of_locals):
             if timer is not None:
                 timer.cancel()
-        self._timer = self.timer_of_locals = None
+        self._timer = self.timer_of_locals = self._pass = None
         self._timer_at = math.inf
 
     def look_by(self, when: float, now: float) -> None:
         """Check by ``when`` which acquisitions have to ask again."""
         if when < self._timer_at:
-            if self._timer is not None:
-                self._timer.cancel()
             self._timer_at = when
-            self._timer = self._loop.call_later(max(0.0, when - now), self._look)
+            if self._pass is None:  # else as soon as that is over
+                self._set_timer(now)
+
+    def _set_timer(self, now: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self._loop.call_later(max(0.0, self._timer_at - now), self._look)
 
     def _look(self) -> None:
-        self._timer, self._timer_at = None, math.inf
-        self._due(self)
+        self._timer_at = math.inf
+        self._pass = self._due(self)
+        self._continue()
+
+    def _continue(self) -> None:
+        """Do a part of the pass."""
+        self._timer, steps, left, over = None, self._pass, PART, True
+        assert steps is not None
+        try:
+            for units in steps:
+                left -= units
+                if left <= 0 or self._pass is not steps:
+                    over = False
+                    break
+        finally:
+            if self._pass is not steps:
+                pass  # a step has closed this
+            elif not over:
+                self._timer = self._loop.call_soon(self._continue)
+            else:
+                self._pass = None
+                if self._timer_at < math.inf:
+                    self._set_timer(self._time())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections.abc import Iterator
 from functools import partial
 from typing import Any, Final
 
@@ -35,6 +36,8 @@ from aiolock.stores.quorum._votes import Phase, YieldVote
 
 SOON: Final = 0.02
 """Seconds until a member is asked again where a vote that was to be given back had ended."""
+_ASKED: Final = 10
+"""Units of work to ask a member, or to act on a vote: see `NameQueue`."""
 
 
 class Asking:
@@ -377,15 +380,21 @@ class Asking:
 
     # Timers
 
-    def _look_after(self, queue: NameQueue) -> None:
-        """Renew the votes that make no majority yet, and ask again in case a push was lost."""
-        now, following = self._time(), math.inf
+    def _look_after(self, queue: NameQueue) -> Iterator[int]:
+        """Renew the votes that make no majority yet, and ask again in case a push was lost.
+
+        Yields after each step how many units of work it was; the queue makes the parts.
+        """
+        following = math.inf
         for server, connection in enumerate(self._connections):
             first = True
             for acquisition in list(queue.acquisitions.values()):
+                yield 1
                 if acquisition.idle or acquisition.local or acquisition.vote_set.suspended:
                     continue
-                vote = acquisition.vote_set.votes[server]
+                if acquisition.over:
+                    continue  # since this began
+                now, vote = self._time(), acquisition.vote_set.votes[server]
                 if vote is not None:
                     over_at = vote.period.over_at
                     if acquisition.waits:
@@ -394,6 +403,7 @@ class Asking:
                         self._look(acquisition)
                     else:
                         following = min(following, over_at)
+                    yield _ASKED
                     continue
                 for_all = not first and isinstance(acquisition.said[server], InQueue)
                 due = acquisition.ask_at[server] + (KEEP_ALIVE if for_all else 0.0)
@@ -403,8 +413,8 @@ class Asking:
                 elif connection.in_reach:  # else it is asked as soon as it is
                     self._ask(acquisition, server, now)
                     following = min(following, now + RETRY)
-        if following < math.inf:
-            queue.look_by(following, now)
+                    yield _ASKED
+        queue.look_by(following, self._time())
 
     def _keep(self, acquisition: QuorumAcquisition, server: int, now: float) -> float:
         """Renew, in time, a vote of a waiter without a majority; returns when to look again."""

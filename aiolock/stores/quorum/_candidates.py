@@ -121,7 +121,8 @@ class Candidates(Handing):
             self._runs[acquisition.own] = acquisition
         queue = self._queues.get(name)
         if queue is None:
-            queue = self._queues[name] = NameQueue(self._look_after, self._membership.size)
+            queue = NameQueue(self._look_after, self._membership.size, self._time)
+            self._queues[name] = queue
         in_order = queue.join(acquisition)
         self._is_asked(acquisition, answer, now)
         if not self._membership.decides:
