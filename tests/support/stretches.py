@@ -4,7 +4,7 @@ A stretch is one iteration of the loop: all callbacks that were ready run in it,
 other, and no other task has a turn before its end. It is measured in processor time of the thread,
 so a busy machine hardly makes it longer, and without the garbage collector, which runs now and
 then, whoever is at work. But other processes empty the caches of the processor, so what measures
-this is marked with `alone`. And processors differ: see `limit`.
+this is marked with `alone`.
 """
 
 from __future__ import annotations
@@ -17,23 +17,8 @@ from contextlib import contextmanager
 from typing import Any, Final, cast
 
 LONGEST: Final = 0.010
-"""Seconds for which the library may keep the loop, where `_work` takes `_WORK`."""
-_WORK: Final = 0.003
+"""Seconds for which the library may keep the loop."""
 _TRIES: Final = 3
-
-
-def _work() -> float:
-    """Processor time, in seconds, of work that is always the same: calls, objects, a dictionary."""
-    before = time.thread_time()
-    kept = dict[int, tuple[int, str]]()
-    for number in range(20_000):
-        kept[number] = (number, str(number))
-    return time.thread_time() - before
-
-
-def limit() -> float:
-    """`LONGEST`, and as much longer as this processor is slower than the one it is said for."""
-    return LONGEST * max(1.0, min(_work() for _ in range(5)) / _WORK)
 
 
 class Stretches:
@@ -125,7 +110,7 @@ async def check_short(
             await before()
         with measured() as stretches:
             done = await operation()
-        if stretches.longest <= limit():
+        if stretches.longest <= LONGEST:
             return
         found.append(stretches)
         del done  # what it returned is the test's to free
