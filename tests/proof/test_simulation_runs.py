@@ -31,7 +31,6 @@ from tests.proof.ledger import Ledger
 from tests.proof.simulated import LATE_WITHIN, Refuses, Server, Store
 from tests.proof.test_simulation import Inside, World
 from tests.support import virtual
-from tests.support.selection import ON_THE_TREE
 
 NAME = "crowd"
 HEARD = 1.5
@@ -225,7 +224,8 @@ def run_schedule(seed: int) -> dict[str, int]:
     return crowd.outcomes | {"passed on": crowd.server.passes, "late pass_on": late}
 
 
-SCHEDULES = 200 if ON_THE_TREE else 100
+SCHEDULES = 200
+"""As many on the wheel: of a hundred, it is chance whether they hand off a hundred times."""
 
 
 FOUND = (691, 807, 1665, 1861)
@@ -246,6 +246,5 @@ def test_hundreds_of_crowds() -> None:
             total[outcome] = total.get(outcome, 0) + times
     ends = {"left", "timed out", "lost", "nobody knows", "closed"}
     assert set(total) == ends | {"passed on", "late pass_on"}
-    # Over many seeds there are 113 in 100 schedules, and twelve more or less in any hundred.
-    assert total["passed on"] > 0.7 * SCHEDULES
+    assert total["passed on"] > SCHEDULES
     assert total["late pass_on"] > 0
