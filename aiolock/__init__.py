@@ -44,7 +44,8 @@ from aiolock.errors import (
     WouldDeadlock,
 )
 from aiolock.observer import Blocked, Deadlock, LockRequest, Observer
-from aiolock.store import Participant, ServerStatus, Status, Store
+from aiolock.protocol import Participant, Status
+from aiolock.store import ServerStatus, Store
 
 if typing.TYPE_CHECKING:
     from aiolock import sync as sync  # `aiolock.sync`, by its name

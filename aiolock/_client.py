@@ -52,8 +52,9 @@ from aiolock.options import (
     Seconds,
     SemaphoreOptions,
 )
+from aiolock.protocol import Rule, Status
 from aiolock.signatures import NoOptions, spelled_out, unexpected, without_unknown
-from aiolock.store import Rule, ServerStatus, Status, Store, Versioned
+from aiolock.store import ServerStatus, Store
 from aiolock.validation import (
     LONGEST_TTL,
     SHORTEST_TTL,
@@ -240,8 +241,7 @@ class LockClient(Uncopyable, AsyncOnly):
         More than one during a deployment. Empty for a store in memory, which no other version can
         use.
         """
-        store = self._engine.store
-        return store.protocols if isinstance(store, Versioned) else ()
+        return self._engine.store.features.protocols()
 
     async def open(self) -> None:
         """Connect; `StoreError`, with advice, when the store cannot be used.

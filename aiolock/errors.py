@@ -19,7 +19,7 @@ Each is also the builtin in brackets, so code that knows nothing of aiolock can 
 arguments raise plain ``ValueError`` and ``TypeError``, before anything is sent.
 """
 
-from aiolock.store import Participant
+from aiolock.protocol import Participant
 
 
 class LockError(Exception):

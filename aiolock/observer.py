@@ -17,7 +17,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Literal
 
-from aiolock.store import Participant, plain
+from aiolock.protocol import Participant
+from aiolock.text import plain
 
 GaveUp = Literal["busy", "timeout", "cancelled", "full", "done", "store", "deadlock", "closed"]
 """Why an acquisition ended without a grant: a try found the lock taken (busy); its timeout passed;

@@ -21,7 +21,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any, Final
 
 import aiolock
-from aiolock.store import Inbox
+from aiolock.protocol import Deliver, Reconnected
 from aiolock.stores.authors import Document, Operation, OperationsByName, about_us, refusal
 
 # --- Replace this: the database
@@ -133,9 +133,9 @@ class DocumentStore(OperationsByName):
         super().__init__()
         self._database, self._prefix = database, f"{prefix}/"
 
-    async def open(self, client: str, inbox: Inbox) -> None:
+    async def open(self, client: str, deliver: Deliver) -> None:
         """Begin a session, and listen."""
-        self._inbox = inbox
+        self._deliver = deliver
         self._unsure: dict[str, int] = {}
         """By name: a version on which a swap was sent whose reply is missing, perhaps for ever."""
         try:
@@ -173,11 +173,11 @@ class DocumentStore(OperationsByName):
             await asyncio.sleep(PAUSE)
             with contextlib.suppress(OSError):
                 bell = await self._join(self._client)
-                self._inbox.reconnected()
+                self._deliver(Reconnected())
 
     def _looked(self, future: asyncio.Future[None]) -> None:
         if not future.cancelled() and future.exception() and self._is_open:
-            self._inbox.reconnected()
+            self._deliver(Reconnected())
 
     async def _ring(self, clients: set[str], name: str) -> None:
         # A client that was not reached is rung again by the next one that finds a letter for it.
@@ -211,7 +211,7 @@ class DocumentStore(OperationsByName):
             failed = aiolock.StoreError if again or name in self._unsure else refusal
             raise failed(f"the database does not do it: {why or error!r}") from why or error
         if again and self._is_open:  # pushes of an attempt that was made unheard are lost
-            self._inbox.reconnected()
+            self._deliver(Reconnected())
         return answers
 
     async def _attempt(
@@ -235,7 +235,7 @@ class DocumentStore(OperationsByName):
             if not swapped:
                 return None
         for push in document.pushes:
-            push.deliver(name, self._inbox)
+            self._deliver(push.event(name))
         if document.mail:
             _ = self._start(self._ring({to for to, _ in document.mail}, name))
         return answers

@@ -13,7 +13,7 @@ from typing import TypeVar
 import pytest
 
 import aiolock
-from aiolock.store import CLAIM, Form, Granted, Inbox, WaiterId
+from aiolock.protocol import CLAIM, Deliver, Event, Form, Granted, WaiterId
 from aiolock.stores.machine import Step
 from aiolock.stores.memory import MemoryServer, MemoryStore
 from aiolock.testing import DroppedLease, FaultyStore
@@ -61,16 +61,16 @@ class Server(MemoryServer):
     def __repr__(self) -> str:
         return "<aiolock_server>"
 
-    def listen(self, client: str, inbox: Inbox) -> None:
+    def listen(self, client: str, deliver: Deliver) -> None:
         """Remember the event loop in which this client listens."""
         self._loops[client] = asyncio.get_running_loop()
-        super().listen(client, inbox)
+        super().listen(client, deliver)
 
-    def push(self, client: str, deliver: Callable[[Inbox], None]) -> None:
+    def push(self, client: str, event: Event) -> None:
         """Send to a client, in its own event loop."""
-        inbox = self._inboxes.get(client)
-        if inbox is not None and not self._loops[client].is_closed():
-            self._loops[client].call_soon_threadsafe(deliver, inbox)
+        deliver = self._listeners.get(client)
+        if deliver is not None and not self._loops[client].is_closed():
+            self._loops[client].call_soon_threadsafe(deliver, event)
 
     def _must_run(self, name: str, operation: Callable[[Step], Value]) -> Value:
         with self._guard:

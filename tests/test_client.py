@@ -21,7 +21,7 @@ import redis.asyncio
 import aiolock
 from aiolock import AcquireTimeout, ClientClosed, LeaseLost, StoreError
 from aiolock._engine.engine import State
-from aiolock.store import Inbox
+from aiolock.protocol import Deliver, Reconnected
 from aiolock.stores.memory import MemoryServer, MemoryStore
 from aiolock.testing import FaultyStore
 from tests.support.failures import take, until
@@ -160,14 +160,14 @@ class _SlowToOpen(MemoryStore):
 
     winds_up = 1.0
 
-    async def open(self, client: str, inbox: Inbox) -> None:
+    async def open(self, client: str, deliver: Deliver) -> None:
         try:
             await asyncio.sleep(2)
         except asyncio.CancelledError:
             if self.winds_up:
                 await asyncio.sleep(self.winds_up)
             raise
-        await super().open(client, inbox)
+        await super().open(client, deliver)
 
 
 @virtual
@@ -229,7 +229,7 @@ async def test_who_closes_has_no_say_in_the_next_opening() -> None:
     async with client:
         client._engine.waiters.on_reconnect.add(pytest.fail)
     async with client:
-        client._engine.waiters.reconnected()
+        client._engine.waiters.deliver(Reconnected())
 
 
 async def test_leases_of_an_earlier_opening(world: World) -> None:

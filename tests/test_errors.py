@@ -23,6 +23,7 @@ from aiolock import (
     WouldDeadlock,
 )
 from aiolock._engine.policy import Policy
+from aiolock.protocol import LinkChanged
 from aiolock.stores.memory import MemoryServer, MemoryStore
 from aiolock.testing import FaultyStore, Operation
 from tests.support.worlds import World, asking, queued, virtual
@@ -232,7 +233,7 @@ async def test_no_answer_within_the_timeout() -> None:
         of_the_store = StoreError("reset by 10.0.0.7:6379")
         of_the_store.__cause__, of_the_store.misconfigured = broken, True
         for link in (None, broken, of_the_store, None):
-            client._engine.waiters.link(link)
+            client._engine.waiters.deliver(LinkChanged(link))
             with pytest.raises(StoreError) as caught:
                 await client.lock("a").acquire(timeout=0.3)
             text = str(caught.value)
@@ -275,15 +276,15 @@ async def test_link_that_stays_broken_is_logged_with_its_latest_cause(
         waiters = client._engine.waiters
         for _ in range(2):
             caplog.clear()
-            waiters.link(ConnectionResetError("cut:\n\tby the server.\n"))
+            waiters.deliver(LinkChanged(ConnectionResetError("cut:\n\tby the server.\n")))
             for _ in range(8):
                 await asyncio.sleep(1)
-                waiters.link(PermissionError("wrong password."))
+                waiters.deliver(LinkChanged(PermissionError("wrong password.")))
             faulty.hold("acquire")
             with pytest.raises(StoreError, match=r"\(the link to it is broken: wrong password\)"):
                 await client.lock("a").try_acquire()
             faulty.resume()
-            waiters.link(None)
+            waiters.deliver(LinkChanged(None))
             first, still, _ = [record.getMessage() for record in caplog.records]
             assert "broke: cut: by the server. The client" in first
             assert still == "aiolock: the link to the store is still broken: wrong password"

@@ -38,16 +38,19 @@ from aiolock.errors import (
     WouldDeadlock,
 )
 from aiolock.observer import GaveUp
-from aiolock.store import (
+from aiolock.protocol import (
     Busy,
     Done,
     Full,
     Participant,
+    ReadStatus,
+    Release,
+    Renew,
     Renewal,
     Rule,
-    ServerStatus,
     WaiterId,
 )
+from aiolock.store import ServerStatus
 
 _MAX_LATE_GRANTS: Final = 5
 """Grants in a row that came too late, after which the ttl is too short for the store."""
@@ -276,7 +279,7 @@ class Acquirer:
         policy, grant = acquisition.policy, acquisition.confirms()
         sent = self._time()  # before the request: the store's lease begins later, never earlier
         renewal = Renewal(policy.key, acquisition.waiter, policy.form, grant.fence, policy.lease)
-        answer = acquisition.waits_for = self._handoff.renew([renewal])
+        answer = acquisition.waits_for = self._handoff.submit(Renew([renewal]))
         still: bool | None = None
         with contextlib.suppress(StoreError):
             (still,) = await answer
@@ -297,8 +300,8 @@ class Acquirer:
         self._handoff.returns(acquisition)
         policy = acquisition.policy
         # If this fails, the acquisition gives up, and releases its place and any grant.
-        released = self._handoff.release(
-            policy.key, acquisition.waiter, policy.form, fence, entered=False
+        released = self._handoff.submit(
+            Release(policy.key, acquisition.waiter, policy.form, fence, entered=False)
         )
         released.add_done_callback(retrieve)
         acquisition.waits_for = released
@@ -373,7 +376,7 @@ class Acquirer:
         if not policy.passes and acquisition.clocks is not None:
             with contextlib.suppress(TimeoutError, StoreError):
                 async with asyncio.timeout(_WHO_HOLDS):
-                    status = await self._handoff.status(policy.key, waiters=False)
+                    status = await self._handoff.submit(ReadStatus(policy.key, waiters=False))
                     holders, more = status.holders, status.more_holders
                     async with asyncio.timeout(_WHAT_CALLED):
                         holders = (await labelled(self._handoff, [status]))[0].holders

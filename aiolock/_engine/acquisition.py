@@ -27,7 +27,7 @@ from aiolock._engine.grant import ClockPair, Grant, lasts
 from aiolock._engine.policy import Policy
 from aiolock.errors import StoreError
 from aiolock.observer import LockRequest
-from aiolock.store import Answer, Busy, Differs, Done, Full, Granted, Queued, WaiterId
+from aiolock.protocol import Answer, Busy, Differs, Done, Full, Granted, Queued, WaiterId
 
 
 class Phase(Enum):

@@ -14,7 +14,7 @@ from typing import Final
 
 from aiolock._engine.acquisition import Acquisition, Phase
 from aiolock._engine.timers import shared_timers
-from aiolock.store import CLAIM, Queued, WaiterId
+from aiolock.protocol import CLAIM, Queued, WaiterId
 
 KEEP_ALIVE: Final = 60.0
 """Seconds after which every waiter asks again: the store deletes a queue that nobody uses."""

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from typing import TypeVar
 
 from aiolock.errors import StoreError
-from aiolock.store import Operation, Relay, Store
+from aiolock.protocol import Deliver, Operation
+from aiolock.store import Store
 
 Value = TypeVar("Value")
 
 
-class ClosedStore(Relay):
+class ClosedStore:
     """Refuses every operation, as a closed store does.
 
     A body may outlive the closing of its client, and end when the client is open again. For the
@@ -21,19 +21,27 @@ class ClosedStore(Relay):
     """
 
     def __init__(self, store: Store, loop: asyncio.AbstractEventLoop) -> None:
-        super().__init__(store)
+        self._store = store
         self._loop = loop
+        self.features = store.features
 
     def __repr__(self) -> str:
         return repr(self._store)
 
-    def _call(
-        self,
-        operation: Operation,  # noqa: ARG002  # see `Relay`
-        start: Callable[[], asyncio.Future[Value]],  # noqa: ARG002  # it is never called
-    ) -> asyncio.Future[Value]:
+    async def open(self, client: str, deliver: Deliver) -> None:  # noqa: ARG002  # a `Store`'s
+        """Never called: the client opens the store itself."""
+        raise self._refusal()
+
+    async def aclose(self) -> None:
+        """Nothing to close: the store is the client's."""
+
+    def submit(self, operation: Operation[Value]) -> asyncio.Future[Value]:  # noqa: ARG002  # all
+        """Refuse it."""
         refused: asyncio.Future[Value] = self._loop.create_future()
+        refused.set_exception(self._refusal())
+        return refused
+
+    def _refusal(self) -> StoreError:
         error = StoreError("the client was closed")
         error.refused = True
-        refused.set_exception(error)
-        return refused
+        return error

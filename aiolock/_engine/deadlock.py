@@ -23,7 +23,7 @@ from aiolock._engine.acquisition import Acquisition, Phase
 from aiolock._engine.hold import Hold, Holders
 from aiolock._engine.policy import Policy
 from aiolock.errors import WouldDeadlock
-from aiolock.store import Rule
+from aiolock.protocol import Rule
 
 log = logging.getLogger("aiolock")
 

@@ -15,7 +15,8 @@ from aiolock._engine.snapshot import snapshot
 from aiolock._engine.wait_graph import cycles, lasting, stuck_on
 from aiolock._turns import clear_in_parts, in_parts
 from aiolock.observer import Deadlock
-from aiolock.store import Status, Store
+from aiolock.protocol import ReadStatus, Status
+from aiolock.store import Store
 
 _SURE: Final = 0.5
 """Seconds between the two looks at a possible deadlock."""
@@ -37,7 +38,9 @@ async def find_deadlocks(store: Store) -> list[Deadlock]:
     again = list[Status]()
     for start in range(0, len(suspects), _TOGETHER):
         keys = suspects[start : start + _TOGETHER]
-        found = await asyncio.gather(*(store.status(f"{kind}:{name}") for kind, name in keys))
+        found = await asyncio.gather(
+            *(store.submit(ReadStatus(f"{kind}:{name}")) for kind, name in keys)
+        )
         again += [
             replace(status, kind=kind, name=name)
             for (kind, name), status in zip(keys, found, strict=True)

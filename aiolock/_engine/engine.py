@@ -12,7 +12,7 @@ import secrets
 from collections.abc import Sequence
 from dataclasses import replace
 from enum import Enum
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from aiolock._engine.acquirer import Acquirer
 from aiolock._engine.events import Events
@@ -29,7 +29,10 @@ from aiolock.copying import Uncopyable
 from aiolock.entering import Entered, current_task
 from aiolock.errors import ClientClosed
 from aiolock.observer import Observer
-from aiolock.store import ServerStatus, Several, Status, Store
+from aiolock.protocol import Operation, ReadStatus, Status
+from aiolock.store import ServerStatus, Store
+
+Value = TypeVar("Value")
 
 ANSWER_TIMEOUT: Final = 1.0
 """Seconds for the store's answer to an acquisition that does not wait, by default."""
@@ -114,7 +117,7 @@ class Engine(Uncopyable):
     async def open(self) -> None:
         """Connect; `StoreError` when the store cannot be reached or used."""
         try:
-            await self.store.open(self.client, self.waiters)
+            await self.handoff.open(self.client, self.waiters.deliver)
         except BaseException:
             self.state = State.CLOSED  # a lifespan may try again
             raise
@@ -143,7 +146,7 @@ class Engine(Uncopyable):
 
     def servers(self) -> list[ServerStatus]:
         """The state of each server of a quorum; empty for any other store. No I/O."""
-        return self.store.servers() if isinstance(self.store, Several) else []
+        return [*self.store.features.servers()]
 
     @property
     def is_open(self) -> bool:
@@ -168,6 +171,10 @@ class Engine(Uncopyable):
             raise ClientClosed(f"this client {self.state.value}", closed=closed)
         self.watchdog.check_here()
 
+    def submit(self, operation: Operation[Value]) -> asyncio.Future[Value]:
+        """Start an operation, behind all that this client has to report about its name."""
+        return self.handoff.submit(operation)
+
     async def status(self, policy: Policy, *, waiters: bool = True) -> Status:
         """The status of a lock at the store, under the name that its user gave it.
 
@@ -175,7 +182,7 @@ class Engine(Uncopyable):
         """
         self.check()
         with policy.errors_named():
-            status = await self.handoff.status(policy.key, waiters=waiters)
+            status = await self.handoff.submit(ReadStatus(policy.key, waiters=waiters))
         if waiters:
             (status,) = await labelled(self.handoff, [status])
         return replace(status, kind=policy.kind, name=policy.name)
@@ -189,7 +196,7 @@ class Engine(Uncopyable):
             await self.watchdog.aclose(caller)
         finally:
             try:
-                await self.store.aclose()
+                await self.handoff.aclose()
             finally:
                 self.watchdog.events.link("closed")
                 # Last, because while the store closes, an exit may still wait for the answer to its

@@ -8,7 +8,9 @@ from typing import Final
 
 from aiolock._engine.policy import Policy
 from aiolock.errors import AcquireTimeout, LimitMismatch, QueueFull, StoreError, WouldDeadlock
-from aiolock.store import Differs, Full, Participant, ServerStatus, one_line, plain
+from aiolock.protocol import Differs, Full, Participant
+from aiolock.store import ServerStatus
+from aiolock.text import one_line, plain
 
 _NOT_YET: Final = {
     "barrier": ("is not complete", "was not complete"),

@@ -15,7 +15,7 @@ from aiolock._engine.acquisition import Acquisition
 from aiolock._engine.hold import Hold, LossReason
 from aiolock._engine.policy import Policy
 from aiolock.observer import Deadlock, GaveUp, Link, LockRequest, LostBody, Observer
-from aiolock.store import Participant, WaiterId
+from aiolock.protocol import Participant, WaiterId
 from aiolock.validation import as_label
 
 log = logging.getLogger("aiolock")

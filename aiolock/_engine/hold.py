@@ -17,7 +17,7 @@ from weakref import ref
 from aiolock._engine.grant import Grant, lasts
 from aiolock._engine.policy import Policy
 from aiolock.observer import LockRequest
-from aiolock.store import WaiterId
+from aiolock.protocol import WaiterId
 
 Item = TypeVar("Item")
 

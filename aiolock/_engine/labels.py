@@ -16,7 +16,8 @@ from functools import partial
 from typing import Any, Final, NamedTuple
 
 from aiolock._turns import turns
-from aiolock.store import Participant, Posted, Status, Store
+from aiolock.protocol import Participant, Post, Posted, ReadPosted, Status
+from aiolock.store import Store
 from aiolock.validation import LONGEST_LABEL, as_label
 
 _PAGE: Final = 8
@@ -118,13 +119,15 @@ class Labels:
     def _post(self, number: int, page: _Page, now: float) -> None:
         page.version += 1
         page.due = now + REFRESHED
-        posted = self._store.post(
-            _key(self._client, number),
-            page.version,
-            token="",
-            declared=0,
-            value=json.dumps(page.labels, separators=(",", ":")),
-            remember=int(KEPT * 1000),
+        posted = self._store.submit(
+            Post(
+                _key(self._client, number),
+                page.version,
+                token="",
+                declared=0,
+                value=json.dumps(page.labels, separators=(",", ":")),
+                remember=int(KEPT * 1000),
+            )
         )
         posted.add_done_callback(partial(self._posted, page))
 
@@ -155,7 +158,7 @@ async def labelled(store: Store, statuses: Sequence[Status]) -> list[Status]:
         try:
             for key in keys[start : start + _TOGETHER]:
                 await take(2)
-                asked[key] = store.read(key)
+                asked[key] = store.submit(ReadPosted(key))
             await asyncio.wait(asked.values())
         finally:
             for future in asked.values():

@@ -22,7 +22,7 @@ from aiolock.copying import Uncopyable
 from aiolock.entering import AsyncEnterable, Entered, Entry, current_task
 from aiolock.errors import LeaseLost, StoreError, Unsupported
 from aiolock.options import Seconds
-from aiolock.store import WAS_ABSENT, WAS_HOLDER, WAS_QUEUED
+from aiolock.protocol import WAS_ABSENT, WAS_HOLDER, WAS_QUEUED
 from aiolock.validation import checked_ttl
 
 log = logging.getLogger("aiolock")

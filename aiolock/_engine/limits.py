@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from aiolock.errors import Unsupported
-from aiolock.store import ALL_KINDS, Limited, Store
+from aiolock.store import Store
 
 
 class Limits:
@@ -13,17 +13,15 @@ class Limits:
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._offers, self._longest = ALL_KINDS, math.inf
-        if isinstance(store, Limited):
-            self._offers = store.offers
-            self._longest = math.inf if store.longest_ttl is None else store.longest_ttl
+        features = store.features
+        self._missing = features.missing
+        self._longest = math.inf if features.longest_ttl is None else features.longest_ttl
 
     def check_kind(self, kind: str, name: object) -> None:
         """`Unsupported` if the store does not offer this kind."""
-        if kind in self._offers:
+        why = self._missing.get(kind)
+        if why is None:
             return
-        assert isinstance(self._store, Limited)
-        why = self._store.why_not(kind)
         error = Unsupported(f"there is no {kind} {name!r} on {self._store!r}: {why}")
         error.kind, error.name = kind, str(name)
         raise error

@@ -21,10 +21,10 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextvars import Context
 from functools import partial
-from typing import Final
+from typing import Any, Final, TypeVar
 
 from aiolock._engine.acquisition import Acquisition, Phase
 from aiolock._engine.closed_store import ClosedStore
@@ -33,22 +33,25 @@ from aiolock._engine.hold import Hold, LossReason
 from aiolock._engine.releases import FIRST_PAUSE, LONGEST, LONGEST_PAUSE
 from aiolock._turns import turns
 from aiolock.errors import StoreError
-from aiolock.store import (
+from aiolock.protocol import (
     MAX_AHEAD,
     WAS_ABSENT,
     WAS_HOLDER,
     WAS_UNKNOWN,
-    Answer,
+    Acquire,
+    Deliver,
     Form,
-    HandoffReport,
-    Page,
+    Operation,
     Queued,
-    Relay,
-    Renewal,
-    Status,
-    Store,
+    ReadPage,
+    Release,
+    Renew,
+    ReportHandoff,
     WaiterId,
 )
+from aiolock.store import Store
+
+Value = TypeVar("Value")
 
 _TOGETHER: Final = 8
 """Hand-offs in one report: with more, the tasks that have released wait longer for its answer."""
@@ -134,7 +137,7 @@ class _NameQueue:
         return None
 
 
-class LocalHandoff(Relay):
+class LocalHandoff:
     """A wrapper of a client's store that makes local hand-offs and reports them.
 
     It sends the reports that are due for a name before any other command about that name. So all
@@ -150,7 +153,8 @@ class LocalHandoff(Relay):
         release: Callable[[str, WaiterId, Form, int], object],
     ) -> None:
         """``release`` must release a grant and, if that fails, try again (see `Releases`)."""
-        super().__init__(store)
+        self._store = store
+        self.features = store.features
         self._loop = asyncio.get_running_loop()
         self._time = time
         self._holds = holds
@@ -164,6 +168,14 @@ class LocalHandoff(Relay):
 
     def __len__(self) -> int:
         return len(self._names)
+
+    async def open(self, client: str, deliver: Deliver) -> None:
+        """As the store."""
+        await self._store.open(client, deliver)
+
+    async def aclose(self) -> None:
+        """As the store."""
+        await self._store.aclose()
 
     # The order of our waiters
 
@@ -349,7 +361,7 @@ class LocalHandoff(Relay):
         queue.unsent.clear()
         for batch in batches:
             via = tuple([acquisition.waiter for acquisition in batch.via])
-            handed_off = HandoffReport(
+            handed_off = ReportHandoff(
                 queue.name,
                 batch.form,
                 batch.source,
@@ -361,7 +373,7 @@ class LocalHandoff(Relay):
             queue.under_way += 1
             if batch.sent is None:
                 batch.sent = self._time()  # before it is sent: the claim counts from here
-            answer = self._store.report_handoff(handed_off)
+            answer = self._store.submit(handed_off)
             answer.add_done_callback(partial(self._answered, queue, batch))
 
     def _answered(self, queue: _NameQueue, batch: _Batch, answer: asyncio.Future[int]) -> None:
@@ -482,81 +494,37 @@ class LocalHandoff(Relay):
         """Send nothing at all from now on: the client is opened again, under another client id."""
         self._store = ClosedStore(self._store, self._loop)
 
-    def acquire(
-        self,
-        name: str,
-        waiter: WaiterId,
-        form: Form,
-        ttl: int,
-        *,
-        ticket: int,
-        wait: bool,
-        max_waiters: int,
-    ) -> asyncio.Future[Answer]:
-        """Sent after the reports that are due, unless a newcomer joins the tail of the queue.
+    def submit(self, operation: Operation[Value]) -> asyncio.Future[Value]:
+        """Start the operation, after the reports that it must not overtake."""
+        if not self._names:
+            return self._store.submit(operation)
+        queue = self._names.get(operation.name)
+        self._report_before(operation)
+        answer = self._store.submit(operation)
+        if queue is not None and isinstance(operation, Release):
+            chain = queue.chain
+            if chain.reports and chain.present.waiter == operation.waiter:
+                chain.released = True
+                answer.add_done_callback(partial(_released, chain))
+        return answer
 
-        For that, it makes no difference who of the waiters before it holds the lock.
-        """
-        if self._names and (ticket or max_waiters or not wait):
-            self.report(name)
-        return self._store.acquire(
-            name, waiter, form, ttl, ticket=ticket, wait=wait, max_waiters=max_waiters
-        )
-
-    def release(
-        self,
-        name: str,
-        waiter: WaiterId,
-        form: Form,
-        fence: int,
-        *,
-        entered: bool = True,
-        lost: bool = False,
-    ) -> asyncio.Future[int]:
-        """Sent after the reports that are due."""
-        queue = self._names.get(name) if self._names else None
-        if queue is None:
-            return self._store.release(name, waiter, form, fence, entered=entered, lost=lost)
-        self.report(name)
-        chain = queue.chain
-        released = self._store.release(name, waiter, form, fence, entered=entered, lost=lost)
-        if not chain.reports or chain.present.waiter != waiter:
-            return released
-        chain.released = True
-        released.add_done_callback(partial(_released, chain))
-        return released
-
-    def renew(self, renewals: Sequence[Renewal]) -> asyncio.Future[list[bool | None]]:
-        """Sent after the reports that are due."""
-        if self._names:
-            for renewal in renewals:
-                self.report(renewal.name)
-        return self._store.renew(renewals)
-
-    def status(self, name: str, *, waiters: bool = True) -> asyncio.Future[Status]:
-        """Sent after the reports that are due."""
-        self.report(name)
-        return self._store.status(name, waiters=waiters)
-
-    def snapshot(self, start: str = "") -> asyncio.Future[Page]:
-        """The first page is asked for after the reports of all names."""
-        if not start:
-            for name in list(self._names):
-                self.report(name)
-        return self._store.snapshot(start)
-
-    def request(self, name: str) -> asyncio.Future[int]:
-        """Sent after the reports that are due."""
-        self.report(name)
-        return self._store.request(name)
-
-    def break_(self, name: str, fences: Sequence[int]) -> asyncio.Future[int]:
-        """Sent after the reports that are due."""
-        self.report(name)
-        return self._store.break_(name, fences)
+    def _report_before(self, operation: Operation[Any]) -> None:
+        match operation:
+            case Acquire(ticket=0, wait=True, max_waiters=0):
+                # A newcomer joins the tail of the queue: for that, it makes no difference who of
+                # the waiters before it holds the lock.
+                pass
+            case Renew(renewals):
+                for renewal in renewals:
+                    self.report(renewal.name)
+            case ReadPage(start):
+                for name in list(self._names) if not start else ():
+                    self.report(name)
+            case _:
+                self.report(operation.name)
 
 
-def _released(chain: _HandoffChain, released: asyncio.Future[int]) -> None:
+def _released(chain: _HandoffChain, released: asyncio.Future[Any]) -> None:
     """The present holder's release succeeded. If a report is unanswered, it came before that."""
     succeeded = not released.cancelled() and released.exception() is None
     if succeeded and chain.reports:

@@ -17,7 +17,8 @@ from aiolock._engine.hold import Hold
 from aiolock._engine.releases import FIRST_PAUSE, LONGEST, LONGEST_PAUSE
 from aiolock._engine.timers import shared_timers
 from aiolock.errors import StoreError
-from aiolock.store import WAS_ABSENT, Store
+from aiolock.protocol import WAS_ABSENT, Finish
+from aiolock.store import Store
 
 _PATIENCE: Final = 9.0
 """Seconds of failures after which the caller gets the error. The finish is still sent again."""
@@ -70,8 +71,8 @@ class PendingFinishes:
     def _send(self, finish: _Finish) -> None:
         self._failed.pop(finish, None)
         hold = finish.hold
-        sent = self._store.finish(
-            hold.policy.key, hold.waiter, hold.policy.form, hold.fence, finish.remember
+        sent = self._store.submit(
+            Finish(hold.policy.key, hold.waiter, hold.policy.form, hold.fence, finish.remember)
         )
         sent.add_done_callback(partial(self._answered, finish))
 

@@ -14,7 +14,7 @@ from typing import Final, TypeVar, overload
 
 from aiolock.errors import LockError
 from aiolock.options import OnLost, Seconds
-from aiolock.store import CLAIM, Form, Rule
+from aiolock.protocol import CLAIM, Form, Rule
 from aiolock.validation import (
     LONGEST_TTL,
     SHORTEST_TTL,

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import asyncio
 from functools import partial
-from typing import Final, NamedTuple
+from typing import Final
 
 from aiolock._engine.timers import shared_timers
 from aiolock._turns import Backlog
 from aiolock.errors import StoreError
-from aiolock.store import Form, Store, WaiterId
+from aiolock.protocol import Form, Release, WaiterId
+from aiolock.store import Store
 
 FIRST_PAUSE: Final = 1.0
 """Seconds until it is sent again for the first time; later pauses are longer."""
@@ -25,17 +26,6 @@ _SLACK: Final = 60.0
 """Seconds for which to go on after the lease would have ended."""
 LONGEST: Final = 3600.0
 """Seconds after which to give up in any case: with a lease of days an operator must step in."""
-
-
-class Release(NamedTuple):
-    """One release; the same each time that it is sent (see `Store.release`)."""
-
-    key: str
-    waiter: WaiterId
-    form: Form
-    fence: int
-    entered: bool
-    lost: bool = False
 
 
 class Releases:
@@ -69,8 +59,7 @@ class Releases:
         return self._loop.time() + min(LONGEST, ttl / 1000 + _SLACK)
 
     def _send(self, release: Release, until: float) -> asyncio.Future[int]:
-        key, waiter, form, fence, entered, lost = release
-        released = self._store.release(key, waiter, form, fence, entered=entered, lost=lost)
+        released = self._store.submit(release)
         released.add_done_callback(partial(self._released, release, until))
         return released
 

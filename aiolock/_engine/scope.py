@@ -14,7 +14,7 @@ from weakref import ref
 from aiolock._engine.hold import Body, LeaseState, without
 from aiolock.copying import Uncopyable
 from aiolock.errors import ClientClosed, LeaseLost, StoreError
-from aiolock.store import WAS_ABSENT
+from aiolock.protocol import WAS_ABSENT
 
 if TYPE_CHECKING:
     from aiolock._engine.lease import Lease

@@ -29,7 +29,8 @@ from aiolock._engine.watchdog import Watchdog
 from aiolock._turns import in_parts
 from aiolock.errors import StoreError
 from aiolock.observer import Observer
-from aiolock.store import Store, WaiterId
+from aiolock.protocol import ReadStatus, WaiterId
+from aiolock.store import Store
 
 Task = asyncio.Task[Any]
 Item = TypeVar("Item")
@@ -360,7 +361,7 @@ class SlowMonitor:
     # Long waits
 
     async def _report_wait(self, observer: Observer, acquisition: Acquisition, others: int) -> None:
-        status = await self._store.status(acquisition.policy.key, waiters=False)
+        status = await self._store.submit(ReadStatus(acquisition.policy.key, waiters=False))
         (status,) = await labelled(self._store, [status])
         if acquisition.phase is Phase.QUEUED:  # it may have ended meanwhile
             self._events.waits_long(observer, acquisition, self._time(), status.holders, others)

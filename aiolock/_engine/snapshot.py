@@ -11,7 +11,8 @@ from re import compile as compiled
 from typing import Final
 
 from aiolock._turns import turns
-from aiolock.store import Status, Store
+from aiolock.protocol import ReadPage, Status
+from aiolock.store import Store
 
 _PAUSE: Final = 0.005
 """Seconds between two pages, so that other clients can use the store: a file has no fair queue."""
@@ -26,7 +27,7 @@ async def snapshot(store: Store, pattern: str, kind: str | None) -> list[Status]
     take = turns().take
     start = ""
     while True:
-        page = await store.snapshot(start)
+        page = await store.submit(ReadPage(start))
         found = list[Status]()
         for status in page.statuses:
             await take()

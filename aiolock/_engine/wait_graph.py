@@ -20,7 +20,7 @@ from dataclasses import replace
 from typing import Final, TypeAlias, TypeVar
 
 from aiolock.observer import Blocked, Deadlock
-from aiolock.store import Participant, Status
+from aiolock.protocol import Participant, Status
 
 KINDS: Final = ("lock", "semaphore", "once", "election")
 """The kinds whose waiters wait until a holder releases."""

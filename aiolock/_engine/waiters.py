@@ -1,6 +1,6 @@
 """A client's waiters: they send questions to the store, and receive its answers and pushes.
 
-`Waiters` is the `Inbox` that the client's store delivers pushes to. It finds the acquisition or the
+The client's store delivers its events to `Waiters.deliver`. It finds the acquisition or the
 hold that a push is about, and changes its state; a task that waits is woken by its future. Pushes
 can be lost and can arrive in any order with the answers on the other connection. So a push that may
 be old or incomplete is never believed: it makes the waiter ask again, and the answer decides.
@@ -24,7 +24,27 @@ from aiolock._engine.watchdog import Watchdog
 from aiolock._prompt import Prompt
 from aiolock._turns import Backlog
 from aiolock.errors import StoreError
-from aiolock.store import CLAIM, Answer, Form, Granted, Queued, WaiterId, one_line
+from aiolock.protocol import (
+    CLAIM,
+    Acquire,
+    Answer,
+    AskAgain,
+    Event,
+    Form,
+    Granted,
+    GrantLost,
+    GrantPushed,
+    GrantUnconfirmed,
+    Heartbeat,
+    LeaseShortened,
+    LinkChanged,
+    OrderUnknown,
+    Queued,
+    Reconnected,
+    ReleaseRequested,
+    WaiterId,
+)
+from aiolock.text import one_line
 
 _FIRST_PAUSE: Final = 0.1
 _LONGEST_PAUSE: Final = 10.0
@@ -51,7 +71,7 @@ _log = logging.getLogger("aiolock")
 
 
 class Waiters:
-    """The open acquisitions of one client; the store's pushes arrive here (see `Inbox`)."""
+    """The open acquisitions of one client; the store's events arrive here."""
 
     def __init__(self, watchdog: Watchdog) -> None:
         self._handoff = watchdog.handoff
@@ -116,14 +136,16 @@ class Waiters:
         """Ask the store for the lock, or for the place in its queue."""
         policy = acquisition.policy
         sent = self._time()  # before it is sent: see `Question.sent`
-        answer = self._handoff.acquire(
-            policy.key,
-            acquisition.waiter,
-            policy.form,
-            policy.lease,
-            ticket=acquisition.ticket,
-            wait=wait,
-            max_waiters=policy.max_waiters or 0,
+        answer = self._handoff.submit(
+            Acquire(
+                policy.key,
+                acquisition.waiter,
+                policy.form,
+                policy.lease,
+                ticket=acquisition.ticket,
+                wait=wait,
+                max_waiters=policy.max_waiters or 0,
+            )
         )
         question = Question(sent, answer)
         acquisition.asks(question)
@@ -245,15 +267,18 @@ class Waiters:
         waiting = self.acquisitions.get(key, {}).values()
         self._to_ask.add([acquisition for acquisition in waiting if acquisition.last_asked < found])
 
-    # Inbox: pushes of the store
+    # Events of the store
+
+    def deliver(self, event: Event) -> None:
+        """Process an event: the `Deliver` of the client's store."""
+        _PROCESS[type(event)](self, event)
 
     def _acquisition(self, key: str, waiter: WaiterId) -> Acquisition | None:
         acquisitions = self.acquisitions.get(key)
         return None if acquisitions is None else acquisitions.get(waiter)
 
-    def granted(  # noqa: PLR0917  # see `Inbox`
-        self, name: str, waiter: WaiterId, form: Form, fence: int, lease: int, now: int
-    ) -> None:
+    def _granted(self, event: GrantPushed) -> None:
+        name, waiter, form, fence, lease, now = event
         acquisition = self._acquisition(name, waiter)
         if acquisition is not None:
             if acquisition.pushed(fence, lease, now, self._time()):
@@ -272,8 +297,9 @@ class Waiters:
         if not known and not self._handoff.was_handed_off(name, waiter, fence):
             _ = self._watchdog.releases.release(name, waiter, form, CLAIM, fence=fence)
 
-    def lost(self, name: str, waiter: WaiterId, fence: int, reason: str) -> None:
-        waiter, fence = self._handoff.present(name, waiter, fence)
+    def _lost(self, event: GrantLost) -> None:
+        name, reason = event.name, event.reason
+        waiter, fence = self._handoff.present(name, event.waiter, event.fence)
         hold = self._watchdog.holds.get(waiter)
         waiting = self._acquisition(name, waiter)
         if hold is not None and hold.fence == fence:
@@ -291,7 +317,8 @@ class Waiters:
             self._handoff.forget_order(name)
             self._to_ask.add(self.acquisitions.get(name, {}).values())
 
-    def shortened(self, name: str, waiter: WaiterId, fence: int, until: float) -> None:
+    def _shortened(self, event: LeaseShortened) -> None:
+        name, waiter, fence, until = event
         hold = self._watchdog.holds.get(waiter)
         waiting = self._acquisition(name, waiter)
         if hold is not None and hold.fence == fence:
@@ -299,33 +326,33 @@ class Waiters:
         elif waiting is not None:
             waiting.shortened(fence, until)  # its grant is on its way to the task
 
-    def unconfirmed(
-        self, name: str, waiter: WaiterId, form: Form, fence: int, error: Exception
-    ) -> None:
+    def _unconfirmed(self, event: GrantUnconfirmed) -> None:
+        name, waiter, form, fence, error = event
         acquisition = self._acquisition(name, waiter)
         if acquisition is None:
             self._give_back(name, waiter, form, fence)
         elif fence > acquisition.stale_fence:
             acquisition.stop(error)  # its task then releases its grant, if it has one
 
-    def done(self, name: str) -> None:
-        # This push has several reasons (see `Inbox`) and may be old: so ask, and act on the answer.
-        # The first waiter asks whatever the reason is; all waiters must, if the work is done.
-        self._first_asks(name)
-        waiting = self.acquisitions.get(name, {}).values()
+    def _outdated(self, event: AskAgain) -> None:
+        # This event has several reasons and may be old: so ask, and act on the answer. The first
+        # waiter asks whatever the reason is; all waiters must, if the work is done.
+        self._first_asks(event.name)
+        waiting = self.acquisitions.get(event.name, {}).values()
         self._to_ask.add([acquisition for acquisition in waiting if acquisition.policy.once])
 
-    def order_unknown(self, name: str, waiter: WaiterId) -> None:  # noqa: ARG002  # see `Inbox`
+    def _order_unknown(self, event: OrderUnknown) -> None:
         # Another client's waiter may stand between two of ours now, so no lock is handed off until
         # the order is known again. If it was handed off already, the newcomer is behind it.
-        self._handoff.was_overtaken(name)
-        for acquisition in list(self.acquisitions.get(name, {}).values()):
+        self._handoff.was_overtaken(event.name)
+        for acquisition in list(self.acquisitions.get(event.name, {}).values()):
             if acquisition.phase is Phase.ASKING:
                 # The answer under way may be older than this push, and name a wrong predecessor.
                 self._ask_again(acquisition)
 
-    def requested(self, name: str, waiter: WaiterId, fence: int) -> None:
-        waiter, fence = self._handoff.present(name, waiter, fence)
+    def _requested(self, event: ReleaseRequested) -> None:
+        name = event.name
+        waiter, fence = self._handoff.present(name, event.waiter, event.fence)
         hold = self._watchdog.holds.get(waiter)
         waiting = self._acquisition(name, waiter)
         if hold is not None and hold.fence == fence:
@@ -335,8 +362,8 @@ class Waiters:
         elif waiting is not None:
             waiting.wanted = fence  # its grant is on its way to the task
 
-    def link(self, error: Exception | None) -> None:
-        now = self._time()
+    def _link_changed(self, event: LinkChanged) -> None:
+        error, now = event.error, self._time()
         if error is None:
             self._broken_at = math.inf
         elif self.broken is None:
@@ -349,7 +376,7 @@ class Waiters:
         self.broken = error
         self._watchdog.events.link("up" if error is None else "down", error)
 
-    def reconnected(self) -> None:
+    def _reconnected(self, _: Reconnected) -> None:
         # Pushes may have been lost, and commands may be sent twice: nothing that was known of the
         # queues is reliable, and the answers under way do not end the doubt. So all ask.
         self._handoff.forget_order()
@@ -362,11 +389,25 @@ class Waiters:
         for call in tuple(self.on_reconnect):
             call()
 
-    def beat(self) -> None:
+    def _heartbeat(self, _: Heartbeat) -> None:
         some = islice(self._queues.values(), _TOGETHER)
         queue = min(some, key=lambda queue: queue.ask_at, default=None)
         if queue is not None and queue.first.is_quiet:
             self._ask_again(queue.first)
+
+
+_PROCESS: Final[dict[type[Event], Callable[[Waiters, Any], None]]] = {
+    GrantPushed: Waiters._granted,
+    GrantLost: Waiters._lost,
+    LeaseShortened: Waiters._shortened,
+    AskAgain: Waiters._outdated,
+    ReleaseRequested: Waiters._requested,
+    OrderUnknown: Waiters._order_unknown,
+    GrantUnconfirmed: Waiters._unconfirmed,
+    Reconnected: Waiters._reconnected,
+    LinkChanged: Waiters._link_changed,
+    Heartbeat: Waiters._heartbeat,
+}
 
 
 def _wake(acquisition: Acquisition) -> None:

@@ -28,12 +28,13 @@ from aiolock._engine.hold import ALIVE, Handle, Hold, LeaseState, LossReason, Ow
 from aiolock._engine.limits import Limits
 from aiolock._engine.local_handoff import LocalHandoff
 from aiolock._engine.pending_finishes import PendingFinishes
-from aiolock._engine.releases import Release, Releases
+from aiolock._engine.releases import Releases
 from aiolock._engine.timer_wheel import TimerWheel
 from aiolock._turns import Backlog, turns
 from aiolock.async_library import check_not_trio
 from aiolock.errors import ClientClosed, StoreError
-from aiolock.store import Form, Renewal, Sharded, Store, WaiterId
+from aiolock.protocol import Downgrade, Form, Release, Renew, Renewal, WaiterId
+from aiolock.store import Store
 
 _BATCH: Final = 256
 """Leases in one renewal call: a few hundred microseconds of the server's time."""
@@ -85,7 +86,7 @@ class Watchdog:
         # The loop is passed: asking for the running loop costs a system call (getpid) each time.
         self.current_task = partial(asyncio.current_task, loop)
         self._forks = _forks
-        self._sharded = store if isinstance(store, Sharded) else None
+        self._shard_of = store.features.shard_of
         self.holds: dict[WaiterId, Hold] = {}
         self.handoff = self._store = LocalHandoff(
             store, self.time, self.holds, self.lose, self._give_up
@@ -298,7 +299,9 @@ class Watchdog:
                     hold.released = handed_off
                 else:
                     lost = not mine and _closes_as_lost(hold)
-                    hold.released = self._store.release(key, hold.waiter, form, fence, lost=lost)
+                    hold.released = self._store.submit(
+                        Release(key, hold.waiter, form, fence, lost=lost)
+                    )
                 if not mine:
                     hold.released.add_done_callback(partial(self.release_answered, hold))
         return hold.released if hold.state is LeaseState.RELEASED else None
@@ -395,8 +398,8 @@ class Watchdog:
 
     def downgrade(self, hold: Hold) -> asyncio.Future[int]:
         """Let a writer's hold share the lock; the future of the store's answer."""
-        downgraded = self._store.downgrade(
-            hold.policy.key, hold.waiter, hold.policy.form, hold.fence
+        downgraded = self._store.submit(
+            Downgrade(hold.policy.key, hold.waiter, hold.policy.form, hold.fence)
         )
         downgraded.add_done_callback(retrieve)
         return downgraded
@@ -479,11 +482,11 @@ class Watchdog:
 
     def _shards(self, renewals: list[_Sent]) -> Iterable[list[_Sent]]:
         """Renewals by shard: one shard that does not answer then delays no lease of another."""
-        if self._sharded is None:
+        if self._shard_of is None:
             return [renewals]
         shards: dict[Hashable, list[_Sent]] = {}
         for sent in renewals:
-            shards.setdefault(self._sharded.shard_of(sent[1].name), []).append(sent)
+            shards.setdefault(self._shard_of(sent[1].name), []).append(sent)
         return shards.values()
 
     def _renew_if_due(self, hold: Hold, now: float, renewals: list[_Sent]) -> None:
@@ -511,7 +514,7 @@ class Watchdog:
         self._wheel.schedule(hold, look_at, now)
 
     def _renew(self, batch: list[_Sent]) -> asyncio.Future[list[bool | None]]:
-        return self._store.renew([renewal for _, renewal, _ in batch])
+        return self._store.submit(Renew([renewal for _, renewal, _ in batch]))
 
     def _renewed_later(
         self, batch: Sequence[_Sent], sent: float, answer: asyncio.Future[list[bool | None]]

@@ -9,7 +9,7 @@ from __future__ import annotations
 from aiolock._locks.lock import Lock
 from aiolock.copying import CopiedAsItself
 from aiolock.options import DEFAULT, Default, Seconds
-from aiolock.store import Status
+from aiolock.protocol import Status
 
 
 class Barrier(CopiedAsItself):

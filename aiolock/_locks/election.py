@@ -22,7 +22,7 @@ from aiolock._locks.lock import Lock
 from aiolock.copying import CopiedAsItself, Uncopyable
 from aiolock.errors import StoreError
 from aiolock.options import DEFAULT, Default, Seconds
-from aiolock.store import Posted, Rule, Status
+from aiolock.protocol import Post, Posted, ReadPosted, ReadStatus, Rule, Status
 
 _BOARD: Final = "elected"
 """The kind of the name under which the leader's value is posted."""
@@ -243,29 +243,31 @@ class Election(CopiedAsItself):
         # An observer finds no leader until the store has this holder, which after a local hand-off
         # takes until the report.
         engine.handoff.report(self._lock._policy.key)
-        return engine.store.post(
-            self._board.key,
-            fence,
-            token="",
-            declared=0,
-            value=f"{fence} {value}",
-            remember=to_ms(_KEPT),
+        return engine.submit(
+            Post(
+                self._board.key,
+                fence,
+                token="",
+                declared=0,
+                value=f"{fence} {value}",
+                remember=to_ms(_KEPT),
+            )
         )
 
     async def _look(self) -> tuple[Leader | None, int]:
         """The leader or None, and the fence under which a value was last posted."""
         engine, policy = self._lock._engine, self._lock._policy
         engine.check()
-        reading = engine.store.read(self._board.key)
+        reading = engine.submit(ReadPosted(self._board.key))
         with policy.errors_named():
             status, posted = await asyncio.gather(
-                engine.handoff.status(policy.key, waiters=False), reading
+                engine.submit(ReadStatus(policy.key, waiters=False)), reading
             )
             leader = _found(status, posted)
             if leader is None and posted.value:
                 # The store may have carried out the two in the other order. If a term began in
                 # between, its value was read and its holder was not.
-                leader = _found(await engine.handoff.status(policy.key, waiters=False), posted)
+                leader = _found(await engine.submit(ReadStatus(policy.key, waiters=False)), posted)
         return leader, posted.count
 
 

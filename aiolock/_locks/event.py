@@ -10,7 +10,7 @@ from aiolock._engine.policy import to_ms
 from aiolock._locks.lock import Lock
 from aiolock.copying import CopiedAsItself
 from aiolock.options import DEFAULT, Default, Seconds
-from aiolock.store import Status
+from aiolock.protocol import Post, ReadPosted, Status
 
 
 class Event(CopiedAsItself):
@@ -52,8 +52,8 @@ class Event(CopiedAsItself):
         engine.check()
         remember = to_ms(self._remember)
         with policy.errors_named():
-            await engine.store.post(
-                policy.key, 1, token="", declared=0, value="", remember=remember
+            await engine.submit(
+                Post(policy.key, 1, token="", declared=0, value="", remember=remember)
             )
 
     async def is_set(self) -> bool:
@@ -64,7 +64,7 @@ class Event(CopiedAsItself):
         engine, policy = self._lock._engine, self._lock._policy
         engine.check()
         with policy.errors_named():
-            return (await engine.store.read(policy.key)).count > 0
+            return (await engine.submit(ReadPosted(policy.key))).count > 0
 
     async def wait(self, timeout: Seconds | Default | None = DEFAULT) -> None:
         """Return once it is set; `AcquireTimeout` when that did not happen in ``timeout`` seconds.

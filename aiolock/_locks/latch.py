@@ -13,7 +13,7 @@ from aiolock._locks.lock import Lock
 from aiolock.copying import CopiedAsItself
 from aiolock.errors import LimitMismatch
 from aiolock.options import DEFAULT, Default, Seconds
-from aiolock.store import Status
+from aiolock.protocol import Post, ReadPosted, Status
 from aiolock.validation import checked_name
 
 _numbers = itertools.count(1)
@@ -69,8 +69,8 @@ class Latch(CopiedAsItself):
         token, policy = f"t:{checked_name(token)}", self._lock._policy
         remember = to_ms(self._remember)
         with policy.errors_named():
-            counted = await engine.store.post(
-                policy.key, 0, token=token, declared=self._count, value="", remember=remember
+            counted = await engine.submit(
+                Post(policy.key, 0, token=token, declared=self._count, value="", remember=remember)
             )
         if counted < 0:
             raise policy.with_name(
@@ -86,7 +86,7 @@ class Latch(CopiedAsItself):
         engine, policy = self._lock._engine, self._lock._policy
         engine.check()
         with policy.errors_named():
-            return max(0, self._count - (await engine.store.read(policy.key)).count)
+            return max(0, self._count - (await engine.submit(ReadPosted(policy.key))).count)
 
     async def wait(self, timeout: Seconds | Default | None = DEFAULT) -> None:
         """Return once it is open; `AcquireTimeout` when it did not open in ``timeout`` seconds.

@@ -22,8 +22,8 @@ from aiolock.copying import CopiedAsItself, Uncopyable
 from aiolock.entering import AnyEnterable, AsyncEnterable, Entered, Entry, Inside
 from aiolock.errors import NotHeld, StoreError
 from aiolock.options import DEFAULT, Default, Seconds
+from aiolock.protocol import BREAK_UNKNOWN, Break, ReadStatus, RequestRelease, Status
 from aiolock.signatures import NoOptions, unexpected, without_unknown
-from aiolock.store import BREAK_UNKNOWN, Status
 from aiolock.validation import checked_label, checked_number, checked_timeout, checked_wait
 
 Got_co = TypeVar("Got_co", bound=Lease, covariant=True)
@@ -351,7 +351,7 @@ class Lock(CopiedAsItself, AsyncEnterable[Lease], AsyncOnly):
         """
         self._engine.check()
         with self._policy.errors_named():
-            return await self._engine.handoff.request(self._policy.key) > 0
+            return await self._engine.submit(RequestRelease(self._policy.key)) > 0
 
     async def break_(self, fence: int | None = None) -> bool:
         """Take the lock from its holders, and grant it to the next waiter; True if it was held.
@@ -371,12 +371,12 @@ class Lock(CopiedAsItself, AsyncEnterable[Lease], AsyncOnly):
             # Break only the grants seen here: if the reply is lost and the command is sent again,
             # it must not take the lock from the next holder too.
             with self._policy.errors_named():
-                status = await self._engine.handoff.status(self._policy.key)
+                status = await self._engine.submit(ReadStatus(self._policy.key))
             fences = [holder.fence for holder in status.holders]
         if not fences:
             return False
         with self._policy.errors_named():
-            broken = await self._engine.handoff.break_(self._policy.key, fences)
+            broken = await self._engine.submit(Break(self._policy.key, fences))
         if fence is not None and broken == BREAK_UNKNOWN:
             raise self._policy.with_name(
                 StoreError(

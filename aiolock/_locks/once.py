@@ -26,7 +26,7 @@ from aiolock.entering import AsyncEnterable, Entered, Entry
 from aiolock.errors import AcquireTimeout, ResultGone, StoreError
 from aiolock.naming import checked_result, formatter
 from aiolock.options import DEFAULT
-from aiolock.store import WAS_UNKNOWN, Rule, Status
+from aiolock.protocol import WAS_UNKNOWN, Post, ReadPosted, Rule, Status
 from aiolock.validation import LONGEST_RESULT
 
 P = ParamSpec("P")
@@ -237,18 +237,20 @@ class Once(CopiedAsItself, AsyncEnterable[Lease | None], AsyncOnly):
         # Posted under the fence: a body that has lost its lease has a lower one than the next, and
         # cannot overwrite its result.
         with self._lock._policy.errors_named():
-            await self._lock._engine.store.post(
-                self._results.key,
-                fence,
-                token="",
-                declared=0,
-                value=f"{fence} {result}",
-                remember=self._remember + to_ms(_LONGER),
+            await self._lock._engine.submit(
+                Post(
+                    self._results.key,
+                    fence,
+                    token="",
+                    declared=0,
+                    value=f"{fence} {result}",
+                    remember=self._remember + to_ms(_LONGER),
+                )
             )
 
     async def _kept(self) -> str:
         with self._lock._policy.errors_named():
-            posted = await self._lock._engine.store.read(self._results.key)
+            posted = await self._lock._engine.submit(ReadPosted(self._results.key))
         fence, separator, result = posted.value.partition(" ")
         if not separator or fence != str(posted.count):
             raise self._lock._policy.with_name(

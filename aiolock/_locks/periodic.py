@@ -17,7 +17,7 @@ from aiolock._locks.lock import Lock
 from aiolock.copying import CopiedAsItself
 from aiolock.entering import AsyncEnterable, Entered, Entry
 from aiolock.errors import LeaseLost, StoreError
-from aiolock.store import Status
+from aiolock.protocol import Status
 
 Job = Callable[[], Awaitable[object]]
 """The job to run."""

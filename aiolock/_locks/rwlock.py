@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from aiolock._locks.lock import Lock
 from aiolock.copying import CopiedAsItself
-from aiolock.store import Status
+from aiolock.protocol import Status
 
 
 @dataclass(frozen=True, slots=True, repr=False, eq=False)

@@ -13,8 +13,8 @@ from aiolock._locks.lock import AcquireContext, Lock, caller
 from aiolock.copying import CopiedAsItself
 from aiolock.entering import AsyncEnterable, Entered, Entry
 from aiolock.options import DEFAULT, Default, Seconds
+from aiolock.protocol import Resize, Status
 from aiolock.signatures import NoOptions, unexpected, without_unknown
-from aiolock.store import Status
 from aiolock.validation import checked_number
 
 _REMEMBERED: Final = 30 * 24 * 3_600_000
@@ -117,7 +117,7 @@ class Semaphore(CopiedAsItself, AsyncEnterable[Lease], AsyncOnly):
         engine.check()
         checked_number("limit", limit, least=0)
         with policy.errors_named():
-            await engine.store.resize(policy.key, self._limit, limit, _REMEMBERED)
+            await engine.submit(Resize(policy.key, self._limit, limit, _REMEMBERED))
 
     async def break_(self, fence: int | None = None) -> bool:
         """Take the permits from all holders, or from one: as `Lock.break_`."""

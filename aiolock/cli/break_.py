@@ -11,7 +11,8 @@ import aiolock
 from aiolock.cli.find import add_name, found, is_pattern, nothing, several
 from aiolock.cli.signals import typed_line
 from aiolock.cli.store import NOBODY, WRONG_USE, Commands, add_store_options, say, with_store
-from aiolock.store import Status, plain
+from aiolock.protocol import Status
+from aiolock.text import plain
 
 
 def add_command(commands: Commands) -> None:

@@ -7,7 +7,8 @@ import asyncio
 from collections.abc import Sequence
 
 import aiolock
-from aiolock.store import Status, plain
+from aiolock.protocol import Status
+from aiolock.text import plain
 
 
 def add_name(parser: argparse.ArgumentParser) -> None:

@@ -9,7 +9,8 @@ import unicodedata
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
-from aiolock.store import Participant, Status, plain
+from aiolock.protocol import Participant, Status
+from aiolock.text import plain
 
 COLUMNS: Final = ("KIND", "NAME", "HELD BY", "WHERE", "FOR", "LEASE", "WAITING", "LONGEST")
 TEXTS: Final = 4

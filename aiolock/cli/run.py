@@ -21,7 +21,7 @@ from aiolock.cli.store import (
     seconds,
     with_store,
 )
-from aiolock.store import plain
+from aiolock.text import plain
 
 _LONGEST_PAUSE = 30.0
 """The longest pause between tries to take part while the store cannot be reached, in seconds."""

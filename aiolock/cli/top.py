@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Final
 import aiolock
 from aiolock.cli.rows import COLUMNS, SORTS, TEXTS, cells
 from aiolock.cli.store import Commands, add_store_options, seconds, with_store
-from aiolock.store import Status, plain
+from aiolock.protocol import Status
+from aiolock.text import plain
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

@@ -7,7 +7,8 @@ from datetime import timedelta
 from typing import Final
 
 from aiolock.observer import Deadlock, Link, LockRequest, Loss, LostBody, Observer, who
-from aiolock.store import Participant, one_line
+from aiolock.protocol import Participant
+from aiolock.text import one_line
 
 SLOW_WAIT: Final = 10.0
 SLOW_HOLD: Final = 300.0

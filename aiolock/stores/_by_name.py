@@ -9,7 +9,7 @@ from collections.abc import Coroutine, Sequence
 from typing import Any, Final, TypeVar
 
 from aiolock.errors import StoreError
-from aiolock.store import Page, Status
+from aiolock.protocol import Page, Status
 from aiolock.stores._codec import UNREADABLE
 from aiolock.stores._operations import Operation, Operations
 from aiolock.stores._outcomes import once_more, refusal

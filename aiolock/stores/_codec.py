@@ -6,7 +6,7 @@ import json
 from functools import lru_cache
 from typing import Any, Final
 
-from aiolock.store import Form, Rule, WaiterId
+from aiolock.protocol import Form, Rule, WaiterId
 from aiolock.stores._holders import Grant, Holder
 from aiolock.stores.machine import (
     NameState,

@@ -6,7 +6,7 @@ from bisect import bisect_left, bisect_right, insort
 from collections.abc import ItemsView, Iterator, Mapping, ValuesView
 from typing import Final, NamedTuple
 
-from aiolock.store import Form, WaiterId
+from aiolock.protocol import Form, WaiterId
 
 RESERVED: Final = "-"
 """The client of a reserved grant, which means "closed" or "done": it ends like any other, but no

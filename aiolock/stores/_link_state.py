@@ -5,20 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from aiolock.errors import StoreError
-from aiolock.store import Inbox
+from aiolock.protocol import Deliver, LinkChanged
 
 
 class LinkState:
     """The connections of one client, as reported to its observers."""
 
     def __init__(
-        self, inbox: Inbox, is_misconfigured: Callable[[BaseException], bool] | None = None
+        self, deliver: Deliver, is_misconfigured: Callable[[BaseException], bool] | None = None
     ) -> None:
         """``is_misconfigured`` tells whether the link stays down until the configuration is
         changed: see `StoreError.misconfigured`. Not needed if each reason is a `StoreError`
         already.
         """
-        self._inbox = inbox
+        self._deliver = deliver
         self._is_misconfigured = is_misconfigured
         self._down = set[str]()
         self.reason: StoreError | None = None
@@ -45,11 +45,11 @@ class LinkState:
             self.reason.__cause__ = reason
             if self._is_misconfigured is not None:
                 self.reason.misconfigured = self._is_misconfigured(reason)
-        self._inbox.link(self.reason)
+        self._deliver(LinkChanged(self.reason))
 
     def up(self, which: str) -> None:
         """This connection is there, and usable."""
         self._down.discard(which)
         if self.observed and not self._down:
             self.reason = None
-            self._inbox.link(None)
+            self._deliver(LinkChanged(None))

@@ -15,7 +15,7 @@ from enum import Enum
 from typing import Any, NamedTuple, Protocol
 
 from aiolock.errors import StoreError
-from aiolock.store import Form, Inbox, Participant, WaiterId
+from aiolock.protocol import Event, Form, Participant, WaiterId
 
 UNBOUNDED = -1
 """As ``upto``, releases any vote of a waiter that does not come back: see `Member.release`."""
@@ -158,17 +158,31 @@ class Unfit(StoreError):
     """This server cannot be a member; trying again later does not help."""
 
 
-class MemberInbox(Inbox, Protocol):
-    """The receiver of a member's pushes; `Inbox.granted` is its vote, with the vote's number."""
+class VoteInquired(NamedTuple):
+    """Another waiter, which comes before this one, needs this vote."""
 
-    def inquired(self, name: str, waiter: WaiterId, number: int) -> None:
-        """Another waiter, which comes before this one, needs this vote."""
+    name: str
+    waiter: WaiterId
+    number: int
 
-    def registered(self, registered: Registered) -> None:
-        """The member was registered, on a new connection."""
 
-    def not_registered(self, error: Exception) -> None:
-        """The member has refused to be registered: it does not vote."""
+class MemberRegistered(NamedTuple):
+    """The member was registered, on a new connection."""
+
+    registered: Registered
+
+
+class RegistrationRefused(NamedTuple):
+    """The member has refused to be registered: it does not vote."""
+
+    error: Exception
+
+
+MemberEvent = Event | VoteInquired | MemberRegistered | RegistrationRefused
+"""What a member delivers by itself; `GrantPushed` is its vote, with the vote's number as fence."""
+
+DeliverMember = Callable[[MemberEvent], None]
+"""The receiver of a member's events: called in the client's loop, never awaited."""
 
 
 OnReply = Callable[[Any, Exception | None], None]
@@ -192,7 +206,7 @@ class Member(Protocol):
         """The kind of server: all members of one quorum are of one kind."""
         ...
 
-    async def join(self, client: str, inbox: MemberInbox, config: QuorumConfig) -> None:
+    async def join(self, client: str, deliver: DeliverMember, config: QuorumConfig) -> None:
         """Connect, register, and subscribe. `StoreError` if that fails and may be tried again;
         `Unfit` or `QuorumMismatch` if the server cannot be a member of this quorum.
         """
@@ -205,7 +219,7 @@ class Member(Protocol):
         ...
 
     def register(self, memory: Memory) -> None:
-        """Register it in its quorum once more; the inbox gets the answer, or the error."""
+        """Register it in its quorum once more; its event has the answer, or the error."""
 
     def vote(
         self,

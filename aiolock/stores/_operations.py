@@ -12,27 +12,29 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple, Protocol, TypeVar
 
+from aiolock._adapters import ByMethods
 from aiolock.copying import Uncopyable
-from aiolock.store import (
+from aiolock.protocol import (
     BREAK_UNKNOWN,
     WAS_ABSENT,
     WAS_UNKNOWN,
     Answer,
     Form,
-    HandoffReport,
     Page,
     Posted,
     Renewal,
+    ReportHandoff,
     Status,
     WaiterId,
 )
+from aiolock.store import Features
 from aiolock.stores.machine import Push, Step
 
 Value = TypeVar("Value")
 
 
 class Told(NamedTuple):
-    """A push, and the inbox and name that it is for."""
+    """A push, and the deliver and name that it is for."""
 
     name: str
     push: Push
@@ -61,8 +63,11 @@ class Operation(NamedTuple):
     """Whether it renews a lease, which must not wait behind everything else."""
 
 
-class Operations(Uncopyable, ABC):
+class Operations(ByMethods, Uncopyable, ABC):
     """All the operations of a `Store`, once it is open."""
+
+    features = Features()
+    """See `Store.features`."""
 
     @abstractmethod
     def _call(self, operation: Operation) -> asyncio.Future[Any]:
@@ -132,7 +137,7 @@ class Operations(Uncopyable, ABC):
             name, lambda step: step.release(waiter, fence, entered=entered, lost=lost)
         )
 
-    def report_handoff(self, passed: HandoffReport) -> asyncio.Future[int]:
+    def report_handoff(self, passed: ReportHandoff) -> asyncio.Future[int]:
         return self._sure_step(passed.name, lambda step: step.report_handoff(passed))
 
     def renew(self, renewals: Sequence[Renewal]) -> asyncio.Future[list[bool | None]]:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple, Protocol
 
 from aiolock.errors import StoreError
-from aiolock.store import Inbox
+from aiolock.protocol import Deliver
 from aiolock.stores._operations import Operation, Told
 from aiolock.stores._outcomes import CarriedOut, Outcome, failed, once_more, refusal
 
@@ -167,9 +167,9 @@ class Work(Protocol):
 class Worker:
     """One client's thread."""
 
-    def __init__(self, name: str, work: Work, inbox: Inbox) -> None:
+    def __init__(self, name: str, work: Work, deliver: Deliver) -> None:
         self._work = work
-        self._inbox = inbox
+        self._deliver = deliver
         self._loop = loop = asyncio.get_running_loop()
         self._jobs = queue.SimpleQueue[Job | None]()
         self._lanes = _Lanes()
@@ -228,7 +228,7 @@ class Worker:
         for job in jobs:
             job.settle()
         for name, push in told:
-            push.deliver(name, self._inbox)
+            self._deliver(push.event(name))
 
     def _has_ended(self, why: StoreError) -> None:
         """The thread has ended: fail all operations that it has not carried out."""

@@ -21,13 +21,13 @@ implement the protocol. This module collects what it does need. In the order of 
    changed. If another process was faster, begin again at 2: an operation may be run as often as you
    like, only what is saved counts.
 6. Answer: set the result of the future, and deliver the pushes that are for this very client
-   (``push.deliver(name, inbox)``).
+   (``push.deliver(name, deliver)``).
 7. Notify the other clients. Each reads the pushes that were left for it (`decode_push`), deletes
-   them, and delivers them to its own inbox.
+   them, and delivers them to its own deliver.
 
 If the reply was lost, so that it is unknown whether it was saved, begin again at 2, with
 ``steps.again`` true. Make sure that the first attempt, if it arrives late, has no effect any more.
-Call ``inbox.reconnected()`` afterwards, because pushes may have been lost with the reply.
+Call ``deliver.reconnected()`` afterwards, because pushes may have been lost with the reply.
 
 What a later version has written may be unreadable: `decode` and `decode_push` raise one of
 `UNREADABLE`. Such a state fails the operations on its name, and nothing else. Such a push is left

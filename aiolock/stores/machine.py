@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Final, NamedTuple
 
-from aiolock.store import (
+from aiolock.protocol import (
     FEW,
     MAX_AHEAD,
     PRIORITY,
@@ -28,18 +28,23 @@ from aiolock.store import (
     WAS_HOLDER,
     WAS_QUEUED,
     Answer,
+    AskAgain,
     Before,
     Busy,
     Differs,
     Done,
+    Event,
     Form,
     Full,
     Granted,
-    HandoffReport,
-    Inbox,
+    GrantLost,
+    GrantPushed,
+    OrderUnknown,
     Participant,
     Posted,
     Queued,
+    ReleaseRequested,
+    ReportHandoff,
     Rule,
     Status,
     WaiterId,
@@ -75,7 +80,7 @@ _DONE: Final = WaiterId(RESERVED, 1)
 
 
 class PushGranted(NamedTuple):
-    """See `Inbox.granted`."""
+    """See `GrantPushed`."""
 
     waiter: WaiterId
     form: Form
@@ -83,48 +88,48 @@ class PushGranted(NamedTuple):
     lease: int
     now: int
 
-    def deliver(self, name: str, inbox: Inbox) -> None:
-        inbox.granted(name, *self)
+    def event(self, name: str) -> Event:
+        return GrantPushed(name, *self)
 
 
 class PushLost(NamedTuple):
-    """See `Inbox.lost`."""
+    """See `GrantLost`."""
 
     waiter: WaiterId
     fence: int
     reason: str
 
-    def deliver(self, name: str, inbox: Inbox) -> None:
-        inbox.lost(name, self.waiter, self.fence, self.reason)
+    def event(self, name: str) -> Event:
+        return GrantLost(name, self.waiter, self.fence, self.reason)
 
 
 class PushRequested(NamedTuple):
-    """See `Inbox.requested`."""
+    """See `ReleaseRequested`."""
 
     waiter: WaiterId
     fence: int
 
-    def deliver(self, name: str, inbox: Inbox) -> None:
-        inbox.requested(name, self.waiter, self.fence)
+    def event(self, name: str) -> Event:
+        return ReleaseRequested(name, self.waiter, self.fence)
 
 
 class PushOrderUnknown(NamedTuple):
-    """See `Inbox.order_unknown`."""
+    """See `OrderUnknown`."""
 
     waiter: WaiterId
 
-    def deliver(self, name: str, inbox: Inbox) -> None:
-        inbox.order_unknown(name, self.waiter)
+    def event(self, name: str) -> Event:
+        return OrderUnknown(name, self.waiter)
 
 
 class PushDone(NamedTuple):
-    """See `Inbox.done`."""
+    """See `AskAgain`."""
 
     waiter: WaiterId
     """One of the waiters concerned: the push is about the name, and is sent to a client once."""
 
-    def deliver(self, name: str, inbox: Inbox) -> None:
-        inbox.done(name)
+    def event(self, name: str) -> Event:
+        return AskAgain(name)
 
 
 Push = PushGranted | PushLost | PushRequested | PushOrderUnknown | PushDone
@@ -280,7 +285,7 @@ class Step:
     def acquire(
         self, waiter: WaiterId, form: Form, ttl: int, *, ticket: int, wait: bool, max_waiters: int
     ) -> Answer:
-        """See `Store.acquire`."""
+        """See `Acquire`."""
         state = self._state
         self._asker = waiter.client
         known = self._known(waiter, form)
@@ -309,8 +314,8 @@ class Step:
             return Granted(fence, ttl, displaced)
         return self._taken(waiter, form, wait=wait, displaced=displaced, newcomer=newcomer)
 
-    def report_handoff(self, passed: HandoffReport) -> int:
-        """See `Store.report_handoff`."""
+    def report_handoff(self, passed: ReportHandoff) -> int:
+        """See `ReportHandoff`."""
         state, form = self._state, passed.form
         grant = Grant(passed.target, passed.fence)
         # Absent: either a first copy of this report was carried out, or the source's lease has
@@ -333,7 +338,7 @@ class Step:
         lost: bool = False,
         tombstone_until: int = 0,
     ) -> int:
-        """See `Store.release`; ``tombstone_until``: until when (µs) copies of its requests may
+        """See `Release`; ``tombstone_until``: until when (µs) copies of its requests may
         arrive.
         """
         state = self._state
@@ -362,7 +367,7 @@ class Step:
         return WAS_HOLDER
 
     def renew(self, waiter: WaiterId, fence: int, ttl: int) -> bool:
-        """One grant of `Store.renew`."""
+        """One grant of `Renew`."""
         holder = self._state.holders.get(Grant(waiter, fence))
         # An ended lease is not revived, even if no other was granted since: by its own deadline,
         # the client has given up the lock already.
@@ -377,7 +382,7 @@ class Step:
     def finish(
         self, waiter: WaiterId, fence: int, remember: int, *, tombstone_until: int = 0
     ) -> int:
-        """See `Store.finish`; ``tombstone_until`` as in `release`."""
+        """See `Finish`; ``tombstone_until`` as in `release`."""
         state = self._state
         done = Grant(_DONE, fence)
         if state.holders.remove(Grant(waiter, fence)) is None:
@@ -393,7 +398,7 @@ class Step:
         return WAS_HOLDER
 
     def request(self) -> int:
-        """See `Store.request`."""
+        """See `RequestRelease`."""
         held = [
             holder.grant
             for holder in self._state.holders.values()
@@ -403,7 +408,7 @@ class Step:
         return sum(self._listens(grant.waiter.client) for grant in held)
 
     def break_(self, fences: Sequence[int]) -> int:
-        """See `Store.break_`."""
+        """See `Break`."""
         holders = self._state.holders
         broken = [h for h in holders.values() if h.grant.fence in fences and not h.is_reserved]
         for holder in broken:
@@ -416,7 +421,7 @@ class Step:
         return len(broken)
 
     def downgrade(self, waiter: WaiterId, fence: int) -> int:
-        """See `Store.downgrade`."""
+        """See `Downgrade`."""
         holder = self._state.holders.get(Grant(waiter, fence))
         if holder is None:
             return WAS_ABSENT
@@ -430,7 +435,7 @@ class Step:
     def resize(
         self, declared: int, limit: int, remember: int, *, token: str = "", late: int = 0
     ) -> int:
-        """See `Store.resize`. Copies with the same ``token`` may arrive until ``late`` (µs)."""
+        """See `Resize`. Copies with the same ``token`` may arrive until ``late`` (µs)."""
         state = self._state
         if token in state.resized and state.resized[token][1] > self._ms:
             return state.resized[token][0]
@@ -449,7 +454,7 @@ class Step:
         return before
 
     def post(self, count: int, *, token: str, declared: int, value: str, remember: int) -> int:
-        """See `Store.post`."""
+        """See `Post`."""
         state = self._state
         if declared and self._differs(declared):
             return -(state.limit or 0)
@@ -465,11 +470,11 @@ class Step:
         return state.count
 
     def read(self) -> Posted:
-        """See `Store.read`."""
+        """See `ReadPosted`."""
         return Posted(self._state.count, self._state.value)
 
     def status(self, name: str, *, waiters: bool = True) -> Status:
-        """See `Store.status`."""
+        """See `ReadStatus`."""
         held = self._state.holders
         if waiters:
             return self.status_of(name, self.holders(held), self.waiters(self._state.queue))

@@ -13,24 +13,27 @@ from itertools import count, islice
 from typing import Any, Final, TypeVar
 from weakref import WeakKeyDictionary
 
+from aiolock._adapters import ByMethods
 from aiolock._clock import clock as clock_of
 from aiolock._turns import PART, in_parts
 from aiolock._urls import parse
 from aiolock.copying import Uncopyable
 from aiolock.errors import StoreError
-from aiolock.store import (
+from aiolock.protocol import (
     Answer,
+    Deliver,
+    Event,
     Form,
-    HandoffReport,
-    Inbox,
     Late,
     Page,
     Participant,
     Posted,
     Renewal,
+    ReportHandoff,
     Status,
     WaiterId,
 )
+from aiolock.store import Features
 from aiolock.stores.machine import NameState, Step
 
 Value = TypeVar("Value")
@@ -63,7 +66,7 @@ class MemoryServer:
         """The names of the snapshots under way, by their numbers."""
         self._numbers = count(1)
         self._fence = 0
-        self._inboxes: dict[str, Inbox] = {}
+        self._listeners: dict[str, Deliver] = {}
 
     def now(self) -> int:
         """The server's clock, in microseconds."""
@@ -78,22 +81,22 @@ class MemoryServer:
             self._epoch = time.time() - elapsed
         return self._epoch + elapsed
 
-    def listen(self, client: str, inbox: Inbox) -> None:
-        self._inboxes[client] = inbox
+    def listen(self, client: str, deliver: Deliver) -> None:
+        self._listeners[client] = deliver
 
     def leave(self, client: str) -> None:
         """Remove a client that was closed, or died: it does not listen any more."""
-        self._inboxes.pop(client, None)
+        self._listeners.pop(client, None)
 
     def listens(self, client: str) -> bool:
         """Whether the client listens."""
-        return client in self._inboxes
+        return client in self._listeners
 
-    def push(self, client: str, deliver: Callable[[Inbox], None]) -> None:
-        """Send a push to a client, if it listens."""
-        inbox = self._inboxes.get(client)
-        if inbox is not None:
-            asyncio.get_running_loop().call_soon(deliver, inbox)
+    def push(self, client: str, event: Event) -> None:
+        """Send an event to a client, if it listens."""
+        deliver = self._listeners.get(client)
+        if deliver is not None:
+            asyncio.get_running_loop().call_soon(deliver, event)
 
     def acquire(
         self,
@@ -132,7 +135,7 @@ class MemoryServer:
             ),
         )
 
-    def report_handoff(self, passed: HandoffReport, *, not_after: int = 0) -> int | Late:
+    def report_handoff(self, passed: ReportHandoff, *, not_after: int = 0) -> int | Late:
         return self._step(passed.name, lambda step: step.report_handoff(passed), not_after)
 
     def renew(self, renewals: Sequence[Renewal], *, not_after: int = 0) -> list[bool | None] | Late:
@@ -276,7 +279,7 @@ class MemoryServer:
         self._fence = step.fence
         if step.pushes:
             for push in step.pushes:
-                self.push(push.waiter.client, partial(push.deliver, name))
+                self.push(push.waiter.client, push.event(name))
         if not state.holders and state.idle:
             self._states.pop(name, None)
 
@@ -300,8 +303,10 @@ def _metadata(_: str) -> tuple[str, int]:
     return socket.gethostname(), os.getpid()
 
 
-class MemoryStore(Uncopyable):
+class MemoryStore(ByMethods, Uncopyable):
     """One client's link to a `MemoryServer`; answers come in the next loop iteration."""
+
+    features = Features()
 
     def __init__(self, server: MemoryServer) -> None:
         self.server = server
@@ -310,10 +315,10 @@ class MemoryStore(Uncopyable):
     def __repr__(self) -> str:
         return f"<MemoryStore of {self.server!r}>"
 
-    async def open(self, client: str, inbox: Inbox) -> None:
+    async def open(self, client: str, deliver: Deliver) -> None:
         self._client = client
         self._loop = asyncio.get_running_loop()
-        self.server.listen(client, inbox)
+        self.server.listen(client, deliver)
 
     async def aclose(self) -> None:
         if self._client is not None:
@@ -351,7 +356,7 @@ class MemoryStore(Uncopyable):
             lambda: self.server.release(name, waiter, fence, entered=entered, lost=lost)
         )
 
-    def report_handoff(self, passed: HandoffReport) -> asyncio.Future[int]:
+    def report_handoff(self, passed: ReportHandoff) -> asyncio.Future[int]:
         return self._start(lambda: self.server.report_handoff(passed))
 
     def renew(self, renewals: Sequence[Renewal]) -> asyncio.Future[list[bool | None]]:
@@ -443,9 +448,9 @@ class _ByUrl(MemoryStore):
     def __repr__(self) -> str:
         return f"<MemoryStore memory://{self._name}>"
 
-    async def open(self, client: str, inbox: Inbox) -> None:
+    async def open(self, client: str, deliver: Deliver) -> None:
         self.server = _server(self._name)
-        await super().open(client, inbox)
+        await super().open(client, deliver)
 
 
 def _server(name: str) -> MemoryServer:

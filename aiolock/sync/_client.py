@@ -28,8 +28,9 @@ from aiolock.options import (
     RWLockOptions,
     SemaphoreOptions,
 )
+from aiolock.protocol import Status
 from aiolock.signatures import spelled_out
-from aiolock.store import ServerStatus, Status, Store
+from aiolock.store import ServerStatus, Store
 from aiolock.sync._body import Bodies
 from aiolock.sync._greenlets import check_no_greenlets
 from aiolock.sync._jobs import Election, Once, Periodic

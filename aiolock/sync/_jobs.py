@@ -13,7 +13,7 @@ from aiolock.copying import CopiedAsItself
 from aiolock.errors import LeaseLost, StoreError
 from aiolock.naming import checked_result, formatter
 from aiolock.options import DEFAULT, Default, Seconds
-from aiolock.store import Status
+from aiolock.protocol import Status
 from aiolock.sync._body import Body, Entrance, Opened
 from aiolock.sync._lease import Lease, Term
 from aiolock.sync._portal import Portal

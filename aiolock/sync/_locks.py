@@ -13,8 +13,8 @@ import aiolock
 from aiolock.copying import CopiedAsItself
 from aiolock.errors import ClientClosed
 from aiolock.options import DEFAULT, Default, Seconds
+from aiolock.protocol import Status
 from aiolock.signatures import NoOptions, unexpected, without_unknown
-from aiolock.store import Status
 from aiolock.sync._body import Entrance, Opened
 from aiolock.sync._lease import Lease, MultiLease, give_up
 from aiolock.sync._portal import Portal

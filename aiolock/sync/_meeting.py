@@ -5,7 +5,7 @@ from __future__ import annotations
 import aiolock
 from aiolock.copying import CopiedAsItself
 from aiolock.options import DEFAULT, Default, Seconds
-from aiolock.store import Status
+from aiolock.protocol import Status
 from aiolock.sync._body import Opened
 from aiolock.sync.transactions import refuse_in_transaction
 

@@ -11,7 +11,8 @@ from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any, ClassVar
 
-from aiolock.store import Busy, Form, Granted, Queued, Store
+from aiolock.protocol import Busy, Form, Granted, Post, Queued, ReadStatus, RequestRelease
+from aiolock.store import Store
 from aiolock.testing._peer import LONG, PATIENCE, PLAIN, Grant, Peer
 
 
@@ -77,16 +78,16 @@ class Contract(ABC):
         answer = await peer.ask(name, wait=False)
         assert isinstance(answer, Busy), answer
         assert 0 < answer.until <= most
-        status = await peer.store.status(name)
+        status = await peer.store.submit(ReadStatus(name))
         assert status.holders == ()
         assert 0 < status.closed <= most / 1000
-        assert await peer.store.request(name) == 0
+        assert await peer.store.submit(RequestRelease(name)) == 0
 
     @staticmethod
     async def _count_up(peer: Peer, name: str, count: int) -> int:
         """Raise the count to at least this number."""
-        return await peer.store.post(
-            name, count, token="", declared=0, value="", remember=10 * LONG
+        return await peer.store.submit(
+            Post(name, count, token="", declared=0, value="", remember=10 * LONG)
         )
 
     async def _opened(self, name: str, peer: Peer, form: Form = PLAIN) -> Grant:
@@ -105,7 +106,7 @@ class Contract(ABC):
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(answer.until / 1000):
                     fence = (await peer.confirm(name, await peer.handed())).fence
-        assert (await peer.store.status(name)).closed == 0
+        assert (await peer.store.submit(ReadStatus(name))).closed == 0
         return Grant(waiter, fence)
 
 

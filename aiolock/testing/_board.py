@@ -7,7 +7,7 @@ from __future__ import annotations
 import asyncio
 from typing import Final
 
-from aiolock.store import Granted, Posted, Queued
+from aiolock.protocol import Granted, Post, Posted, Queued, ReadPosted
 from aiolock.testing._base import Contract
 from aiolock.testing._peer import A_MOMENT, LONG, count_of, fresh_name
 
@@ -35,19 +35,21 @@ class BoardContract(Contract):
         """A count is remembered for as long as was asked for, and then begins anew."""
         async with self.peers(1) as (ann,):
             name = fresh_name()
-            counted = ann.store.post(name, 7, token="", declared=0, value="x", remember=LONG)
+            counted = ann.store.submit(
+                Post(name, 7, token="", declared=0, value="x", remember=LONG)
+            )
             assert await counted == 7
-            assert await ann.store.read(name) == Posted(7, "x")
+            assert await ann.store.submit(ReadPosted(name)) == Posted(7, "x")
             name = fresh_name()
-            await ann.store.post(name, 7, token="", declared=0, value="x", remember=100)
+            await ann.store.submit(Post(name, 7, token="", declared=0, value="x", remember=100))
             await asyncio.sleep(0.1 + A_MOMENT)
-            assert await ann.store.read(name) == Posted(0, "")
+            assert await ann.store.submit(ReadPosted(name)) == Posted(0, "")
 
     async def test_value(self) -> None:
         """A posted value stays until one is posted with at least the same count."""
         async with self.peers(2) as (ann, bob):
             name, text = fresh_name(), "é\n{} %s \x00"
-            assert await bob.store.read(name) == Posted(0, "")
+            assert await bob.store.submit(ReadPosted(name)) == Posted(0, "")
             place = await bob.queue(name, bob.waiter(count_of(4)))
             high = 1_800_000_000_000_000
             for count, value, result in (
@@ -57,11 +59,11 @@ class BoardContract(Contract):
                 (high, "new", Posted(high, "new")),
                 (high + 1, "", Posted(high + 1, "new")),
             ):
-                posted = ann.store.post(
-                    name, count, token="", declared=0, value=value, remember=_KEPT
+                posted = ann.store.submit(
+                    Post(name, count, token="", declared=0, value=value, remember=_KEPT)
                 )
                 assert await posted == result.count
-                assert await bob.store.read(name) == result
+                assert await bob.store.submit(ReadPosted(name)) == result
             assert (await bob.handed()).waiter == place.waiter
             assert isinstance(await bob.ask(name, bob.waiter(count_of(high + 1))), Granted)
             assert isinstance(await bob.ask(name, bob.waiter(count_of(high + 2))), Queued)

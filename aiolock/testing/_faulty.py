@@ -6,25 +6,66 @@ import asyncio
 import difflib
 from collections import Counter
 from collections.abc import Callable
-from typing import Final, Literal, TypeVar, get_args
+from functools import partial
+from typing import Any, Final, Literal, TypeVar
 
+from aiolock import protocol
 from aiolock.errors import StoreError
-from aiolock.store import Form, Inbox, Relay, Store, WaiterId
-from aiolock.store import Operation as _Called
+from aiolock.protocol import Deliver, Event
+from aiolock.store import Store
 
 Value = TypeVar("Value")
 
-Operation = _Called | Literal["open", "push"]
-"""The names of what can fail: each operation of a `Store`, and its pushes to the client."""
+Operation = Literal[
+    "acquire",
+    "release",
+    "report_handoff",
+    "renew",
+    "status",
+    "snapshot",
+    "finish",
+    "request",
+    "downgrade",
+    "resize",
+    "post",
+    "read",
+    "break_",
+    "open",
+    "push",
+]
+"""The names of what can fail: each operation of a `Store`, its opening, and its pushes."""
 
-_HELD: Final[tuple[Operation, ...]] = (*get_args(_Called), "push")
-_REFUSED: Final[tuple[Operation, ...]] = (*get_args(_Called), "open")
+_NAMES: Final[dict[type[protocol.Operation[Any]], Operation]] = {
+    protocol.Acquire: "acquire",
+    protocol.Release: "release",
+    protocol.ReportHandoff: "report_handoff",
+    protocol.Renew: "renew",
+    protocol.ReadStatus: "status",
+    protocol.ReadPage: "snapshot",
+    protocol.Finish: "finish",
+    protocol.RequestRelease: "request",
+    protocol.Downgrade: "downgrade",
+    protocol.Resize: "resize",
+    protocol.Post: "post",
+    protocol.ReadPosted: "read",
+    protocol.Break: "break_",
+}
+_HELD: Final[tuple[Operation, ...]] = (*_NAMES.values(), "push")
+_REFUSED: Final[tuple[Operation, ...]] = (*_NAMES.values(), "open")
+_PUSHES: Final = (
+    protocol.GrantPushed,
+    protocol.GrantLost,
+    protocol.AskAgain,
+    protocol.ReleaseRequested,
+    protocol.OrderUnknown,
+)
+"""The events that come from a server; the others are about the link to it."""
 
 GIVES_UP: Final = 9.5
 """Seconds for which a `FaultyStore` holds an answer back at most: no `Store` hangs for ever."""
 
 
-class FaultyStore(Relay):
+class FaultyStore:
     """A store that fails on purpose, around one that works: ``connect(FaultyStore(store))``.
 
     Until told otherwise it does what the other store does, and counts. It is one client's link, so
@@ -40,7 +81,8 @@ class FaultyStore(Relay):
     def __init__(self, store: Store) -> None:
         self.calls: Counter[Operation] = Counter()
         """How often each operation was called, and how many pushes came."""
-        super().__init__(store)
+        self._store = store
+        self.features = store.features
         self._refused: dict[Operation, float] = {}
         self._lost: dict[Operation, float] = {}
         self._held: set[Operation] = set()
@@ -90,91 +132,50 @@ class FaultyStore(Relay):
 
     # The store
 
-    async def open(self, client: str, inbox: Inbox) -> None:
+    async def open(self, client: str, deliver: Deliver) -> None:
         """As the other store, unless refused."""
         self._loop = asyncio.get_running_loop()
         self.calls["open"] += 1
         if _due(self._refused, "open"):
             raise _refusal("open")
-        await self._store.open(client, _FaultyInbox(self, inbox))
+        await self._store.open(client, partial(self._deliver, deliver))
 
     async def aclose(self) -> None:
         """As the other store; what was held back is delivered."""
         self.resume()
         await self._store.aclose()
 
-    def _call(
-        self, operation: Operation, start: Callable[[], asyncio.Future[Value]]
-    ) -> asyncio.Future[Value]:
-        self.calls[operation] += 1
+    def submit(self, operation: protocol.Operation[Value]) -> asyncio.Future[Value]:
+        """As the other store, with the faults of this operation."""
+        name = _NAMES[type(operation)]
+        self.calls[name] += 1
         future: asyncio.Future[Value] = self._loop.create_future()
-        if _due(self._refused, operation):
-            self._loop.call_soon(_refuse, future, operation)
+        if _due(self._refused, name):
+            self._loop.call_soon(_refuse, future, name)
             return future
-        lost = _due(self._lost, operation)
+        lost = _due(self._lost, name)
 
         def answered(answer: asyncio.Future[Value]) -> None:
-            if operation in self._held:
-                self._loop.call_later(
-                    GIVES_UP, _fail, future, f"{operation}: no answer, on purpose"
-                )
-            self._deliver(operation, lambda: _pass_on(answer, future, operation, lost=lost))
+            if name in self._held:
+                self._loop.call_later(GIVES_UP, _fail, future, f"{name}: no answer, on purpose")
+            self._do(name, lambda: _pass_on(answer, future, name, lost=lost))
 
-        start().add_done_callback(answered)
+        self._store.submit(operation).add_done_callback(answered)
         return future
 
-    def _push(self, deliver: Callable[[], None]) -> None:
+    def _deliver(self, deliver: Deliver, event: Event) -> None:
+        if not isinstance(event, _PUSHES):
+            deliver(event)
+            return
         self.calls["push"] += 1
         if not _due(self._lost, "push"):
-            self._deliver("push", deliver)
+            self._do("push", partial(deliver, event))
 
-    def _deliver(self, operation: Operation, deliver: Callable[[], None]) -> None:
+    def _do(self, operation: Operation, deliver: Callable[[], None]) -> None:
         if operation in self._held:
             self._back.append(deliver)
         else:
             deliver()
-
-
-class _FaultyInbox:
-    """The inbox of the store behind a `FaultyStore`."""
-
-    def __init__(self, faulty: FaultyStore, inbox: Inbox) -> None:
-        self._push = faulty._push
-        self._inbox = inbox
-
-    def granted(  # noqa: PLR0917  # an Inbox's
-        self, name: str, waiter: WaiterId, form: Form, fence: int, lease: int, now: int
-    ) -> None:
-        self._push(lambda: self._inbox.granted(name, waiter, form, fence, lease, now))
-
-    def lost(self, name: str, waiter: WaiterId, fence: int, reason: str) -> None:
-        self._push(lambda: self._inbox.lost(name, waiter, fence, reason))
-
-    def done(self, name: str) -> None:
-        self._push(lambda: self._inbox.done(name))
-
-    def requested(self, name: str, waiter: WaiterId, fence: int) -> None:
-        self._push(lambda: self._inbox.requested(name, waiter, fence))
-
-    def order_unknown(self, name: str, waiter: WaiterId) -> None:
-        self._push(lambda: self._inbox.order_unknown(name, waiter))
-
-    def shortened(self, name: str, waiter: WaiterId, fence: int, until: float) -> None:
-        self._inbox.shortened(name, waiter, fence, until)
-
-    def unconfirmed(
-        self, name: str, waiter: WaiterId, form: Form, fence: int, error: Exception
-    ) -> None:
-        self._inbox.unconfirmed(name, waiter, form, fence, error)
-
-    def reconnected(self) -> None:
-        self._inbox.reconnected()
-
-    def link(self, error: Exception | None) -> None:
-        self._inbox.link(error)
-
-    def beat(self) -> None:
-        self._inbox.beat()
 
 
 def _check(operation: str, possible: tuple[Operation, ...]) -> None:

@@ -11,20 +11,26 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Final
 
-from aiolock.store import (
+from aiolock.protocol import (
     WAS_ABSENT,
     WAS_HOLDER,
     WAS_QUEUED,
+    Break,
     Busy,
     Form,
     Full,
     Granted,
+    GrantLost,
     Participant,
     Queued,
+    ReadPage,
+    ReadStatus,
+    Renew,
+    RequestRelease,
     Status,
-    Store,
     WaiterId,
 )
+from aiolock.store import Store
 from aiolock.testing._base import Contract
 from aiolock.testing._peer import (
     CLAIM,
@@ -32,7 +38,6 @@ from aiolock.testing._peer import (
     PATIENCE,
     PLAIN,
     Grant,
-    Lost,
     Peer,
     Place,
     fresh_name,
@@ -131,7 +136,7 @@ class LockContract(Contract):
                 assert isinstance(again, Queued)
                 assert (again.ticket, again.place) == (place.ticket, 1)
                 assert not again.displaced
-            assert len((await ann.store.status(name)).waiters) == 2
+            assert len((await ann.store.submit(ReadStatus(name))).waiters) == 2
 
     async def test_not_waiting(self) -> None:
         """A waiter that does not wait gets a free lock, or learns how long it is taken."""
@@ -141,7 +146,7 @@ class LockContract(Contract):
             busy = await bob.ask(name, wait=False)
             assert isinstance(busy, Busy)
             assert 0 < busy.until <= LONG
-            assert not (await bob.store.status(name)).waiters
+            assert not (await bob.store.submit(ReadStatus(name))).waiters
 
     async def test_not_waiting_is_told_who_holds_it(self) -> None:
         """A waiter that does not wait learns who has the lock, in the same answer."""
@@ -200,7 +205,7 @@ class LockContract(Contract):
             newcomer = await cat.ask(name, max_waiters=3)
             assert isinstance(newcomer, Queued)
             assert newcomer.place > 1
-            clients = [party.client for party in (await ann.store.status(name)).waiters]
+            clients = [party.client for party in (await ann.store.submit(ReadStatus(name))).waiters]
             assert clients == [ann.client, cat.client]
             assert await ann.queue(name, place.waiter) == place
             assert await cat.ask(name, max_waiters=2) == Full(2)
@@ -227,7 +232,7 @@ class LockContract(Contract):
             assert await ann.leave(name, grant.waiter) == WAS_HOLDER
             assert (await bob.handed()).waiter == second.waiter
             assert await bob.leave(name, second.waiter) == WAS_HOLDER
-            assert (await bob.store.status(name)) == Status(name, (), ())
+            assert (await bob.store.submit(ReadStatus(name))) == Status(name, (), ())
 
     async def test_release_of_nobody(self) -> None:
         """A waiter that neither holds nor waits was absent, and disturbs no other."""
@@ -276,10 +281,10 @@ class LockContract(Contract):
             kinds = [type(answer) for answer in answers]
             assert kinds.count(Granted) <= 1
             assert kinds.count(Granted) + kinds.count(Queued) == 24
-            status = await peers[0].store.status(name)
+            status = await peers[0].store.submit(ReadStatus(name))
             while len(status.holders) != 1 or len(status.waiters) != 23:
                 # On a quorum, different servers may each have let in another one at first.
-                status = await peers[0].store.status(name)
+                status = await peers[0].store.submit(ReadStatus(name))
             everybody = (*status.holders, *status.waiters)
             assert len({(party.client, party.seq) for party in everybody}) == 24
 
@@ -297,7 +302,7 @@ class LockContract(Contract):
             assert handed.fence > grant.fence
             assert handed.now >= queued.now
             assert isinstance(await ann.ask(name, wait=False), Busy)
-            (holder,) = (await bob.store.status(name)).holders
+            (holder,) = (await bob.store.submit(ReadStatus(name))).holders
             assert 0 < holder.remaining <= 2.5
 
     async def test_hand_on_in_order(self) -> None:
@@ -332,7 +337,7 @@ class LockContract(Contract):
                 again = await peer.queue(name, waiter, ticket=answer.ticket)
                 assert again.ticket == answer.ticket
                 order.append((priority, number, waiter))
-            waiters = (await holder.store.status(name)).waiters
+            waiters = (await holder.store.submit(ReadStatus(name))).waiters
             assert all(abs(party.since - waiters[0].since) < 60 for party in waiters)
             for _, number, waiter in sorted(order):
                 assert await holder.release(name, grant) == WAS_HOLDER
@@ -356,7 +361,7 @@ class LockContract(Contract):
             await ann.sees_end_of(cat)
             await ann.release(name, grant)
             assert (await dan.handed()).waiter == place.waiter
-            status = await ann.store.status(name)
+            status = await ann.store.submit(ReadStatus(name))
             assert [holder.client for holder in status.holders] == [dan.client]
             assert not status.waiters
 
@@ -369,7 +374,7 @@ class LockContract(Contract):
             await bob.queue(name)
             await ann.sees_end_of(bob)
             assert await ann.release(name, grant) == WAS_HOLDER
-            assert await ann.store.status(name) == Status(name, (), ())
+            assert await ann.store.submit(ReadStatus(name)) == Status(name, (), ())
             assert not await self.left_behind(name)
 
     async def test_hand_on_where_nobody_is_counted(self) -> None:
@@ -381,7 +386,7 @@ class LockContract(Contract):
             await bob.queue(name)
             await bob.store.aclose()
             await ann.release(name, grant)
-            (holder,) = (await ann.store.status(name)).holders
+            (holder,) = (await ann.store.submit(ReadStatus(name))).holders
             assert holder.client == bob.client
 
     # All names at the store
@@ -399,7 +404,7 @@ class LockContract(Contract):
             found = await _snapshot(bob, stem)
             assert found.keys() == set(names)
             for name in names:
-                assert _who(found[name]) == _who(await bob.store.status(name))
+                assert _who(found[name]) == _who(await bob.store.submit(ReadStatus(name)))
 
     async def test_snapshot_of_many(self) -> None:
         """Page by page, however many there are; released names have no holders."""
@@ -422,16 +427,16 @@ class LockContract(Contract):
         async with self.peers(1) as (ann,):
             grant = await ann.take(name := fresh_name())
             for ttl in (2 * LONG, 10 * LONG):
-                assert await ann.store.renew([ann.renewal(name, grant, ttl)]) == [True]
-                (holder,) = (await ann.store.status(name)).holders
+                assert await ann.store.submit(Renew([ann.renewal(name, grant, ttl)])) == [True]
+                (holder,) = (await ann.store.submit(ReadStatus(name))).holders
                 assert ttl - 5000 < 1000 * holder.remaining <= ttl
 
     async def test_renew_only_asks(self) -> None:
         """A renewal with a ttl of 0 changes nothing."""
         async with self.peers(1) as (ann,):
             grant = await ann.take(name := fresh_name())
-            assert await ann.store.renew([ann.renewal(name, grant, 0)]) == [True]
-            (holder,) = (await ann.store.status(name)).holders
+            assert await ann.store.submit(Renew([ann.renewal(name, grant, 0)])) == [True]
+            (holder,) = (await ann.store.submit(ReadStatus(name))).holders
             assert holder.remaining > 1
 
     async def test_renew_many(self) -> None:
@@ -445,7 +450,7 @@ class LockContract(Contract):
                     await ann.release(name, grant)
                     await bob.take(name)
             renewals = [ann.renewal(n, g, LONG) for n, g in zip(names, grants, strict=True)]
-            answers = await ann.store.renew(renewals)
+            answers = await ann.store.submit(Renew(renewals))
             assert answers == [name not in released for name in names]
 
     async def test_renew_answers_for_each_where_one_fails(self) -> None:
@@ -455,7 +460,9 @@ class LockContract(Contract):
             grants = [await ann.take(name) for name in names]
             spoilt = await self.spoil(names[2])
             renewals = [ann.renewal(n, g, LONG) for n, g in zip(names, grants, strict=True)]
-            *others, answer = await ann.store.renew([*renewals[:2], *renewals[3:], renewals[2]])
+            *others, answer = await ann.store.submit(
+                Renew([*renewals[:2], *renewals[3:], renewals[2]])
+            )
             assert others == [True] * 4
             assert answer is not True or not spoilt
 
@@ -476,21 +483,23 @@ class LockContract(Contract):
             grant = await ann.take(name := fresh_name())
             place = await bob.queue(name)
             waits, other = Grant(place.waiter, grant.fence), Grant(grant.waiter, grant.fence + 1)
-            assert await bob.store.renew([bob.renewal(name, waits, LONG)]) == [False]
-            assert await ann.store.renew([ann.renewal(name, other, LONG)]) == [False]
+            assert await bob.store.submit(Renew([bob.renewal(name, waits, LONG)])) == [False]
+            assert await ann.store.submit(Renew([ann.renewal(name, other, LONG)])) == [False]
             await ann.expire(name, grant)
-            assert await ann.store.renew([ann.renewal(name, grant, LONG)]) == [False]
-            assert await ann.store.renew([ann.renewal(fresh_name(), grant, LONG)]) == [False]
+            assert await ann.store.submit(Renew([ann.renewal(name, grant, LONG)])) == [False]
+            assert await ann.store.submit(Renew([ann.renewal(fresh_name(), grant, LONG)])) == [
+                False
+            ]
 
     async def test_lease_ends(self) -> None:
         """A lease that has ended blocks no waiter, and its client is notified."""
         async with self.peers(2) as (ann, bob):
             grant = await ann.take(name := fresh_name())
             await ann.expire(name, grant)
-            assert not (await bob.store.status(name)).holders
+            assert not (await bob.store.submit(ReadStatus(name))).holders
             theirs = await bob.take(name)
             assert theirs.fence > grant.fence
-            assert await ann.told() == Lost(name, grant.waiter, grant.fence, "expired")
+            assert await ann.told() == GrantLost(name, grant.waiter, grant.fence, "expired")
             assert not await ann.holds(name, grant)
             assert await ann.release(name, grant) == WAS_ABSENT
             assert await bob.holds(name, theirs)
@@ -585,7 +594,7 @@ class LockContract(Contract):
             grant = await ann.take(name, ann.waiter(form))  # a release is no loss
             await ann.expire(name, grant)
             await self._closed(name, bob, most=LONG)
-            assert await ann.told() == Lost(name, grant.waiter, grant.fence, "expired")
+            assert await ann.told() == GrantLost(name, grant.waiter, grant.fence, "expired")
             assert await ann.release(name, grant) == WAS_ABSENT
             form = Form(CLAIM, after_loss=100)
             grant = await ann.take(name := fresh_name(), ann.waiter(form))
@@ -609,12 +618,12 @@ class LockContract(Contract):
         async with self.peers(2) as (ann, bob):
             form = Form(CLAIM, after_loss=LONG)
             grant = await ann.take(name := fresh_name(), ann.waiter(form))
-            assert await bob.store.break_(name, [grant.fence]) == 1
-            assert await bob.store.break_(name, [grant.fence]) == 0
+            assert await bob.store.submit(Break(name, [grant.fence])) == 1
+            assert await bob.store.submit(Break(name, [grant.fence])) == 0
             await self._closed(name, bob, most=LONG)
             form = Form(CLAIM, after_loss=100)
             grant = await ann.take(name := fresh_name(), ann.waiter(form))
-            assert await bob.store.break_(name, [grant.fence]) == 1
+            assert await bob.store.submit(Break(name, [grant.fence])) == 1
             await bob.release(name, await self._opened(name, bob))
 
     async def test_closed_to_the_end_of_the_period(self) -> None:
@@ -646,10 +655,10 @@ class LockContract(Contract):
         """The holders are asked to release the lock; nothing else changes."""
         async with self.peers(2) as (ann, bob):
             name = fresh_name()
-            assert await bob.store.request(name) == 0
+            assert await bob.store.submit(RequestRelease(name)) == 0
             grant = await ann.take(name)
             place = await bob.queue(name)
-            assert await bob.store.request(name) == 1
+            assert await bob.store.submit(RequestRelease(name)) == 1
             assert await ann.requested_of() == grant
             assert await ann.holds(name, grant)
             assert await bob.queue(name, place.waiter, ticket=place.ticket) == place
@@ -659,8 +668,8 @@ class LockContract(Contract):
         async with self.peers(3) as (ann, bob, cat):
             grant = await ann.take(name := f"{fresh_name()} {{é}}\n%7B x")
             place, own = await bob.queue(name), await ann.queue(name)
-            assert await cat.store.break_(name, [grant.fence]) == 1
-            assert await ann.told() == Lost(name, grant.waiter, grant.fence, "broken")
+            assert await cat.store.submit(Break(name, [grant.fence])) == 1
+            assert await ann.told() == GrantLost(name, grant.waiter, grant.fence, "broken")
             handed = await bob.handed()
             assert handed.waiter == place.waiter
             assert handed.fence > grant.fence
@@ -672,14 +681,14 @@ class LockContract(Contract):
         """Only the named grants are broken, so a second call breaks no other."""
         async with self.peers(2) as (ann, bob):
             name = fresh_name()
-            assert await ann.store.break_(name, [1]) == 0
+            assert await ann.store.submit(Break(name, [1])) == 0
             grant = await ann.take(name)
             await bob.queue(name)
-            assert await ann.store.break_(name, []) == 0
-            assert await ann.store.break_(name, [grant.fence + 1]) == 0
+            assert await ann.store.submit(Break(name, [])) == 0
+            assert await ann.store.submit(Break(name, [grant.fence + 1])) == 0
             assert await ann.holds(name, grant)
-            assert await ann.store.break_(name, [1, grant.fence]) == 1
-            assert await ann.store.break_(name, [1, grant.fence]) == 0
+            assert await ann.store.submit(Break(name, [1, grant.fence])) == 1
+            assert await ann.store.submit(Break(name, [1, grant.fence])) == 0
             handed = await bob.handed()
             assert await bob.holds(name, Grant(handed.waiter, handed.fence))
 
@@ -687,11 +696,11 @@ class LockContract(Contract):
         """A status shows the holders and waiters, in order, and where they run."""
         async with self.peers(3) as (ann, bob, cat):
             name = fresh_name()
-            assert await cat.store.status(name) == Status(name, (), ())
+            assert await cat.store.submit(ReadStatus(name)) == Status(name, (), ())
             grant = await ann.take(name)
             for peer in (bob, ann, bob):
                 await peer.queue(name)
-            status = await cat.store.status(name)
+            status = await cat.store.submit(ReadStatus(name))
             assert status.name == name
             (holder,) = status.holders
             assert (holder.client, holder.place, holder.fence) == (ann.client, 0, grant.fence)
@@ -724,7 +733,7 @@ class LockContract(Contract):
         async with self.peers(2) as (ann, bob):
             grant = await ann.take(name := fresh_name())
             await bob.queue(name)
-            status = await bob.store.status(name, waiters=False)
+            status = await bob.store.submit(ReadStatus(name, waiters=False))
             assert [holder.fence for holder in status.holders] == [grant.fence]
             assert status.waiters == ()
 
@@ -735,7 +744,7 @@ class LockContract(Contract):
             place = await bob.queue(name)
             await ann.expire(name, grant)
             for _ in range(2):
-                status = await bob.store.status(name)
+                status = await bob.store.submit(ReadStatus(name))
                 assert not status.holders
                 assert [waiter.client for waiter in status.waiters] == [bob.client]
             assert (await self._takes_over(bob, name, place)).fence > grant.fence
@@ -764,7 +773,7 @@ class LockContract(Contract):
                 await ann.release(name, grant)
                 handed = await bob.handed()
                 fences.append(handed.fence)
-                await bob.store.break_(name, [handed.fence])
+                await bob.store.submit(Break(name, [handed.fence]))
                 grant = await ann.take(name)
                 fences.append(grant.fence)
                 await ann.expire(name, grant)
@@ -781,7 +790,7 @@ class LockContract(Contract):
                 waiter = ann.waiter()
                 ann.ask(name, waiter).cancel()
                 await ann.leave(name, waiter)
-                status = await ann.store.status(name)
+                status = await ann.store.submit(ReadStatus(name))
                 assert ann.client not in {p.client for p in (*status.holders, *status.waiters)}
                 if not status.holders:
                     await bob.take(name)
@@ -797,13 +806,13 @@ class LockContract(Contract):
             handed = await bob.handed()
             assert handed.waiter == place.waiter
             await cat.queue(name)
-            await ann.store.break_(name, [handed.fence])
+            await ann.store.submit(Break(name, [handed.fence]))
             handed = await cat.handed()
             await cat.expire(name, Grant(handed.waiter, handed.fence))
             grant = await ann.take(name)
             await ann.release(name, grant)
             await ann.release(name, grant)
-            assert await ann.store.status(name) == Status(name, (), ())
+            assert await ann.store.submit(ReadStatus(name)) == Status(name, (), ())
             assert not await self.left_behind(name)
 
     async def test_closing_twice(self) -> None:
@@ -820,9 +829,9 @@ class LockContract(Contract):
             name, waiter = fresh_name(), ann.waiter()
             operations: list[Callable[[], asyncio.Future[Any]]] = [
                 lambda: ann.ask(name, waiter),
-                lambda: ann.store.renew([ann.renewal(name, Grant(waiter, 1), 0)]),
-                lambda: ann.store.status(name),
-                lambda: ann.store.break_(name, [1]),
+                lambda: ann.store.submit(Renew([ann.renewal(name, Grant(waiter, 1), 0)])),
+                lambda: ann.store.submit(ReadStatus(name)),
+                lambda: ann.store.submit(Break(name, [1])),
                 lambda: ann.leave(name, waiter),
             ]
             for start in operations:
@@ -836,7 +845,7 @@ async def _snapshot(peer: Peer, stem: str) -> dict[str, Status]:
     found = dict[str, Status]()
     start = ""
     while True:
-        page = await peer.store.snapshot(start)
+        page = await peer.store.submit(ReadPage(start))
         found |= {status.name: status for status in page.statuses if status.name.startswith(stem)}
         start = page.more
         if not start:
@@ -845,7 +854,7 @@ async def _snapshot(peer: Peer, stem: str) -> dict[str, Status]:
 
 async def _granted_at(peer: Peer, name: str) -> int:
     """When the present holder was granted the lock, by the store's clock, in µs."""
-    (holder,) = (await peer.store.status(name)).holders
+    (holder,) = (await peer.store.submit(ReadStatus(name))).holders
     return round(holder.since * 1e6)
 
 

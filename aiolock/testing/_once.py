@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Final
 
-from aiolock.store import WAS_ABSENT, WAS_HOLDER, Done, Form, Granted
+from aiolock.protocol import WAS_ABSENT, WAS_HOLDER, Done, Form, Granted, ReadStatus
 from aiolock.testing._base import Contract
 from aiolock.testing._peer import CLAIM, LONG, Grant, fresh_name
 
@@ -35,7 +35,7 @@ class OnceContract(Contract):
                 answer = await peer.ask(name, waiter, ticket=ticket, wait=wait)
                 assert isinstance(answer, Done), answer
                 assert 0 < answer.until <= LONG
-            status = await bob.store.status(name)
+            status = await bob.store.submit(ReadStatus(name))
             assert (status.holders, status.waiters) == ((), ())
             assert 0 < status.closed <= LONG / 1000
 

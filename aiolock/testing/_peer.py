@@ -8,17 +8,30 @@ import secrets
 from collections.abc import Awaitable, Callable
 from typing import Final, NamedTuple, Self
 
-from aiolock.store import (
+from aiolock.protocol import (
+    Acquire,
     Answer,
+    AskAgain,
+    Downgrade,
+    Event,
+    Finish,
     Form,
     Granted,
-    HandoffReport,
+    GrantLost,
+    GrantPushed,
+    OrderUnknown,
     Queued,
+    ReadStatus,
+    Reconnected,
+    Release,
+    ReleaseRequested,
+    Renew,
     Renewal,
+    ReportHandoff,
     Rule,
-    Store,
     WaiterId,
 )
+from aiolock.store import Store
 
 LONG: Final = 60_000
 """A ttl, in ms, that does not end while a test runs."""
@@ -50,26 +63,6 @@ def count_of(number: int, declared: int = 0) -> Form:
     return Form(CLAIM, shared=True, rule=Rule.COUNT, number=number, declared=declared)
 
 
-class Handed(NamedTuple):
-    """The push by which a waiter became the holder."""
-
-    name: str
-    waiter: WaiterId
-    form: Form
-    fence: int
-    lease: int
-    now: int
-
-
-class Lost(NamedTuple):
-    """The push by which a holder learned that it is one no more."""
-
-    name: str
-    waiter: WaiterId
-    fence: int
-    reason: str
-
-
 class Grant(NamedTuple):
     """The waiter and fence by which a holder releases and renews."""
 
@@ -85,7 +78,7 @@ class Place(NamedTuple):
 
 
 class Peer:
-    """One client of a store, as the suite uses it: its waiters, and an inbox that remembers."""
+    """One client of a store, as the suite uses it: its waiters, and its events, remembered."""
 
     def __init__(
         self, store: Store, expire: Callable[[Peer, str, Grant], Awaitable[None]] | None = None
@@ -95,15 +88,17 @@ class Peer:
         self._expire = expire
         self.client = secrets.token_urlsafe(12)
         self._forms: dict[WaiterId, Form] = {}
-        self._handed: asyncio.Queue[Handed] = asyncio.Queue()
-        self._lost: asyncio.Queue[Lost] = asyncio.Queue()
+        self._handed: asyncio.Queue[GrantPushed] = asyncio.Queue()
+        self._lost: asyncio.Queue[GrantLost] = asyncio.Queue()
         self._requested: asyncio.Queue[Grant] = asyncio.Queue()
         self._done: asyncio.Queue[str] = asyncio.Queue()
         self._order_unknown = asyncio.Queue[WaiterId]()
         self._seq = itertools.count(1)
+        self.reconnected = asyncio.Event()
+        """Set when events may have been missed."""
 
     async def __aenter__(self) -> Self:
-        await self.store.open(self.client, self)
+        await self.store.open(self.client, self.deliver)
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -131,14 +126,16 @@ class Peer:
     ) -> asyncio.Future[Answer]:
         """Start an acquire, for a new waiter if none is given."""
         waiter = waiter or self.waiter()
-        return self.store.acquire(
-            name,
-            waiter,
-            self.form(waiter),
-            ttl,
-            ticket=ticket,
-            wait=wait,
-            max_waiters=max_waiters,
+        return self.store.submit(
+            Acquire(
+                name,
+                waiter,
+                self.form(waiter),
+                ttl,
+                ticket=ticket,
+                wait=wait,
+                max_waiters=max_waiters,
+            )
         )
 
     async def take(self, name: str, waiter: WaiterId | None = None, *, ticket: int = 0) -> Grant:
@@ -161,28 +158,28 @@ class Peer:
         """Release this very grant."""
         waiter, fence = grant
         form = self.form(waiter)
-        return self.store.release(name, waiter, form, fence, entered=entered, lost=lost)
+        return self.store.submit(Release(name, waiter, form, fence, entered=entered, lost=lost))
 
     def leave(self, name: str, waiter: WaiterId, *, entered: bool = True) -> asyncio.Future[int]:
         """Release a waiter, whether it holds or waits."""
         return self.release(name, Grant(waiter, 0), entered=entered)
 
-    def passed(self, name: str, grant: Grant, *via: WaiterId) -> HandoffReport:
+    def passed(self, name: str, grant: Grant, *via: WaiterId) -> ReportHandoff:
         """The report that this grant was handed off, from one waiter to the next, to the last of
         these.
         """
         fence, form = grant.fence + len(via), self.form(grant.waiter)
-        return HandoffReport(name, form, grant.waiter, grant.fence, via[-1], fence, via)
+        return ReportHandoff(name, form, grant.waiter, grant.fence, via[-1], fence, via)
 
     def finish(self, name: str, grant: Grant, remember: int) -> asyncio.Future[int]:
         """End this grant: its work is done."""
         waiter, fence = grant
-        return self.store.finish(name, waiter, self.form(waiter), fence, remember)
+        return self.store.submit(Finish(name, waiter, self.form(waiter), fence, remember))
 
     def downgrade(self, name: str, grant: Grant) -> asyncio.Future[int]:
         """Let this grant share the lock from now on."""
         waiter, fence = grant
-        return self.store.downgrade(name, waiter, self.form(waiter), fence)
+        return self.store.submit(Downgrade(name, waiter, self.form(waiter), fence))
 
     def renewal(self, name: str, grant: Grant, ttl: int) -> Renewal:
         """One grant for `Store.renew`."""
@@ -191,14 +188,14 @@ class Peer:
 
     async def holds(self, name: str, grant: Grant) -> bool:
         """Whether it is still a holder."""
-        (held,) = await self.store.renew([self.renewal(name, grant, 0)])
+        (held,) = await self.store.submit(Renew([self.renewal(name, grant, 0)]))
         assert held is not None, "enough of its servers answer"
         return held
 
-    async def confirm(self, name: str, handed: Handed | Grant) -> Grant:
+    async def confirm(self, name: str, handed: GrantPushed | Grant) -> Grant:
         """Renew a claim for the first time."""
         grant = Grant(handed.waiter, handed.fence)
-        assert await self.store.renew([self.renewal(name, grant, LONG)]) == [True]
+        assert await self.store.submit(Renew([self.renewal(name, grant, LONG)])) == [True]
         return grant
 
     async def expire(self, name: str, grant: Grant) -> None:
@@ -210,7 +207,7 @@ class Peer:
 
     async def renew_for_a_moment(self, name: str, grant: Grant) -> None:
         """Let a lease end in a moment, if a renewal can make it shorter."""
-        assert await self.store.renew([self.renewal(name, grant, 1)]) == [True]
+        assert await self.store.submit(Renew([self.renewal(name, grant, 1)])) == [True]
         await asyncio.sleep(A_MOMENT)
 
     async def sees_end_of(self, other: Peer) -> None:
@@ -218,17 +215,17 @@ class Peer:
         grant = await self.take(name := fresh_name())
         await other.queue(name)
         await other.store.aclose()
-        while any(waiter.alive for waiter in (await self.store.status(name)).waiters):
+        while any(waiter.alive for waiter in (await self.store.submit(ReadStatus(name))).waiters):
             pass
         await self.release(name, grant)
 
-    async def handed(self) -> Handed:
+    async def handed(self) -> GrantPushed:
         """The next grant that was pushed."""
         handed = await self._handed.get()
         assert handed.form == self.form(handed.waiter)
         return handed
 
-    async def told(self) -> Lost:
+    async def told(self) -> GrantLost:
         """The next loss that was pushed."""
         return await self._lost.get()
 
@@ -244,46 +241,25 @@ class Peer:
         """The next name of a `done` push."""
         return await self._done.get()
 
-    # Inbox
-
-    def done(self, name: str) -> None:
-        """Remember it."""
-        self._done.put_nowait(name)
-
-    def granted(  # noqa: PLR0917  # an Inbox's
-        self, name: str, waiter: WaiterId, form: Form, fence: int, lease: int, now: int
-    ) -> None:
-        """Remember it."""
-        self._handed.put_nowait(Handed(name, waiter, form, fence, lease, now))
-
-    def lost(self, name: str, waiter: WaiterId, fence: int, reason: str) -> None:
-        """Remember it."""
-        self._lost.put_nowait(Lost(name, waiter, fence, reason))
-
-    def shortened(self, name: str, waiter: WaiterId, fence: int, until: float) -> None:
-        """Ignored: a peer has no deadlines."""
-
-    def requested(self, name: str, waiter: WaiterId, fence: int) -> None:  # noqa: ARG002  # an Inbox's
-        """Remember it."""
-        self._requested.put_nowait(Grant(waiter, fence))
-
-    def order_unknown(self, name: str, waiter: WaiterId) -> None:  # noqa: ARG002  # an Inbox's
-        """Remember it."""
-        self._order_unknown.put_nowait(waiter)
-
-    def beat(self) -> None:
-        """Ignored: a peer asks only what a test tells it to ask."""
-
-    def link(self, error: Exception | None) -> None:
-        """Ignored: a peer does not observe."""
-
-    def unconfirmed(
-        self, name: str, waiter: WaiterId, form: Form, fence: int, error: Exception
-    ) -> None:
-        """Never called: no test of the suite stops replicas from following."""
-
-    def reconnected(self) -> None:
-        """Never called: no test of the suite breaks a connection."""
+    def deliver(self, event: Event) -> None:
+        """Remember an event. A peer has no deadlines, asks only what a test tells it to ask, and
+        does not observe its link.
+        """
+        match event:
+            case GrantPushed():
+                self._handed.put_nowait(event)
+            case GrantLost():
+                self._lost.put_nowait(event)
+            case ReleaseRequested(_, waiter, fence):
+                self._requested.put_nowait(Grant(waiter, fence))
+            case OrderUnknown(_, waiter):
+                self._order_unknown.put_nowait(waiter)
+            case AskAgain(name):
+                self._done.put_nowait(name)
+            case Reconnected():
+                self.reconnected.set()
+            case _:
+                pass
 
 
 def fresh_name() -> str:

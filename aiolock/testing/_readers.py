@@ -7,9 +7,20 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 
-from aiolock.store import WAS_HOLDER, WAS_QUEUED, Busy, Form, Granted, Queued
+from aiolock.protocol import (
+    WAS_HOLDER,
+    WAS_QUEUED,
+    Break,
+    Busy,
+    Form,
+    Granted,
+    GrantLost,
+    Queued,
+    ReadStatus,
+    Renew,
+)
 from aiolock.testing._base import Contract
-from aiolock.testing._peer import A_MOMENT, LONG, PLAIN, READER, Grant, Lost, Peer, fresh_name
+from aiolock.testing._peer import A_MOMENT, LONG, PLAIN, READER, Grant, Peer, fresh_name
 
 
 class ReadersContract(Contract):
@@ -22,7 +33,7 @@ class ReadersContract(Contract):
             one, two = await self._read(ann, name), await self._read(bob, name)
             assert one.fence < two.fence
             place = await bob.queue(name)
-            assert len((await bob.store.status(name)).holders) == 2
+            assert len((await bob.store.submit(ReadStatus(name))).holders) == 2
             assert await ann.release(name, one) == WAS_HOLDER
             again = await bob.ask(name, place.waiter, ticket=place.ticket)
             assert isinstance(again, Queued)
@@ -110,7 +121,7 @@ class ReadersContract(Contract):
                 assert isinstance(again, Granted)
                 assert again.fence == grant.fence
                 assert not again.displaced
-            assert len((await ann.store.status(name)).holders) == 3
+            assert len((await ann.store.submit(ReadStatus(name))).holders) == 3
 
     async def test_a_reader_expires_alone(self) -> None:
         """The lease of one reader ends; the others are not touched, and then the writer enters."""
@@ -121,7 +132,7 @@ class ReadersContract(Contract):
             await ann.expire(name, gone)
             again = await cat.ask(name, writer.waiter, ticket=writer.ticket)
             assert isinstance(again, Queued)
-            assert await ann.told() == Lost(name, gone.waiter, gone.fence, "expired")
+            assert await ann.told() == GrantLost(name, gone.waiter, gone.fence, "expired")
             assert await bob.holds(name, other)
             assert not await ann.holds(name, gone)
             await bob.release(name, other)
@@ -137,7 +148,7 @@ class ReadersContract(Contract):
             short = await bob.ask(name, waiter := bob.waiter(READER), ttl=LONG)
             assert isinstance(short, Granted)
             renewal = bob.renewal(name, Grant(waiter, short.fence), 50)
-            assert await bob.store.renew([renewal]) == [True]
+            assert await bob.store.submit(Renew([renewal])) == [True]
             await asyncio.sleep(0.1)
             await self._read(bob, name)
             again = await ann.ask(name, long)
@@ -151,10 +162,10 @@ class ReadersContract(Contract):
             name = fresh_name()
             one, two = await self._read(ann, name), await self._read(bob, name)
             place = await ann.queue(name)
-            assert await bob.store.break_(name, [one.fence]) == 1
-            assert await ann.told() == Lost(name, one.waiter, one.fence, "broken")
+            assert await bob.store.submit(Break(name, [one.fence])) == 1
+            assert await ann.told() == GrantLost(name, one.waiter, one.fence, "broken")
             assert await bob.holds(name, two)
-            assert await bob.store.break_(name, [one.fence, two.fence]) == 1
+            assert await bob.store.submit(Break(name, [one.fence, two.fence])) == 1
             assert (await ann.handed()).waiter == place.waiter
 
     async def test_closed_to_writers(self) -> None:
@@ -165,7 +176,7 @@ class ReadersContract(Contract):
             assert await ann.release(name, grant) == WAS_HOLDER
             assert isinstance(await bob.ask(name, wait=False), Busy)
             reading = await self._read(bob, name)
-            assert 0 < (await bob.store.status(name)).closed <= LONG / 1000
+            assert 0 < (await bob.store.submit(ReadStatus(name))).closed <= LONG / 1000
             await bob.release(name, reading)
             name = fresh_name()
             grant = await ann.take(name, ann.waiter(replace(READER, after_grant=100)))

@@ -6,17 +6,20 @@ from __future__ import annotations
 
 import asyncio
 
-from aiolock.store import (
+from aiolock.protocol import (
     MAX_AHEAD,
     WAS_ABSENT,
     WAS_HOLDER,
     WAS_QUEUED,
     WAS_UNKNOWN,
     Before,
+    Break,
     Form,
+    GrantLost,
     Queued,
+    ReadStatus,
 )
-from aiolock.testing._peer import A_MOMENT, CLAIM, READER, Grant, Lost, Peer, fresh_name
+from aiolock.testing._peer import A_MOMENT, CLAIM, READER, Grant, Peer, fresh_name
 from aiolock.testing._shared import SharedContract
 
 
@@ -59,9 +62,9 @@ class RunsContract(SharedContract):
             second, _ = await _before(ann, name)
             third, _ = await _before(bob, name)
             now = ann.passed(name, held, first.waiter, second.waiter)
-            assert await ann.store.report_handoff(now) == WAS_HOLDER
+            assert await ann.store.submit(now) == WAS_HOLDER
             assert not await ann.holds(name, held)
-            status = await bob.store.status(name)
+            status = await bob.store.submit(ReadStatus(name))
             (holder,) = status.holders
             assert (holder.client, holder.fence) == (ann.client, held.fence + 2)
             assert holder.remaining <= CLAIM / 1000
@@ -78,11 +81,11 @@ class RunsContract(SharedContract):
             first, _ = await _before(ann, name)
             second, _ = await _before(ann, name)
             one = ann.passed(name, held, first.waiter)
-            assert await ann.store.report_handoff(one) == WAS_HOLDER
-            assert await ann.store.report_handoff(one) == WAS_HOLDER
+            assert await ann.store.submit(one) == WAS_HOLDER
+            assert await ann.store.submit(one) == WAS_HOLDER
             two = ann.passed(name, Grant(first.waiter, one.fence), second.waiter)
-            assert await ann.store.report_handoff(two) == WAS_HOLDER
-            assert await ann.store.report_handoff(one) in (WAS_ABSENT, WAS_UNKNOWN)
+            assert await ann.store.submit(two) == WAS_HOLDER
+            assert await ann.store.submit(one) in (WAS_ABSENT, WAS_UNKNOWN)
             assert await ann.holds(name, Grant(second.waiter, two.fence))
 
     async def test_pass_on_of_what_has_ended(self) -> None:
@@ -95,7 +98,7 @@ class RunsContract(SharedContract):
             handed = await bob.handed()
             assert handed.waiter == other.waiter
             passed = ann.passed(name, held, waiting.waiter)
-            assert await ann.store.report_handoff(passed) == WAS_ABSENT
+            assert await ann.store.submit(passed) == WAS_ABSENT
             assert await bob.holds(name, Grant(handed.waiter, handed.fence))
             assert await ann.leave(name, waiting.waiter) == WAS_QUEUED
 
@@ -106,11 +109,11 @@ class RunsContract(SharedContract):
             held = await ann.take(name := fresh_name(), ann.waiter(short))
             waiting, _ = await _before(ann, name, short)
             passed = ann.passed(name, held, waiting.waiter)
-            assert await ann.store.report_handoff(passed) == WAS_HOLDER
+            assert await ann.store.submit(passed) == WAS_HOLDER
             await asyncio.sleep(A_MOMENT)
             grant = await bob.take(name)
             assert grant.fence > passed.fence
-            assert await ann.told() == Lost(name, waiting.waiter, passed.fence, "expired")
+            assert await ann.told() == GrantLost(name, waiting.waiter, passed.fence, "expired")
 
     async def test_fences_after_a_run_that_was_not_reported(self) -> None:
         """A lease that ended, or was broken, may have been handed off: the next fence is above."""
@@ -120,7 +123,7 @@ class RunsContract(SharedContract):
             after = await bob.take(name)
             assert after.fence > held.fence + MAX_AHEAD
             waiting = await ann.queue(name)
-            assert await ann.store.break_(name, [after.fence]) == 1
+            assert await ann.store.submit(Break(name, [after.fence])) == 1
             handed = await ann.handed()
             assert handed.waiter == waiting.waiter
             assert handed.fence > after.fence + MAX_AHEAD

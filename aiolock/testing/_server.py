@@ -8,13 +8,16 @@ import asyncio
 from dataclasses import replace
 from typing import Final
 
-from aiolock.store import (
+from aiolock.protocol import (
     WAS_ABSENT,
     WAS_HOLDER,
     WAS_QUEUED,
     Form,
     Granted,
+    GrantLost,
     Queued,
+    ReadStatus,
+    Renew,
     Rule,
 )
 from aiolock.testing._base import Contract
@@ -25,7 +28,6 @@ from aiolock.testing._peer import (
     PLAIN,
     READER,
     Grant,
-    Lost,
     fresh_name,
     permits,
 )
@@ -54,7 +56,7 @@ class ServerContract(Contract):
             last = await ann.ask(name, newcomer := ann.waiter())
             assert isinstance(last, Queued)
             assert last.place > 1
-            order = [party.seq for party in (await ann.store.status(name)).waiters]
+            order = [party.seq for party in (await ann.store.submit(ReadStatus(name))).waiters]
             assert order == [first.waiter.seq, second.waiter.seq, newcomer.seq]
 
     async def test_not_waiting_past_the_dead(self) -> None:
@@ -69,7 +71,7 @@ class ServerContract(Contract):
             await ann.sees_end_of(bob)
             await ann.expire(name, grant)
             assert isinstance(await cat.ask(name, wait=False), Granted)
-            assert not (await cat.store.status(name)).waiters
+            assert not (await cat.store.submit(ReadStatus(name))).waiters
 
     async def test_one_that_stands_in_the_queue_does_not_wait_any_more(self) -> None:
         """A queued waiter that is alone there and no longer waits enters once, not twice."""
@@ -79,7 +81,7 @@ class ServerContract(Contract):
             await bob.queue(name, reader)
             await ann.expire(name, grant)
             assert isinstance(await bob.ask(name, reader, wait=False), Granted)
-            assert len((await bob.store.status(name)).holders) == 1
+            assert len((await bob.store.submit(ReadStatus(name))).holders) == 1
 
     async def test_told_when_to_look_again(self) -> None:
         """A queued waiter learns when the first lease ends, by a clock that all share."""
@@ -138,8 +140,8 @@ class ServerContract(Contract):
         """A renewal moves the end of a lease to a new ttl from now, even if that is sooner."""
         async with self.peers(1) as (ann,):
             grant = await ann.take(name := fresh_name())
-            assert await ann.store.renew([ann.renewal(name, grant, 5000)]) == [True]
-            (holder,) = (await ann.store.status(name)).holders
+            assert await ann.store.submit(Renew([ann.renewal(name, grant, 5000)])) == [True]
+            (holder,) = (await ann.store.submit(ReadStatus(name))).holders
             assert 0 < holder.remaining <= 5
 
     async def test_claim_ends(self) -> None:
@@ -154,7 +156,7 @@ class ServerContract(Contract):
             await asyncio.sleep(A_MOMENT)
             after = await cat.take(name, place.waiter, ticket=place.ticket)
             assert after.fence > handed.fence
-            assert await bob.told() == Lost(name, handed.waiter, handed.fence, "expired")
+            assert await bob.told() == GrantLost(name, handed.waiter, handed.fence, "expired")
 
     async def test_a_claim_that_ends_costs_one_claim(self) -> None:
         """A client that does not confirm a grant is stuck, even if its lease is not renewed."""
@@ -168,8 +170,8 @@ class ServerContract(Contract):
             await asyncio.sleep(A_MOMENT)
             after = await cat.take(name, place.waiter, ticket=place.ticket)
             assert after.fence > handed.fence
-            assert await bob.told() == Lost(name, handed.waiter, handed.fence, "expired")
-            assert not (await cat.store.status(name)).waiters
+            assert await bob.told() == GrantLost(name, handed.waiter, handed.fence, "expired")
+            assert not (await cat.store.submit(ReadStatus(name))).waiters
 
     async def test_a_claim_that_is_asked_for(self) -> None:
         """A waiter that asks again learns whether its grant is still a claim, in any mode."""
@@ -214,12 +216,12 @@ class ServerContract(Contract):
             await ann.expire(name, grant)
             await cat.queue(name)
             assert (await bob.handed()).waiter == place.waiter
-            status = await bob.store.status(name)
+            status = await bob.store.submit(ReadStatus(name))
             assert [waiter.client for waiter in status.waiters] == [cat.client]
             # It was only slow: when it is notified, its waiters come back to their old places.
             assert (await ann.told()).reason == "expired"
             assert [await ann.queue(name, w, ticket=ticket) for w, ticket in own] == own
-            status = await bob.store.status(name)
+            status = await bob.store.submit(ReadStatus(name))
             clients = [waiter.client for waiter in status.waiters]
             assert clients == [ann.client, ann.client, cat.client]
 
@@ -245,7 +247,9 @@ class ServerContract(Contract):
             await cat.queue(name)
             assert (await ann.told()).waiter == grant.waiter
             assert (await ann.handed()).waiter == place.waiter
-            clients = [waiter.client for waiter in (await bob.store.status(name)).waiters]
+            clients = [
+                waiter.client for waiter in (await bob.store.submit(ReadStatus(name))).waiters
+            ]
             assert clients == [bob.client, cat.client]
 
     # Closed for a while
@@ -303,7 +307,7 @@ class ServerContract(Contract):
             await ann.take(name := fresh_name())
             for peer in (bob, ann, bob):
                 await peer.queue(name)
-            status = await bob.store.status(name)
+            status = await bob.store.submit(ReadStatus(name))
             since = [party.since for party in (*status.holders, *status.waiters)]
             assert since == sorted(since)
 
@@ -317,7 +321,7 @@ class ServerContract(Contract):
                 await ann.sees_end_of(bob)
             else:
                 await bob.store.aclose()
-            status = await cat.store.status(name)
+            status = await cat.store.submit(ReadStatus(name))
             alive = [party.alive for party in (*status.holders, *status.waiters)]
             theirs = not self.counts_who_listens
             assert alive == [theirs, True, theirs]
@@ -336,10 +340,10 @@ class ServerContract(Contract):
             assert isinstance(asked[1], Queued)
             assert asked[0][:2] == asked[1][:2]
             place = await cat.queue(name)
-            assert len((await ann.store.status(name)).waiters) == 2
+            assert len((await ann.store.submit(ReadStatus(name))).waiters) == 2
             grant = Grant(ours, one.fence)
             renewal = ann.renewal(name, grant, LONG)
-            assert await ann.store.renew([renewal, renewal]) == [True, True]
+            assert await ann.store.submit(Renew([renewal, renewal])) == [True, True]
             released = [ann.release(name, grant) for _ in range(2)]
             assert await asyncio.gather(*released) == [WAS_HOLDER, WAS_ABSENT]
             handed = await bob.handed()
@@ -352,7 +356,9 @@ class ServerContract(Contract):
         """Commands about one waiter are carried out in the order in which they were called."""
         async with self.peers(2) as (ann, bob):
             name, waiter = fresh_name(), ann.waiter()
-            await ann.store.status(name)  # now it is connected to the server of this name
+            await ann.store.submit(
+                ReadStatus(name)
+            )  # now it is connected to the server of this name
             asked = ann.ask(name, waiter)
             released = ann.leave(name, waiter)
             assert isinstance(await asked, Granted)

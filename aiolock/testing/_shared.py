@@ -7,7 +7,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final
 
-from aiolock.store import (
+from aiolock.protocol import (
     WAS_ABSENT,
     WAS_HOLDER,
     WAS_QUEUED,
@@ -16,15 +16,21 @@ from aiolock.store import (
     Form,
     Full,
     Granted,
+    GrantLost,
+    Post,
     Posted,
     Queued,
+    ReadPosted,
+    ReadStatus,
+    Renew,
+    RequestRelease,
+    Resize,
 )
 from aiolock.testing._peer import (
     CLAIM,
     LONG,
     READER,
     Grant,
-    Lost,
     Peer,
     count_of,
     fresh_name,
@@ -68,11 +74,11 @@ class SharedContract(ReadersContract):
             assert handed.waiter == reader.waiter
             assert handed.fence > grant.fence
             assert await ann.holds(name, grant)
-            assert await ann.store.renew([ann.renewal(name, grant, LONG)]) == [True]
-            status = await bob.store.status(name)
+            assert await ann.store.submit(Renew([ann.renewal(name, grant, LONG)])) == [True]
+            status = await bob.store.submit(ReadStatus(name))
             assert [holder.fence for holder in status.holders] == [grant.fence, handed.fence]
             assert all(holder.shared for holder in status.holders)
-            assert await bob.store.request(name) == 2
+            assert await bob.store.submit(RequestRelease(name)) == 2
             assert await ann.requested_of() == grant
             assert await ann.release(name, grant) == WAS_HOLDER
             assert await ann.release(name, grant) == WAS_ABSENT
@@ -101,7 +107,7 @@ class SharedContract(ReadersContract):
                 assert isinstance(answer, Granted)
                 assert answer.fence == grant.fence
             assert await ann.leave(name, waiter) == WAS_HOLDER
-            status = await ann.store.status(name)
+            status = await ann.store.submit(ReadStatus(name))
             assert (status.holders, status.waiters) == ((), ())
 
     async def test_downgrade_of_what_is_lost(self) -> None:
@@ -112,12 +118,12 @@ class SharedContract(ReadersContract):
             await ann.expire(name, grant)
             assert await ann.downgrade(name, grant) == WAS_ABSENT
             theirs = await bob.take(name, bob.waiter(_DOWNGRADES))
-            assert await ann.told() == Lost(name, grant.waiter, grant.fence, "expired")
+            assert await ann.told() == GrantLost(name, grant.waiter, grant.fence, "expired")
             assert await ann.downgrade(name, grant) == WAS_ABSENT
             assert await bob.downgrade(name, theirs) == WAS_HOLDER
             await bob.expire(name, theirs)
             await self._read(ann, name)
-            assert await bob.told() == Lost(name, theirs.waiter, theirs.fence, "expired")
+            assert await bob.told() == GrantLost(name, theirs.waiter, theirs.fence, "expired")
 
     # Permits
 
@@ -128,7 +134,7 @@ class SharedContract(ReadersContract):
             one, two = await self._permits(ann, name, 1), await self._permits(bob, name, 2)
             both = await ann.queue(name, ann.waiter(permits(2, 3)))
             single = await bob.queue(name, bob.waiter(permits(1, 3)))
-            status = await bob.store.status(name)
+            status = await bob.store.submit(ReadStatus(name))
             assert [(party.permits, party.shared) for party in status.holders] == [
                 (1, True),
                 (2, True),
@@ -176,11 +182,11 @@ class SharedContract(ReadersContract):
             name = fresh_name()
             held = [await self._permits(ann, name, 1) for _ in range(3)]
             places = [await bob.queue(name, bob.waiter(permits(1, 3))) for _ in range(2)]
-            assert await ann.store.resize(name, 3, 4, _KEPT) == 3
+            assert await ann.store.submit(Resize(name, 3, 4, _KEPT)) == 3
             handed = await bob.handed()
             assert handed.waiter == places[0].waiter
-            assert await ann.store.resize(name, 3, 2, _KEPT) == 4
-            assert (await bob.store.status(name)).limit == 2
+            assert await ann.store.submit(Resize(name, 3, 2, _KEPT)) == 4
+            assert (await bob.store.submit(ReadStatus(name))).limit == 2
             for grant in held[:2]:
                 assert await ann.holds(name, grant)
                 await ann.release(name, grant)
@@ -193,9 +199,9 @@ class SharedContract(ReadersContract):
         """With no permits no waiter enters, until there are some again."""
         async with self.peers(1) as (ann,):
             name = fresh_name()
-            assert await ann.store.resize(name, 2, 0, _KEPT) == 2
+            assert await ann.store.submit(Resize(name, 2, 0, _KEPT)) == 2
             place = await ann.queue(name, ann.waiter(permits(1, 2)))
-            assert await ann.store.resize(name, 2, 1, _KEPT) == 0
+            assert await ann.store.submit(Resize(name, 2, 1, _KEPT)) == 0
             assert (await ann.handed()).waiter == place.waiter
 
     async def test_other_limits(self) -> None:
@@ -207,7 +213,7 @@ class SharedContract(ReadersContract):
             await self._permits(ann, name, 1)
             assert await bob.ask(name, bob.waiter(permits(1, 5))) == Differs(3)
             assert await bob.ask(name, bob.waiter(permits(1, 5)), wait=False) == Differs(3)
-            await bob.store.resize(name, 5, 5, _KEPT)
+            await bob.store.submit(Resize(name, 5, 5, _KEPT))
             for declared in (5, 3):
                 assert isinstance(await bob.ask(name, bob.waiter(permits(1, declared))), Granted)
             assert await bob.ask(name, bob.waiter(permits(1, 4))) == Differs(5)
@@ -276,7 +282,7 @@ class SharedContract(ReadersContract):
             first, second = await ann.handed(), await bob.handed()
             assert (first.waiter, second.waiter) == (one.waiter, two.waiter)
             assert first.fence < second.fence < last.fence
-            status = await cat.store.status(name)
+            status = await cat.store.submit(ReadStatus(name))
             assert (len(status.holders), status.waiters) == (3, ())
 
     async def test_permits_past_the_dead(self) -> None:
@@ -292,7 +298,7 @@ class SharedContract(ReadersContract):
             await ann.expire(name, gone)
             waiter = cat.waiter(permits(1, 3))
             assert isinstance(await cat.ask(name, waiter, wait=False), Granted)
-            assert not (await cat.store.status(name)).waiters
+            assert not (await cat.store.submit(ReadStatus(name))).waiters
 
     # Counts
 
@@ -329,7 +335,7 @@ class SharedContract(ReadersContract):
                 assert isinstance(again, Queued)
                 assert again.ticket == place.ticket
                 assert (again.place == 1) == (place is high)
-            waiters = (await ann.store.status(name)).waiters
+            waiters = (await ann.store.submit(ReadStatus(name))).waiters
             assert [waiter.seq for waiter in waiters] == [high.waiter.seq, higher.waiter.seq]
             assert await self._count_up(ann, name, 9) == 9
             assert (await bob.handed()).waiter == high.waiter
@@ -341,7 +347,7 @@ class SharedContract(ReadersContract):
             places = [await bob.queue(name, bob.waiter(count_of(2, 2))) for _ in range(2)]
             assert await self._count(ann, name, "a", 2) == 1
             assert await self._count(ann, name, "a", 2) == 1
-            assert await ann.store.read(name) == Posted(1, "")
+            assert await ann.store.submit(ReadPosted(name)) == Posted(1, "")
             again = await bob.ask(name, places[0].waiter, ticket=places[0].ticket)
             assert isinstance(again, Queued)
             assert await self._count(bob, name, "b", 2) == 2
@@ -358,5 +364,7 @@ class SharedContract(ReadersContract):
 
     @staticmethod
     async def _count(peer: Peer, name: str, token: str, declared: int) -> int:
-        posted = peer.store.post(name, 0, token=token, declared=declared, value="", remember=_KEPT)
+        posted = peer.store.submit(
+            Post(name, 0, token=token, declared=declared, value="", remember=_KEPT)
+        )
         return await posted

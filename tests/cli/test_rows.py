@@ -13,7 +13,7 @@ from aiolock import Deadlock
 from aiolock.cli.rows import COLUMNS, cells
 from aiolock.cli.top import _Look
 from aiolock.observer import Blocked
-from aiolock.store import Participant, Status
+from aiolock.protocol import Participant, Status
 
 EVIL = "\x1b]0;evil\x07\x9b2J\u202e\nnew line"
 """Sets the title of a terminal, clears it, and turns around what comes behind."""

@@ -20,7 +20,7 @@ from aiolock._engine.acquisition import STEPS, Acquisition, Phase, Question
 from aiolock._engine.grant import Grant
 from aiolock._engine.policy import Policy
 from aiolock.errors import LimitMismatch, StoreError
-from aiolock.store import Answer, Busy, Differs, Done, Full, Granted, Queued, WaiterId
+from aiolock.protocol import Answer, Busy, Differs, Done, Full, Granted, Queued, WaiterId
 
 POLICY = Policy("n", 5.0)
 ENDS = {Phase.HELD, Phase.DECLINED, Phase.GIVEN_UP}

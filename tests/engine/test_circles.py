@@ -12,7 +12,7 @@ import pytest
 from aiolock import Deadlock
 from aiolock._engine import wait_graph as reduction
 from aiolock._turns import at_once
-from aiolock.store import Participant, Status
+from aiolock.protocol import Participant, Status
 
 _numbers = itertools.count(1)
 

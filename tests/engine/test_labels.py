@@ -13,7 +13,7 @@ import aiolock
 from aiolock import AcquireTimeout, ClientClosed, Deadlock, Observer
 from aiolock._engine import deadlock_search, slow_monitor
 from aiolock._engine.labels import KEPT, REFRESHED
-from aiolock.store import Participant
+from aiolock.protocol import Participant, Reconnected
 from aiolock.stores.memory import MemoryServer, MemoryStore
 from aiolock.testing import FaultyStore
 from tests.support.worlds import World, asking, queued, virtual
@@ -241,7 +241,7 @@ async def test_a_store_that_has_forgotten() -> None:
         await asyncio.sleep(10)
         counted.server._states.pop(f"client:{client.id}:0")
         assert names((await client.status("x")).holders) == [""]
-        client._engine.waiters.reconnected()
+        client._engine.waiters.deliver(Reconnected())
         await asyncio.sleep(3)
         assert names((await client.status("x")).holders) == ["long"]
 

@@ -16,6 +16,7 @@ import pytest
 
 import aiolock
 from aiolock import LeaseLost, StoreError
+from aiolock.protocol import GrantLost, Reconnected
 from aiolock.stores.memory import MemoryServer, MemoryStore
 from aiolock.testing import FaultyStore
 from tests.support.virtual import VirtualLoop
@@ -408,7 +409,7 @@ async def test_extend_what_is_not_renewed_when_a_connection_broke() -> None:
         faulty.hold("renew")
         extending = asyncio.create_task(lease.extend(10))
         await settled()
-        ours._engine.waiters.reconnected()
+        ours._engine.waiters.deliver(Reconnected())
         faulty.resume()
         await extending
         begun = now()
@@ -1539,7 +1540,9 @@ async def test_lost_for_a_reason_of_a_later_version() -> None:
 
         async def body(error: Exception | None) -> None:
             async with client.lock("a") as lease:
-                client._engine.waiters.lost("lock:a", lease._hold.waiter, lease.fence, "evicted")
+                client._engine.waiters.deliver(
+                    GrantLost("lock:a", lease._hold.waiter, lease.fence, "evicted")
+                )
                 if error is not None:
                     raise error
                 await asyncio.sleep(1)

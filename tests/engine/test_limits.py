@@ -4,29 +4,30 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 import pytest
 
 import aiolock
 import aiolock.sync
-from aiolock.store import ALL_KINDS, Limited, Relay
+from aiolock.store import ALL_KINDS, Features
 from aiolock.stores.memory import MemoryServer, MemoryStore
 from aiolock.testing import FaultyStore
+
+ONLY: Final = frozenset({"lock"})
 
 
 class LocksAlone(MemoryStore):
     """A store that offers locks of a minute, and nothing else."""
 
-    longest_ttl: float | None = 60.0
-    offers = frozenset({"lock"})
+    def __init__(self, *, longest_ttl: float | None = 60.0, only: frozenset[str] = ONLY) -> None:
+        super().__init__(MemoryServer())
+        why = "nobody counts here; take another store for each"
+        missing = {kind: f"{why} {kind}" for kind in ALL_KINDS - only}
+        self.features = Features(missing=missing, longest_ttl=longest_ttl)
 
     def __repr__(self) -> str:
         return "<LocksAlone>"
-
-    def why_not(self, kind: str) -> str:
-        """Why, and what instead."""
-        return f"nobody counts here; take another store for each {kind}"
 
 
 DESCRIBE: dict[str, Callable[[Any], object]] = {
@@ -57,7 +58,7 @@ LASTING: dict[str, Callable[[Any, float], object]] = {
 @pytest.fixture
 def store() -> LocksAlone:
     """One that offers little, and was never opened."""
-    return LocksAlone(MemoryServer())
+    return LocksAlone()
 
 
 def test_every_kind_is_described_here() -> None:
@@ -82,10 +83,9 @@ def test_kinds_that_are_not_offered(
 
 
 @pytest.mark.parametrize("what", LASTING)
-def test_leases_that_are_longer_than_the_store_keeps_them(store: LocksAlone, what: str) -> None:
+def test_leases_that_are_longer_than_the_store_keeps_them(what: str) -> None:
     """That is an error that names both, of whatever has a ttl."""
-    store.offers = ALL_KINDS
-    client = aiolock.connect(store)
+    client = aiolock.connect(LocksAlone(only=ALL_KINDS))
     LASTING[what](client, 60.0)
     with pytest.raises(ValueError, match=r"^ttl=60.5 s is more than the longest_ttl=60 s of <Lo"):
         LASTING[what](client, 60.5)
@@ -95,8 +95,7 @@ def test_a_client_whose_leases_are_too_long(store: LocksAlone) -> None:
     """So is the ttl of a client's locks that do not say."""
     with pytest.raises(ValueError, match="ttl=61 s is more than the longest_ttl=60 s"):
         aiolock.connect(store, ttl=61)
-    store.longest_ttl = None
-    aiolock.connect(store, ttl=61)
+    aiolock.connect(LocksAlone(longest_ttl=None), ttl=61)
 
 
 async def test_leases_that_are_extended_too_far(store: LocksAlone) -> None:
@@ -110,14 +109,13 @@ async def test_leases_that_are_extended_too_far(store: LocksAlone) -> None:
 
 
 def test_who_stands_before_a_store_offers_what_it_does(store: LocksAlone) -> None:
-    """A relay has the limits of the store behind it, and none where that has none."""
-    client = aiolock.connect(FaultyStore(Relay(store)))
+    """A wrapper has the limits of the store behind it, and none where that has none."""
+    client = aiolock.connect(FaultyStore(FaultyStore(store)))
     with pytest.raises(aiolock.Unsupported, match=re.escape("no semaphore 'a'")):
         client.semaphore("a", 2)
     with pytest.raises(ValueError, match="longest_ttl=60 s"):
         client.lock("a", ttl=61)
     unlimited = MemoryStore(MemoryServer())
-    assert not isinstance(unlimited, Limited)
     client = aiolock.connect(FaultyStore(unlimited), ttl=1_000_000)
     for describe in DESCRIBE.values():
         describe(client)

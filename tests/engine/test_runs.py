@@ -14,7 +14,7 @@ import pytest
 
 import aiolock
 from aiolock import Lease, LeaseLost, Lock, StoreError
-from aiolock.store import MAX_AHEAD
+from aiolock.protocol import MAX_AHEAD, Reconnected
 from aiolock.stores.memory import MemoryServer, MemoryStore
 from aiolock.testing import FaultyStore
 from tests.support.virtual import VirtualLoop
@@ -338,7 +338,7 @@ async def test_who_comes_back_between_two_is_not_overtaken() -> None:
         await asyncio.sleep(0.01)
         mine = asking(s.lock)
         await queued(s.lock, 1)
-        s.theirs._engine.waiters.reconnected()
+        s.theirs._engine.waiters.deliver(Reconnected())
         await queued(s.lock, 2)
         assert await held.release()
         lease = await other
@@ -375,7 +375,7 @@ async def test_after_a_break_of_a_connection_nobody_knows_who_stands_where() -> 
         form = state.waiting[waiter][1]
         state.dequeue(waiter)
         state.enqueue(mine_at - 1, waiter, form)
-        s.ours._engine.waiters.reconnected()
+        s.ours._engine.waiters.deliver(Reconnected())
         await settled()
         assert await held.release()
         lease = await other

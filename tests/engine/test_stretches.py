@@ -16,7 +16,7 @@ from aiolock import AcquireTimeout, ClientClosed
 from aiolock.page._limits import Limits
 from aiolock.page._poller import Poller
 from aiolock.page._view import Wanted
-from aiolock.store import WaiterId
+from aiolock.protocol import GrantLost, Reconnected, WaiterId
 from aiolock.stores.memory import MemoryServer
 from tests.support import stretches
 from tests.support.servers import RedisServer
@@ -100,7 +100,7 @@ async def test_waiters(client: aiolock.LockClient, other: aiolock.LockClient) ->
         await client.lock("crowded").status()  # behind all of the questions
 
     def stuck() -> None:
-        waiters.lost("lock:crowded", WaiterId("nobody", 1), 1, "expired")
+        waiters.deliver(GrantLost("lock:crowded", WaiterId("nobody", 1), 1, "expired"))
 
     await check_short(lambda: asyncio.sleep(2.5))  # looks for what is new, and for what is slow
     await check_short(lock.status)
@@ -110,7 +110,7 @@ async def test_waiters(client: aiolock.LockClient, other: aiolock.LockClient) ->
     task = asyncio.create_task(times_out())  # as another: this one holds it
     await task
     await check_short(lambda: asyncio.create_task(times_out()))
-    await check_short(lambda: asks_again(waiters.reconnected))
+    await check_short(lambda: asks_again(lambda: waiters.deliver(Reconnected())))
     await check_short(lambda: asks_again(stuck))
     status = await lock.status()
     assert [waiter.place for waiter in status.waiters] == list(range(1, MANY + 1))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,24 +12,30 @@ import pytest
 import aiolock
 from aiolock import AcquireTimeout
 from aiolock._engine.acquirer import _TimedOut
-from aiolock.store import (
+from aiolock.protocol import (
     WAS_HOLDER,
     WAS_QUEUED,
-    Answer,
+    Acquire,
     Busy,
+    Deliver,
     Form,
     Granted,
-    Inbox,
+    GrantLost,
+    GrantPushed,
     Operation,
+    Post,
     Queued,
-    Relay,
-    Renewal,
+    ReadStatus,
+    Reconnected,
+    Release,
+    Renew,
     Status,
     WaiterId,
 )
 from aiolock.stores.memory import MemoryServer, MemoryStore
 from tests.support.virtual import VirtualLoop
 from tests.support.worlds import abandon
+from tests.support.wrapped import Wrapped
 
 SECOND = 1_000_000  # of the store's clock
 START = 50 * SECOND
@@ -44,71 +50,40 @@ class Command:
     future: asyncio.Future[Any]
 
 
-class ByHand(Relay):
+class ByHand(Wrapped):
     """A store that writes down what is sent and answers when told."""
 
-    inbox: Inbox
+    deliver: Deliver
 
     def __init__(self) -> None:
         super().__init__(MemoryStore(MemoryServer()))  # of which nothing is asked
         self.sent: list[Command] = []
 
-    async def open(self, client: str, inbox: Inbox) -> None:
-        self.inbox = inbox
+    async def open(self, client: str, deliver: Deliver) -> None:
+        self.deliver = deliver
 
     async def aclose(self) -> None:
         pass
 
-    def _send(self, verb: str, *arguments: Any) -> asyncio.Future[Any]:
-        future = asyncio.get_running_loop().create_future()
-        self.sent.append(Command(verb, arguments, future))
+    def submit(self, operation: Operation[Any]) -> asyncio.Future[Any]:
+        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        match operation:
+            case ReadStatus(name):  # for the text of an error: answered, and not written down
+                future.set_result(Status(name, (), ()))
+            case Post():  # labels: as the status
+                future.set_result(operation.count)
+            case Acquire():
+                self._write_down("acquire", future, operation.waiter, operation.ticket)
+            case Release(_, waiter, _, fence):
+                self._write_down("release", future, waiter, fence)
+            case Renew(renewals):
+                self._write_down("renew", future, list(renewals))
+            case _:
+                self._write_down(type(operation).__name__, future)
         return future
 
-    def acquire(
-        self,
-        name: str,
-        waiter: WaiterId,
-        form: Form,
-        ttl: int,
-        *,
-        ticket: int,
-        wait: bool,
-        max_waiters: int,
-    ) -> asyncio.Future[Answer]:
-        return self._send("acquire", waiter, ticket)
-
-    def release(
-        self,
-        name: str,
-        waiter: WaiterId,
-        form: Form,
-        fence: int,
-        *,
-        entered: bool = True,
-        lost: bool = False,
-    ) -> asyncio.Future[int]:
-        return self._send("release", waiter, fence)
-
-    def renew(self, renewals: Sequence[Renewal]) -> asyncio.Future[list[bool | None]]:
-        return self._send("renew", list(renewals))
-
-    def status(self, name: str, *, waiters: bool = True) -> asyncio.Future[Status]:
-        """Who holds it, for the text of an error: answered at once, and not written down."""
-        answered = asyncio.get_running_loop().create_future()
-        answered.set_result(Status(name, (), ()))
-        return answered
-
-    def post(
-        self, name: str, count: int, *, token: str, declared: int, value: str, remember: int
-    ) -> asyncio.Future[int]:
-        """Labels: as the status."""
-        answered = asyncio.get_running_loop().create_future()
-        answered.set_result(count)
-        return answered
-
-    def _call(self, operation: Operation, start: Any) -> asyncio.Future[Any]:
-        del start
-        return self._send(operation)
+    def _write_down(self, verb: str, future: asyncio.Future[Any], *arguments: Any) -> None:
+        self.sent.append(Command(verb, arguments, future))
 
     @property
     def verbs(self) -> list[str]:
@@ -153,7 +128,7 @@ class Scene:
 
     def push(self, fence: int, granted: float, lease: int = 5_000) -> None:
         now = START + int(granted * SECOND)
-        self.store.inbox.granted("lock:n", self.waiter, self.form, fence, lease, now)
+        self.store.deliver(GrantPushed("lock:n", self.waiter, self.form, fence, lease, now))
 
 
 _scenes: list[aiolock.LockClient] = []
@@ -201,7 +176,7 @@ def test_a_push_that_overtakes_the_answer_to_an_earlier_question(answered: bool)
         _ = await s.start()
         s.answer(0, queued(0.0))
         await settle()
-        s.store.inbox.reconnected()  # asks again
+        s.store.deliver(Reconnected())  # asks again
         await settle()
         assert s.store.verbs == ["acquire", "acquire"]
         s.push(7, 0.2)
@@ -235,7 +210,7 @@ def test_a_claim_that_an_answer_tells_of_is_confirmed(queued_before: bool) -> No
         if queued_before:
             s.answer(0, queued(0.0))
             await settle()
-            s.store.inbox.reconnected()  # asks again
+            s.store.deliver(Reconnected())  # asks again
             await settle()
         s.store.sent[-1].future.set_result(Granted(fence=7, lease=1_000, claim=True))
         await settle()
@@ -257,7 +232,7 @@ def test_a_break_that_overtakes_the_push_of_the_grant() -> None:
         _ = await s.start()
         s.answer(0, queued(0.0))
         await settle()
-        s.store.inbox.lost("lock:n", s.waiter, 7, "broken")
+        s.store.deliver(GrantLost("lock:n", s.waiter, 7, "broken"))
         await settle()
         s.push(7, 0.1)
         await settle()
@@ -308,7 +283,7 @@ def test_a_late_push_is_given_back_and_asked_for_again_in_that_order() -> None:
         _ = await s.start()
         s.answer(0, queued(0.0))
         await settle()
-        s.store.inbox.reconnected()  # a question is under way when the push comes
+        s.store.deliver(Reconnected())  # a question is under way when the push comes
         await asyncio.sleep(6.0)
         s.push(7, 0.1)  # for 5 s from then
         await settle()
@@ -353,7 +328,7 @@ def test_a_grant_given_back_is_not_entered_by_its_late_push() -> None:
         _ = await s.start()
         s.answer(0, queued(0.0))
         await settle()
-        s.store.inbox.reconnected()
+        s.store.deliver(Reconnected())
         await asyncio.sleep(6.0)
         s.answer(1, Granted(fence=7, lease=5_000))  # sent 6 s ago
         await settle()
@@ -382,9 +357,9 @@ def test_what_the_answer_under_way_may_not_know_is_asked_once_more(when: str) ->
         if when == "while it asks again":
             s.answer(0, queued(0.0))
             await settle()
-            s.store.inbox.reconnected()
+            s.store.deliver(Reconnected())
             await settle()
-        s.store.inbox.reconnected()
+        s.store.deliver(Reconnected())
         await settle()
         asked = len(s.store.sent)
         s.answer(asked - 1, queued(0.1))
@@ -403,7 +378,7 @@ def test_a_grant_broken_on_its_way_is_not_entered() -> None:
         s.answer(0, queued(0.0))
         await settle()
         s.push(7, 0.1)
-        s.store.inbox.lost("lock:n", s.waiter, 7, "broken")
+        s.store.deliver(GrantLost("lock:n", s.waiter, 7, "broken"))
         await settle()
         assert not s.entered
         assert s.store.verbs == ["acquire", "release"]
@@ -462,7 +437,7 @@ def test_a_release_that_failed_is_sent_again_until_it_is_answered() -> None:
             s.fail(again)
             await asyncio.sleep(2.0)
             assert s.store.verbs == ["acquire"] + ["release"] * (again + 1)
-            s.store.inbox.reconnected()  # it is under way: no reason to send it twice
+            s.store.deliver(Reconnected())  # it is under way: no reason to send it twice
             await asyncio.sleep(20.0)
             assert s.store.verbs == ["acquire"] + ["release"] * (again + 1)
             assert s.store.sent[-1].arguments == (s.waiter, 0)
@@ -507,7 +482,7 @@ def test_a_release_of_another_grant_that_failed_does_not_end_the_body() -> None:
         assert s.store.sent[1].arguments == (s.waiter, 6)
         s.fail(1)
         await settle()
-        s.store.inbox.reconnected()
+        s.store.deliver(Reconnected())
         await asyncio.sleep(1.5)  # and not long enough for a renewal
         assert s.store.verbs == ["acquire", "release", "release"]
         assert s.store.sent[2].arguments == (s.waiter, 6)
@@ -526,7 +501,7 @@ def test_a_grant_that_is_being_given_back_when_its_task_gives_up() -> None:
         await settle()
         task.cancel()
         await settle()
-        s.store.inbox.reconnected()
+        s.store.deliver(Reconnected())
         await asyncio.sleep(20.0)
         assert [command.arguments for command in s.store.sent[1:]] == [(s.waiter, 7), (s.waiter, 0)]
 
@@ -603,7 +578,7 @@ def test_busy_after_a_break_is_given_up() -> None:
             trying = asyncio.create_task(s.client.lock("n").try_acquire())
             await settle()
             if breaks:
-                s.store.inbox.reconnected()
+                s.store.deliver(Reconnected())
             s.answer(0, Busy(1000))
             assert await trying is None
             await settle()

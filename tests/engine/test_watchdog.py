@@ -7,17 +7,21 @@ import contextlib
 import random
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
 import aiolock
 from aiolock._engine.hold import LossReason
-from aiolock.store import Late, Relay, Renewal, Store
+from aiolock.protocol import AskAgain, Break, Late, Operation, Renew, Renewal
+from aiolock.store import Store
 from aiolock.stores.memory import MemoryServer, MemoryStore
 from aiolock.testing import FaultyStore
 from tests.support.virtual import run
 from tests.support.worlds import queued
+from tests.support.wrapped import Wrapped
+
+Value = TypeVar("Value")
 
 
 def test_a_long_lease_put_off_does_not_delay_a_short_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -186,7 +190,7 @@ def test_extensions_and_renewals_that_overlap(way: float, tasks: int) -> None:
     run(play())
 
 
-class Unsure(Relay):
+class Unsure(Wrapped):
     """A store that cannot tell what became of the renewals of some names."""
 
     def __init__(self, store: Store) -> None:
@@ -194,11 +198,14 @@ class Unsure(Relay):
         self.of = set[str]()
         self.calls = list[Sequence[Renewal]]()
 
-    def renew(self, renewals: Sequence[Renewal]) -> asyncio.Future[list[bool | None]]:
+    def submit(self, operation: Operation[Value]) -> asyncio.Future[Value]:
         """Renew the others, and answer all of them."""
+        if not isinstance(operation, Renew):
+            return super().submit(operation)
+        renewals = operation.renewals
         self.calls.append(renewals)
-        answered = asyncio.get_running_loop().create_future()
-        others = super().renew([each for each in renewals if each.name not in self.of])
+        answered: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        others = super().submit(Renew([each for each in renewals if each.name not in self.of]))
 
         def known(_: object) -> None:
             held = iter(others.result())
@@ -250,21 +257,23 @@ def test_what_a_store_could_not_tell_for_a_while() -> None:
             store.of.add("lock:a")
             await asyncio.sleep(4)
             store.of.clear()
-            await store.break_("lock:a", [lease.fence])
+            await store.submit(Break("lock:a", [lease.fence]))
             await asyncio.sleep(0)
             assert lease.state == "lost"
 
     run(play())
 
 
-class Refusing(Relay):
+class Refusing(Wrapped):
     """A store that has none of the leases any more, and whose pushes of that are lost."""
 
-    def renew(self, renewals: Sequence[Renewal]) -> asyncio.Future[list[bool | None]]:
+    def submit(self, operation: Operation[Value]) -> asyncio.Future[Value]:
         """Renew none."""
+        if not isinstance(operation, Renew):
+            return super().submit(operation)
         loop = asyncio.get_running_loop()
-        refused = loop.create_future()
-        loop.call_soon(refused.set_result, [False] * len(renewals))
+        refused: asyncio.Future[Any] = loop.create_future()
+        loop.call_soon(refused.set_result, [False] * len(operation.renewals))
         return refused
 
 
@@ -410,7 +419,7 @@ def test_who_is_displaced_with_many_others() -> None:
 
             client._engine.waiters._ask_for_displaced = counted  # type: ignore[method-assign]  # to count it
             asked = faulty.calls["acquire"]
-            client._engine.waiters.done("lock:a")  # the first of them asks again
+            client._engine.waiters.deliver(AskAgain("lock:a"))  # the first of them asks again
             await asyncio.sleep(1)
             assert faulty.calls["acquire"] - asked == 2000
             assert passes <= 3

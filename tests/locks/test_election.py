@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import aclosing, suppress
-from typing import Self
+from typing import Self, TypeVar
 
 import pytest
 
 import aiolock
 from aiolock import AcquireTimeout, LeaseLost, StoreError
-from aiolock.store import HandoffReport, Relay, Store
+from aiolock.protocol import Operation, Post, Posted, ReadPosted, ReportHandoff
+from aiolock.store import Store
 from aiolock.stores.memory import MemoryServer, MemoryStore
 from aiolock.testing import FaultyStore
 from tests.support.failures import until
 from tests.support.worlds import World, settled, virtual
+from tests.support.wrapped import Wrapped
+
+Value = TypeVar("Value")
 
 
 class Watcher:
@@ -75,24 +79,19 @@ async def test_one_leads(world: World) -> None:
         assert await election.leader() is None
 
 
-class Told(Relay):
+class Told(Wrapped):
     """A store that remembers in which order it was told who leads."""
 
     def __init__(self, store: Store) -> None:
         super().__init__(store)
         self.told: list[str] = []
 
-    def report_handoff(self, passed: HandoffReport) -> asyncio.Future[int]:
-        self.told.append("handed on")
-        return super().report_handoff(passed)
-
-    def post(
-        self, name: str, count: int, *, token: str, declared: int, value: str, remember: int
-    ) -> asyncio.Future[int]:
-        self.told.append(value.partition(" ")[2])
-        return super().post(
-            name, count, token=token, declared=declared, value=value, remember=remember
-        )
+    def submit(self, operation: Operation[Value]) -> asyncio.Future[Value]:
+        if isinstance(operation, ReportHandoff):
+            self.told.append("handed on")
+        elif isinstance(operation, Post):
+            self.told.append(operation.value.partition(" ")[2])
+        return super().submit(operation)
 
 
 async def test_handed_on_within_a_process() -> None:
@@ -173,7 +172,7 @@ async def test_a_long_term() -> None:
             assert await watcher.saw(1) == ["me"]
         await asyncio.sleep(3601)
         assert await theirs.election("e").leader() is None
-        assert await theirs._engine.store.read("elected:e") == aiolock.store.Posted(0, "")
+        assert await theirs._engine.store.submit(ReadPosted("elected:e")) == Posted(0, "")
         assert not server.names()
 
 

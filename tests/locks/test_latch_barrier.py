@@ -8,6 +8,7 @@ import pytest
 
 import aiolock
 from aiolock import AcquireTimeout, ClientClosed, LimitMismatch, QueueFull, StoreError
+from aiolock.protocol import Reconnected
 from aiolock.stores.memory import MemoryServer, MemoryStore
 from aiolock.testing import FaultyStore
 from tests.support.worlds import World, empty, queued, settled, virtual
@@ -211,7 +212,7 @@ async def test_barrier_that_is_passed_while_the_process_is_stuck(how: str) -> No
         await asyncio.sleep(20 if how == "lost" else 40)
         assert not late.done()
         if how == "lost":
-            ours._engine.waiters.reconnected()
+            ours._engine.waiters.deliver(Reconnected())
         faulty.resume()
         await asyncio.wait_for(late, 1)
         await queued(theirs.barrier("b", 2), 0)

@@ -15,7 +15,7 @@ import pytest
 
 import aiolock
 from aiolock import AcquireTimeout, LockError, NotHeld, QueueFull, WouldDeadlock
-from aiolock.store import Form, Granted, WaiterId
+from aiolock.protocol import Form, Granted, WaiterId
 from aiolock.stores.memory import MemoryServer, MemoryStore
 from aiolock.testing import FaultyStore
 from tests.support import looks

@@ -11,6 +11,7 @@ import aiolock
 from aiolock import AcquireTimeout, LeaseLost, LockError, NotHeld, StoreError, WouldDeadlock
 from aiolock.observer import LockRequest
 from aiolock.options import MultiLockOptions
+from aiolock.protocol import LinkChanged
 from aiolock.stores.memory import MemoryServer, MemoryStore
 from aiolock.testing import FaultyStore
 from tests.support.worlds import World, empty, queued, settled, virtual
@@ -171,7 +172,7 @@ async def test_time_that_ends_before_the_store_answers_for_the_last(
         def free() -> None:
             faulty.hold("acquire")
             if broken:
-                ours._engine.waiters.link(StoreError("gone"))
+                ours._engine.waiters.deliver(LinkChanged(StoreError("gone")))
             releasing.append(asyncio.create_task(first.release()))
 
         releasing = list[asyncio.Task[bool]]()

@@ -10,7 +10,7 @@ import pytest
 
 import aiolock
 from aiolock import AcquireTimeout, LeaseLost, NotHeld, StoreError
-from aiolock.store import Form, WaiterId
+from aiolock.protocol import Form, WaiterId
 from aiolock.stores.memory import MemoryServer, MemoryStore
 from aiolock.stores.redis._scripts import FINISH
 from aiolock.testing import FaultyStore

@@ -9,7 +9,7 @@ from importlib import resources
 import pytest
 
 import aiolock
-from aiolock.store import PRIORITY
+from aiolock.protocol import PRIORITY, Reconnected
 from tests.support.worlds import World, queued
 
 
@@ -51,7 +51,7 @@ async def test_a_place_is_kept_through_a_new_question(world: World) -> None:
                 tasks.append(asyncio.create_task(enter(priority)))
                 await queued(ours.lock("p"), number)
             for _ in range(3):
-                theirs._engine.waiters.reconnected()
+                theirs._engine.waiters.deliver(Reconnected())
                 await theirs.lock("p").status()
         await asyncio.gather(*tasks)
         assert entered == [-3, 3]

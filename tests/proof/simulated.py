@@ -13,18 +13,20 @@ from functools import partial
 from typing import Any, Final
 
 from aiolock.errors import StoreError
-from aiolock.store import (
+from aiolock.protocol import (
     WAS_ABSENT,
     WAS_UNKNOWN,
     Answer,
+    Deliver,
+    Event,
     Form,
     Granted,
-    HandoffReport,
-    Inbox,
     Late,
     Posted,
     Queued,
+    Reconnected,
     Renewal,
+    ReportHandoff,
     Status,
     WaiterId,
 )
@@ -87,14 +89,14 @@ class Server(MemoryServer):
             self.refuses is Refuses.WRITES and command.writes
         )
 
-    def push(self, client: str, deliver: Callable[[Inbox], None]) -> None:
-        if self.lossy and client in self._inboxes and self.dice.random() < 0.05:
+    def push(self, client: str, event: Event) -> None:
+        if self.lossy and client in self._listeners and self.dice.random() < 0.05:
             # As when the subscription breaks: heard by the server, not by the client, which
             # notices and is told that pushes may have been missed.
-            inbox = self._inboxes[client]
-            asyncio.get_running_loop().call_later(self.dice.random(), self._again, client, inbox)
+            deliver = self._listeners[client]
+            asyncio.get_running_loop().call_later(self.dice.random(), self._again, client, deliver)
         else:
-            super().push(client, deliver)
+            super().push(client, event)
 
     def acquire(
         self, name: str, waiter: WaiterId, form: Form, ttl: int, **options: Any
@@ -108,9 +110,9 @@ class Server(MemoryServer):
         self.broken.update(fences)
         return super().break_(name, fences)
 
-    def _again(self, client: str, inbox: Inbox) -> None:
-        if self._inboxes.get(client) is inbox:
-            inbox.reconnected()
+    def _again(self, client: str, deliver: Deliver) -> None:
+        if self._listeners.get(client) is deliver:
+            deliver(Reconnected())
 
     def _look_for(self, name: str, waiter: WaiterId) -> None:
         state = self._states.get(name)
@@ -167,9 +169,9 @@ class Store(MemoryStore):
         self._pending: list[_Command] = []
         self._copies_until = 0.0
 
-    async def open(self, client: str, inbox: Inbox) -> None:
-        self._inbox = inbox
-        await super().open(client, inbox)
+    async def open(self, client: str, deliver: Deliver) -> None:
+        self._deliver = deliver
+        await super().open(client, deliver)
 
     async def aclose(self) -> None:
         await self._drained()
@@ -208,7 +210,7 @@ class Store(MemoryStore):
             ends=(waiter,) if over else (),
         )
 
-    def report_handoff(self, passed: HandoffReport) -> asyncio.Future[int]:
+    def report_handoff(self, passed: ReportHandoff) -> asyncio.Future[int]:
         return self._send(
             partial(self.server.report_handoff, passed),
             stamped=True,
@@ -316,7 +318,7 @@ class Store(MemoryStore):
             if command.wanted:
                 self._write(command)
         self._down = False
-        self._inbox.reconnected()
+        self._deliver(Reconnected())
 
     def _write(self, command: _Command) -> None:
         if self.server.refuses_to(command):

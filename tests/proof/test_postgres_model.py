@@ -19,7 +19,17 @@ import psycopg
 import pytest
 
 import aiolock
-from aiolock.store import Answer, Busy, Form, Granted, Participant, Queued, Rule, Status, WaiterId
+from aiolock.protocol import (
+    Answer,
+    Busy,
+    Form,
+    Granted,
+    Participant,
+    Queued,
+    Rule,
+    Status,
+    WaiterId,
+)
 from aiolock.stores import machine
 from aiolock.stores.machine import LOOKERS, STANDS_STILL, NameState, Push, Step
 from aiolock.stores.postgres import _codec as codec

@@ -23,7 +23,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from aiolock.store import Late, WaiterId
+from aiolock.protocol import Late, WaiterId
 from aiolock.stores._member import (
     ALONE,
     GONE,

@@ -31,21 +31,27 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from aiolock.store import (
+from aiolock.protocol import (
     FEW,
     WAS_HOLDER,
     Answer,
+    AskAgain,
     Before,
     Busy,
     Done,
+    Event,
     Form,
     Granted,
-    HandoffReport,
+    GrantLost,
+    GrantPushed,
     Late,
+    OrderUnknown,
     Participant,
     Posted,
     Queued,
+    ReleaseRequested,
     Renewal,
+    ReportHandoff,
     Rule,
     Status,
     WaiterId,
@@ -132,7 +138,7 @@ def now() -> int:
 
 
 class Heard:
-    """An inbox that writes down what comes, without the times, and waiters as texts."""
+    """Writes down the events that come, without the times, and waiters as texts."""
 
     def __init__(
         self, log: list[tuple[Any, ...]], texts: Mapping[WaiterId, str], client: str
@@ -141,50 +147,32 @@ class Heard:
         self.texts = texts
         self.client = f"x:{client}:"
 
-    def granted(  # noqa: PLR0917  # as Inbox
-        self, name: str, waiter: WaiterId, form: Form, fence: int, lease: int, now: int
-    ) -> None:
-        assert name == NAME
-        text = self.texts[waiter]
-        assert form == decode_any(text)[1]
-        self.log.append(("granted", text, fence, lease))
-
-    def lost(self, name: str, waiter: WaiterId, fence: int, reason: str) -> None:
-        self.log.append(("lost", self.texts[waiter], fence, reason))
-
-    def done(self, name: str) -> None:
-        assert name == NAME
-        self.log.append(("done", self.client, 0))
-
-    def requested(self, name: str, waiter: WaiterId, fence: int) -> None:
-        self.log.append(("requested", self.texts[waiter], fence))
-
-    def shortened(self, name: str, waiter: WaiterId, fence: int, until: float) -> None:
-        raise AssertionError("a model has no clock but its own")
-
-    def order_unknown(self, name: str, waiter: WaiterId) -> None:
-        self.log.append(("void", self.texts[waiter], 0))
-
-    def unconfirmed(
-        self, name: str, waiter: WaiterId, form: Form, fence: int, error: Exception
-    ) -> None:
-        """This store confirms nothing."""
-
-    def reconnected(self) -> None:
-        raise AssertionError("a model has no connection")
-
-    def link(self, error: Exception | None) -> None:
-        raise AssertionError("a model has no connection")
-
-    def beat(self) -> None:
-        raise AssertionError("a model has no connection")
+    def __call__(self, event: Event) -> None:
+        match event:
+            case GrantPushed(name, waiter, form, fence, lease):
+                assert name == NAME
+                text = self.texts[waiter]
+                assert form == decode_any(text)[1]
+                self.log.append(("granted", text, fence, lease))
+            case GrantLost(_, waiter, fence, reason):
+                self.log.append(("lost", self.texts[waiter], fence, reason))
+            case AskAgain(name):
+                assert name == NAME
+                self.log.append(("done", self.client, 0))
+            case ReleaseRequested(_, waiter, fence):
+                self.log.append(("requested", self.texts[waiter], fence))
+            case OrderUnknown(_, waiter):
+                self.log.append(("void", self.texts[waiter], 0))
+            case _:
+                raise AssertionError(f"a model has no {event}: neither connection nor clock")
 
 
 class OnlyGrants(Heard):
-    """An inbox to which only grants come."""
+    """Receives grants only."""
 
-    def done(self, name: str) -> None:
-        pass
+    def __call__(self, event: Event) -> None:
+        if not isinstance(event, AskAgain):
+            super().__call__(event)
 
 
 class Model(MemoryServer):
@@ -201,8 +189,8 @@ class Model(MemoryServer):
         """Its clock, in µs; it hardly moves."""
         self.clock = itertools.count(self.began)
         self.answered = ""
-        self.first: Any = None
-        """Delivers the first push to the client that is answered, if it does not listen."""
+        self.first = list[Event]()
+        """The first event for the client that is answered, if it does not listen."""
 
     def now(self) -> int:
         return next(self.clock)
@@ -213,16 +201,16 @@ class Model(MemoryServer):
 
     def hears(self, client: str) -> bool:
         """Whether what is pushed to it reaches it."""
-        return client in self._inboxes
+        return client in self._listeners
 
     def hear(self, client: str) -> None:
         self.listen(client, Heard(self.log, self.texts, client))
 
-    def push(self, client: str, deliver: Any) -> None:
-        if client in self._inboxes:
-            deliver(self._inboxes[client])
-        elif client == self.answered and self.first is None:
-            self.first = deliver
+    def push(self, client: str, event: Event) -> None:
+        if client in self._listeners:
+            self._listeners[client](event)
+        elif client == self.answered and not self.first:
+            self.first.append(event)
 
     def release(
         self,
@@ -234,13 +222,13 @@ class Model(MemoryServer):
         lost: bool = False,
         tombstone_until: int = 0,
     ) -> int:
-        self.answered, self.first = waiter.client, None
+        self.answered, self.first = waiter.client, []
         was = super().release(
             name, waiter, fence, entered=entered, lost=lost, tombstone_until=tombstone_until
         )
         # With the reply comes the first grant to whoever hands on, and nothing else.
-        if was == WAS_HOLDER and self.first is not None:
-            self.first(OnlyGrants(self.log, self.texts, self.answered))
+        if was == WAS_HOLDER and self.first:
+            OnlyGrants(self.log, self.texts, self.answered)(self.first[0])
         self.answered = ""
         return was
 
@@ -737,7 +725,7 @@ class Differential(RuleBasedStateMachine):
             return
         real, model = self.held(waiter) if exact else (12345, 12345)
         times, those = self.stamps(when), [decode_any(text)[0] for text in through]
-        passed = HandoffReport(NAME, form, who, model, those[-1], model + len(those), tuple(those))
+        passed = ReportHandoff(NAME, form, who, model, those[-1], model + len(those), tuple(those))
         answer = self.real.report_handoff(waiter, real, through, form.claim, times[0])
         assert self.alike(answer, self.model.report_handoff(passed, not_after=times[1]))
 

@@ -16,14 +16,14 @@ import pytest
 
 import aiolock
 from aiolock import LockClient, StoreError
-from aiolock.store import (
+from aiolock.protocol import (
     MAX_AHEAD,
     WAS_HOLDER,
     Answer,
     Form,
     Granted,
-    HandoffReport,
     Late,
+    ReportHandoff,
     WaiterId,
 )
 from aiolock.stores.machine import NameState, PushGranted, Step
@@ -75,7 +75,7 @@ class Watched(Server):
             self.broken.update(range(fence, fence + MAX_AHEAD + 1))
         return super().break_(name, fences)
 
-    def report_handoff(self, passed: HandoffReport, *, not_after: int = 0) -> int | Late:
+    def report_handoff(self, passed: ReportHandoff, *, not_after: int = 0) -> int | Late:
         answer = super().report_handoff(passed, not_after=not_after)
         self.passes += len(passed.via) if answer == WAS_HOLDER else 0
         return answer

@@ -21,17 +21,20 @@ import redis.asyncio
 
 import aiolock
 from aiolock import StoreError
-from aiolock.store import (
+from aiolock.protocol import (
     BREAK_UNKNOWN,
     WAS_ABSENT,
     WAS_UNKNOWN,
+    Break,
     Busy,
     Granted,
     Participant,
     Queued,
+    ReadPosted,
+    ReadStatus,
     Status,
-    Store,
 )
+from aiolock.store import Store
 from aiolock.stores import mysql, postgres
 from aiolock.stores.authors import Operation, OperationsByName
 from aiolock.stores.memory import MemoryServer, MemoryStore
@@ -465,7 +468,7 @@ async def test_faulty_holds_answers_back() -> None:
     async with Peer(faulty := FaultyStore(MemoryStore(server))) as ann:
         faulty.hold("acquire")
         asked = [ann.ask("a"), ann.ask("a")]
-        assert (await faulty.status("a")).holders
+        assert (await faulty.submit(ReadStatus("a"))).holders
         await asyncio.sleep(5)
         assert not any(answer.done() for answer in asked)
         faulty.resume()
@@ -473,7 +476,7 @@ async def test_faulty_holds_answers_back() -> None:
         faulty.hold()
         begun = loop.time()
         with pytest.raises(StoreError, match="no answer"):
-            await faulty.status("a")
+            await faulty.submit(ReadStatus("a"))
         assert loop.time() - begun == pytest.approx(GIVES_UP)
 
 
@@ -490,7 +493,7 @@ async def test_faulty_pushes() -> None:
         assert faulty.calls["push"] == 2
         faulty.hold("push")
         grant = await ann.take("c")
-        await faulty.break_("c", [grant.fence])
+        await faulty.submit(Break("c", [grant.fence]))
         told = asyncio.create_task(ann.told())
         await asyncio.sleep(60)
         assert not told.done()
@@ -572,7 +575,7 @@ class TestDocuments(StoreContract, RunsContract):
             grant = await ann.take(name := fresh_name())
             self._documents.swaps = ["lost", "lost"]
             place, last = await bob.queue(name), await cat.queue(name)
-            assert [w.seq for w in (await ann.store.status(name)).waiters] == [1, 1]
+            assert [w.seq for w in (await ann.store.submit(ReadStatus(name))).waiters] == [1, 1]
             self._documents.swaps = ["lost"]
             assert await ann.release(name, grant) == WAS_UNKNOWN
             handed = await bob.handed()
@@ -583,19 +586,17 @@ class TestDocuments(StoreContract, RunsContract):
             handed = await cat.handed()
             assert handed.waiter == last.waiter
             self._documents.swaps = ["lost"]
-            assert await ann.store.break_(name, [handed.fence]) == BREAK_UNKNOWN
-            assert await ann.store.break_(name, [handed.fence]) == 0
+            assert await ann.store.submit(Break(name, [handed.fence])) == BREAK_UNKNOWN
+            assert await ann.store.submit(Break(name, [handed.fence])) == 0
 
     async def test_own_pushes_that_are_lost(self) -> None:
         """A client whose own push was lost with a reply is told to ask again."""
         async with self.peers(1) as (ann,):
-            back = asyncio.Event()
-            ann.reconnected = back.set  # type: ignore[method-assign]  # of this one alone
             grant = await ann.take(name := fresh_name())
             place = await ann.queue(name)
             self._documents.swaps = ["lost"]
             assert await ann.release(name, grant) == WAS_UNKNOWN
-            await back.wait()
+            await ann.reconnected.wait()
             await ann.take(name, place.waiter, ticket=place.ticket)
 
     async def test_who_has_just_come(self) -> None:
@@ -652,12 +653,10 @@ class TestDocuments(StoreContract, RunsContract):
     async def test_another_session(self) -> None:
         """Whose session has ended has another one, and asks again."""
         async with self.peers(2) as (ann, bob):
-            back = asyncio.Event()
-            bob.reconnected = back.set  # type: ignore[method-assign]  # of this one alone
             grant = await ann.take(name := fresh_name())
             place = await bob.queue(name)
             await self._documents.leave(bob.client)
-            await back.wait()
+            await bob.reconnected.wait()
             await bob.queue(name, place.waiter, ticket=place.ticket)
             await ann.release(name, grant)
             assert (await bob.handed()).waiter == place.waiter
@@ -700,16 +699,16 @@ async def test_a_mistake_of_an_author_fails_the_operations_that_it_is_about() ->
     store._begin("me")
     for name in ("raises", "says too much"):
         for _ in range(2):
-            asked = [store.read(name), store.read(name)]
+            asked = [store.submit(ReadPosted(name)), store.submit(ReadPosted(name))]
             first, second = await asyncio.gather(*asked, return_exceptions=True)
             assert isinstance(first, StoreError)
             assert isinstance(second, StoreError)
             assert first is not second
             assert not first.refused
-    await store.read("x")
+    await store.submit(ReadPosted("x"))
     await store._end()
     with pytest.raises(StoreError, match="closed"):
-        await store.read("x")
+        await store.submit(ReadPosted("x"))
 
 
 @pytest.mark.one_loop

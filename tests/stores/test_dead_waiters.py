@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from aiolock.store import Form, Granted, Queued, Rule, WaiterId
+from aiolock.protocol import Form, Granted, Queued, Rule, WaiterId
 from aiolock.stores._member import InQueue, Voted, VoteRequest
 from aiolock.stores.machine import LOOKERS, STANDS_STILL, NameState, Step, looks_for_dead
 from aiolock.stores.quorum._server import QuorumServerState, QuorumServerStep

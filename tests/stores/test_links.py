@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any, cast
 
 from aiolock.errors import StoreError
-from aiolock.store import Inbox
+from aiolock.protocol import Deliver
 from aiolock.stores._link_state import LinkState
 
 
 class Heard:
-    """The inbox of a client that remembers what it was told."""
+    """The deliver of a client that remembers what it was told."""
 
     def __init__(self) -> None:
         self.links = list[Exception | None]()
@@ -22,7 +22,7 @@ class Heard:
 def links(*, observed: bool = True) -> tuple[LinkState, list[Exception | None]]:
     """Those of a client, and what it is told."""
     heard = Heard()
-    links = LinkState(cast(Inbox, heard))
+    links = LinkState(cast(Deliver, heard))
     links.observed = observed
     return links, heard.links
 
@@ -62,7 +62,7 @@ def test_why_it_cannot_be_made_again() -> None:
 def test_reason_is_a_store_error() -> None:
     """With what the driver says, and whether it stays so; one that comes as such stays as it is."""
     heard = Heard()
-    link = LinkState(cast(Inbox, heard), lambda reason: isinstance(reason, PermissionError))
+    link = LinkState(cast(Deliver, heard), lambda reason: isinstance(reason, PermissionError))
     link.observed = True
     mine = StoreError("of another server")
     for reason in (OSError("cut"), PermissionError("forbidden"), TimeoutError(), mine):

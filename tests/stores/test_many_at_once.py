@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 import aiolock
-from aiolock.store import Busy, Form, Granted, Queued, WaiterId
+from aiolock.protocol import Busy, Form, Granted, Queued, WaiterId
 from aiolock.stores import machine
 from aiolock.stores._holders import Grant, Holder, Holders
 from aiolock.stores.machine import GRANTS, NameState, PushDone, Step

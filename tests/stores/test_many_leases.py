@@ -13,7 +13,7 @@ import pytest
 
 import aiolock
 from aiolock.errors import StoreError
-from aiolock.store import Inbox, Renewal
+from aiolock.protocol import Deliver, Renew, Renewal
 from aiolock.stores import _worker
 from aiolock.stores._operations import Operation, Steps, joined
 from aiolock.stores._outcomes import CarriedOut, Outcome, failed, refusal
@@ -66,7 +66,7 @@ class Work:
 @contextlib.asynccontextmanager
 async def started(work: Work) -> AsyncGenerator[Worker]:
     """A thread that is at work on something, until `Work.go_on` is set."""
-    worker = Worker("test", work, cast("Inbox", None))  # there are no pushes
+    worker = Worker("test", work, cast("Deliver", None))  # there are no pushes
     await worker.begin()
     first = worker.call(*operations("first"))
     await until(lambda: bool(work.batches))
@@ -237,9 +237,9 @@ async def test_leases_due_at_once_survive_a_server_that_ends_slow_transactions(
         ]
         monkeypatch.setattr(Step, "renew", is_slow)
         monkeypatch.setattr(mysql_database.Database, "_together", counted)
-        assert await client._engine.store.renew(asked) == [True] * 48
+        assert await client._engine.store.submit(Renew(asked)) == [True] * 48
         assert sizes[0] == 48
-        assert await client._engine.store.renew(asked) == [True] * 48
+        assert await client._engine.store.submit(Renew(asked)) == [True] * 48
         assert max(sizes[1:]) <= 24
         monkeypatch.undo()
         for lease in leases:

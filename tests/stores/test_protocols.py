@@ -12,6 +12,7 @@ import pytest
 
 import aiolock
 from aiolock.cli.main import main
+from aiolock.protocol import ReadStatus
 from aiolock.stores.redis import _protocol
 from aiolock.testing import Peer
 from tests.support.clusters import Cluster
@@ -177,7 +178,7 @@ async def test_others_came_where_all_was_gone(
 
         async def refused() -> None:
             while True:
-                await store.status("a")
+                await store.submit(ReadStatus("a"))
 
         with pytest.raises(aiolock.StoreError, match=rf"{TO_DO}.*protocol 9 is spoken there"):
             await asyncio.wait_for(refused(), 10)
@@ -185,7 +186,7 @@ async def test_others_came_where_all_was_gone(
 
         async def served() -> bool:
             try:
-                await store.status("a")
+                await store.submit(ReadStatus("a"))
             except aiolock.StoreError:
                 return False
             return True

@@ -17,7 +17,7 @@ import redis.asyncio
 
 import aiolock
 import aiolock.sync
-from aiolock.store import FEW
+from aiolock.protocol import FEW, ReadPosted, ReadStatus
 from aiolock.stores.memory import MemoryServer
 from tests.engine.test_stretches import _AT_A_TIME, MANY, _kept, all_wait, each, waits
 from tests.support.servers import RedisServer
@@ -120,7 +120,7 @@ async def test_holders(client: aiolock.LockClient, other: aiolock.LockClient, ta
     semaphore = other.semaphore("api", _HOLDERS)
     await check_short(semaphore.status)
     await check_short(other.snapshot)
-    few = await other._engine.handoff.status("semaphore:api", waiters=False)
+    few = await other._engine.handoff.submit(ReadStatus("semaphore:api", waiters=False))
     assert (len(few.holders), few.more_holders) == (FEW, _HOLDERS - FEW)
     status = await semaphore.status()
     assert len({holder.seq for holder in status.holders}) == _HOLDERS
@@ -147,7 +147,7 @@ async def test_replies_that_come_at_once(redis_server: RedisServer, prefix: str)
                     assert await pipeline.execute() == [1] * MANY
             answers[:] = []
             for number in range(MANY):
-                answers.append(store.read(f"name:{number}"))
+                answers.append(store.submit(ReadPosted(f"name:{number}")))
                 if number % _AT_A_TIME == 0:
                     await asyncio.sleep(0)
             await asyncio.sleep(0.1)
@@ -195,7 +195,7 @@ async def test_waiters_of_a_quorum_of_redis_servers(prefix: str) -> None:
                     await asyncio.sleep(0.002)
                 while len((await lock.status()).waiters) < _FEWER:  # noqa: ASYNC110  # no Event
                     await asyncio.sleep(0.05)
-                await check_short(lambda: client._engine.handoff.status("lock:crowded"))
+                await check_short(lambda: client._engine.handoff.submit(ReadStatus("lock:crowded")))
                 status = await lock.status()
                 assert [each.place for each in status.waiters] == list(range(1, _FEWER + 1))
                 for task in tasks:

@@ -16,7 +16,7 @@ from typing import Any, Self, TypeVar
 import pytest
 
 import aiolock
-from aiolock.store import WaiterId
+from aiolock.protocol import WaiterId
 from aiolock.stores.memory import MemoryServer
 from tests.support.procs import Message, Worker
 from tests.support.proxy import Link, Proxy

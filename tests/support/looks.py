@@ -12,7 +12,7 @@ from functools import cache
 
 import pytest
 
-from aiolock.store import WaiterId
+from aiolock.protocol import WaiterId
 from aiolock.stores import machine
 from aiolock.stores.quorum import _server
 from aiolock.stores.redis import _scripts

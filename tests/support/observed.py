@@ -8,6 +8,7 @@ from typing import Self
 
 import aiolock
 from aiolock import LeaseLost, LimitMismatch, QueueFull
+from aiolock.protocol import LinkChanged
 from aiolock.stores.memory import MemoryServer
 from tests.support.worlds import asking, queued, settled
 
@@ -125,11 +126,11 @@ class Scene:
 
     def break_link(self, client: aiolock.LockClient) -> None:
         """The link of this client of ours breaks."""
-        self.server._inboxes[client.id].link(ConnectionResetError("by a test"))
+        self.server._listeners[client.id](LinkChanged(ConnectionResetError("by a test")))
 
     def mend_link(self, client: aiolock.LockClient) -> None:
         """It is there again."""
-        self.server._inboxes[client.id].link(None)
+        self.server._listeners[client.id](LinkChanged(None))
 
     async def deadlock(self) -> None:
         """A task of ours and one of theirs wait for each other, until one of them gives up."""

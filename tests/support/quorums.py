@@ -10,7 +10,15 @@ from typing import Any
 
 import aiolock
 from aiolock.errors import StoreError
-from aiolock.stores._member import MemberInbox, Memory, OnReply, QuorumConfig
+from aiolock.protocol import LinkChanged, Reconnected
+from aiolock.stores._member import (
+    DeliverMember,
+    MemberRegistered,
+    Memory,
+    OnReply,
+    QuorumConfig,
+    RegistrationRefused,
+)
 from aiolock.stores.memory import MemoryServer
 from aiolock.stores.quorum import MemoryMember, QuorumStore, from_members
 from aiolock.stores.quorum._memory import MemoryQuorumServer, server_of
@@ -108,10 +116,10 @@ class _Breakable(MemoryMember):
         self.late = 0.0
         """Seconds until a command reaches the server."""
 
-    async def join(self, client: str, inbox: MemberInbox, config: QuorumConfig) -> None:
+    async def join(self, client: str, deliver: DeliverMember, config: QuorumConfig) -> None:
         if not self._server.answers:
             raise StoreError(f"{self.address} cannot be reached")
-        await super().join(client, inbox, config)
+        await super().join(client, deliver, config)
         self._joined = True
 
     async def leave(self, patience: float) -> None:
@@ -124,7 +132,7 @@ class _Breakable(MemoryMember):
         if self._joined:
             assert self._client is not None
             self.quorum_server.listeners.pop(self._client, None)
-            self._inbox.link(ConnectionError("it was killed"))
+            self._deliver(LinkChanged(ConnectionError("it was killed")))
 
     def dies(self) -> None:
         self.quorum_server.listeners.pop(self._client or "", None)
@@ -133,14 +141,16 @@ class _Breakable(MemoryMember):
     def connects(self) -> None:
         if self._joined:
             assert self._client is not None
-            self.quorum_server.listeners[self._client] = self._inbox
-            self._inbox.registered(self.quorum_server.register(self._config, Memory.UNSAID))
-            self._inbox.link(None)
-            self._inbox.reconnected()
+            self.quorum_server.listeners[self._client] = self._deliver
+            self._deliver(
+                MemberRegistered(self.quorum_server.register(self._config, Memory.UNSAID))
+            )
+            self._deliver(LinkChanged(None))
+            self._deliver(Reconnected())
 
     def register(self, memory: Memory) -> None:
         if self._server.full and memory is not Memory.UNSAID:
-            self._loop.call_soon(self._inbox.not_registered, StoreError("it is full"))
+            self._loop.call_soon(self._deliver, RegistrationRefused(StoreError("it is full")))
         else:
             super().register(memory)
 

@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any, Final
 
 from aiolock.errors import StoreError
-from aiolock.store import Inbox, Queued, one_line
+from aiolock.protocol import Deliver, Queued, Reconnected
 from aiolock.stores._link_state import LinkState
 from aiolock.stores._operations import Operation, Steps, Told
 from aiolock.stores._outcomes import CarriedOut
@@ -25,6 +25,7 @@ from aiolock.stores.mysql._errors import is_misconfigured, store_error
 from aiolock.stores.mysql._listener import Listener
 from aiolock.stores.mysql._read import Read
 from aiolock.stores.mysql._settings import Settings
+from aiolock.text import one_line
 
 HEARTBEAT: Final = 10.0
 """Seconds after which a client checks whether the others still see it as alive."""
@@ -48,12 +49,12 @@ _REMOVE_AFTER: Final = 0.5
 class Session:
     """One client, from opening to closing."""
 
-    def __init__(self, settings: Settings, prefix: str, client: str, inbox: Inbox) -> None:
+    def __init__(self, settings: Settings, prefix: str, client: str, deliver: Deliver) -> None:
         self._settings = settings
-        self._inbox = inbox
+        self._deliver = deliver
         self._loop = asyncio.get_running_loop()
-        self._worker = Worker("mysql", self, inbox)
-        self._links = LinkState(inbox, is_misconfigured)
+        self._worker = Worker("mysql", self, deliver)
+        self._links = LinkState(deliver, is_misconfigured)
         self._read = Read()
         self._database = Database(
             *(settings, prefix, client, self._read),
@@ -168,7 +169,7 @@ class Session:
         """There is another connection: the client may have counted as dead."""
         self._links.up(which)
         if self._is_open:
-            self._inbox.reconnected()
+            self._deliver(Reconnected())
 
     def _check_commands(self, reason: Exception | None) -> None:
         """The listener has lost its connection: after a restart, the other is lost, too.

@@ -8,7 +8,8 @@ import re
 from collections.abc import Sequence
 from typing import Any, Final
 
-from aiolock.store import Inbox, Page
+from aiolock.protocol import Deliver, Page
+from aiolock.store import Features
 from aiolock.stores._operations import Operation, Operations, Steps
 from aiolock.stores._outcomes import refusal
 from aiolock.stores._protocols import both
@@ -30,19 +31,19 @@ class MySQLStore(Operations):
         self._client = ""
         self._resizes = itertools.count(1)
         self._session: Session | None = None
+        self.features = Features(protocols=self._protocols)
 
-    @property
-    def protocols(self) -> tuple[int, ...]:
+    def _protocols(self) -> tuple[int, ...]:
         return both(PROTOCOL, self._session.protocol if self._session is not None else PROTOCOL)
 
     def __repr__(self) -> str:
         return f"<MySQLStore {self._settings.where} prefix={self._prefix!r}>"
 
-    async def open(self, client: str, inbox: Inbox) -> None:
+    async def open(self, client: str, deliver: Deliver) -> None:
         if not _CLIENT.fullmatch(client):
             raise ValueError(f"a client is up to 48 letters, digits, _ and -, not {client!r}")
         self._client = client
-        session = Session(self._settings, self._prefix, client, inbox)
+        session = Session(self._settings, self._prefix, client, deliver)
         await session.open()
         self._session = session
 

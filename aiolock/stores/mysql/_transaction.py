@@ -10,7 +10,7 @@ import hashlib
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final, NamedTuple, TypeVar
 
-from aiolock.store import Page
+from aiolock.protocol import Page
 from aiolock.stores._codec import UNREADABLE, decode, encode, encode_push
 from aiolock.stores._holders import RESERVED
 from aiolock.stores._operations import Told

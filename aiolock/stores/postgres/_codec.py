@@ -8,15 +8,15 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
-from aiolock.store import (
+from aiolock.protocol import (
     Answer,
     Busy,
     Differs,
     Done,
+    Event,
     Form,
     Full,
     Granted,
-    Inbox,
     Late,
     Participant,
     Posted,
@@ -131,9 +131,9 @@ def push(text: str, client: str) -> tuple[str | None, Push]:
     return (name[0] if name else None), push
 
 
-def deliver(text: str, client: str, name: str, inbox: Inbox) -> None:
-    """Deliver a push that came with the answer to a question about ``name``."""
-    push(text, client)[1].deliver(name, inbox)
+def event(text: str, client: str, name: str) -> Event:
+    """The event in a push that came with the answer to a question about ``name``."""
+    return push(text, client)[1].event(name)
 
 
 CHECKED: Final = "checked"

@@ -13,24 +13,27 @@ from typing import Any, Final
 
 import psycopg
 
+from aiolock._adapters import ByMethods
 from aiolock._turns import in_parts
 from aiolock.copying import Uncopyable
 from aiolock.errors import StoreError
-from aiolock.store import (
+from aiolock.protocol import (
     BREAK_UNKNOWN,
     FEW,
     WAS_ABSENT,
     WAS_UNKNOWN,
     Answer,
+    Deliver,
     Form,
-    HandoffReport,
-    Inbox,
     Page,
     Posted,
+    Reconnected,
     Renewal,
+    ReportHandoff,
     Status,
     WaiterId,
 )
+from aiolock.store import Features
 from aiolock.stores._link_state import LinkState
 from aiolock.stores._opening import Opening
 from aiolock.stores._protocols import both
@@ -60,7 +63,7 @@ _SWEPT: Final = 100
 """Names that are checked in one sweep, and clients that are forgotten, at most."""
 
 
-class PostgresStore(Uncopyable):
+class PostgresStore(ByMethods, Uncopyable):
     """Locks in one PostgreSQL database, through two connections: commands, and pushes."""
 
     def __init__(self, settings: Settings, prefix: str) -> None:
@@ -72,21 +75,21 @@ class PostgresStore(Uncopyable):
         self._timer: asyncio.TimerHandle | None = None
         self._sweeper: asyncio.TimerHandle | None = None
         """The timer of the next sweep; there is one at most."""
+        self.features = Features(protocols=self._protocols)
 
-    @property
-    def protocols(self) -> tuple[int, ...]:
+    def _protocols(self) -> tuple[int, ...]:
         return both(PROTOCOL, PROTOCOL if self._closing else self._pipe.protocol)
 
     def __repr__(self) -> str:
         return f"<PostgresStore {self._settings.place.where} prefix={self._prefix!r}>"
 
-    async def open(self, client: str, inbox: Inbox) -> None:
+    async def open(self, client: str, deliver: Deliver) -> None:
         self._closing = False
         self._client = client
         self._me = client.encode()
-        self._inbox = inbox
+        self._deliver = deliver
         self._loop = asyncio.get_running_loop()
-        self._links = links = LinkState(inbox, is_misconfigured)
+        self._links = links = LinkState(deliver, is_misconfigured)
         self._pipe = Pipe(
             self._settings,
             on_pushes=self._on_pushes,
@@ -166,7 +169,7 @@ class PostgresStore(Uncopyable):
     def _on_pushes(self, name: str, pushes: Sequence[str]) -> None:
         for push in pushes:
             try:
-                codec.deliver(push, self._client, name, self._inbox)
+                self._deliver(codec.event(push, self._client, name))
             except Exception:
                 # It may be a push of a later version: its answer must be delivered all the same.
                 log.exception(
@@ -179,17 +182,17 @@ class PostgresStore(Uncopyable):
             raise ValueError("it speaks of no name")
         prefix, _, name = bytes.fromhex(key).decode().partition("\0")
         if prefix == self._prefix and not self._closing:
-            push.deliver(name, self._inbox)
+            self._deliver(push.event(name))
 
     def _back(self) -> None:
         """The command connection works again: ask for pushes that came with lost answers."""
         self._links.up("commands")
         if self._opened and not self._closing:
-            self._inbox.reconnected()
+            self._deliver(Reconnected())
 
     def _listens_again(self) -> None:
         self._links.up("listening")
-        self._inbox.reconnected()
+        self._deliver(Reconnected())
 
     def _beat(self) -> None:
         """Check both connections: the answer proves one, the heartbeat that arrives proves both."""
@@ -284,7 +287,7 @@ class PostgresStore(Uncopyable):
             return self._call("release", name, (*arguments, b"0"), _was)
         return self._call("release", name, arguments, _was, leaves_tombstone=True)
 
-    def report_handoff(self, passed: HandoffReport) -> asyncio.Future[int]:
+    def report_handoff(self, passed: ReportHandoff) -> asyncio.Future[int]:
         """Never called: no waiter knows which one is before it, so no client hands a lock off."""
         never: asyncio.Future[int] = self._loop.create_future()
         refused = StoreError("the PostgreSQL store supports no local hand-off")

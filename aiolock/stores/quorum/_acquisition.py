@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 from aiolock._prompt import Prompt
-from aiolock.store import CLAIM, WaiterId
+from aiolock.protocol import CLAIM, WaiterId
 from aiolock.stores._member import Answer, InQueue, VoteRequest
 from aiolock.stores.quorum._votes import Phase, VoteSet
 

@@ -9,7 +9,7 @@ from typing import Final
 
 from aiolock._prompt import Prompt
 from aiolock.errors import StoreError
-from aiolock.store import Busy, Done, Full, Granted, Participant, Queued
+from aiolock.protocol import Busy, Done, Full, Granted, Participant, Queued
 from aiolock.stores._member import DoneMarker, InQueue, NotVoting, QueueIsFull
 from aiolock.stores.quorum._acquisition import QuorumAcquisition, lease_until
 from aiolock.stores.quorum._connection import MemberConnection

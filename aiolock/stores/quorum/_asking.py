@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any, Final
 
 from aiolock.errors import StoreError
-from aiolock.store import PRIORITY, WaiterId
+from aiolock.protocol import PRIORITY, WaiterId
 from aiolock.stores._member import (
     OUTSIDE,
     Answer,

@@ -16,17 +16,21 @@ from typing import Final
 
 from aiolock._prompt import Prompt
 from aiolock.errors import StoreError
-from aiolock.store import (
+from aiolock.protocol import (
     PRIORITY,
     WAS_ABSENT,
     WAS_HOLDER,
     WAS_QUEUED,
+    AskAgain,
     Busy,
+    Deliver,
     Done,
     Form,
     Full,
-    Inbox,
+    GrantLost,
+    LeaseShortened,
     Queued,
+    ReleaseRequested,
     WaiterId,
 )
 from aiolock.stores._member import LOST, OUTSIDE, UNBOUNDED, OnReply, QueueIsFull, VoteRequest
@@ -50,8 +54,8 @@ _FEW: Final = 2
 class Candidates(Handing):
     """The open acquisitions, of all names."""
 
-    def __init__(self, membership: Membership, inbox: Inbox) -> None:
-        super().__init__(membership, inbox)
+    def __init__(self, membership: Membership, deliver: Deliver) -> None:
+        super().__init__(membership, deliver)
         self._last_tickets: dict[int, int] = {}
         """The last ticket for each priority."""
         self._patience = Patience(membership)
@@ -203,14 +207,16 @@ class Candidates(Handing):
     def closed(self, name: str) -> None:
         """A member gives no votes for a while: the first waiter asks for how long."""
         if name in self._queues:
-            self._inbox.done(name)
+            self._deliver(AskAgain(name))
 
     def requested(self, waiter: WaiterId) -> None:
         """A client asks this waiter to release the lock; several members push that."""
         acquisition = self.acquisitions.get(waiter)
         if acquisition is not None and acquisition.inside:
-            self._inbox.requested(
-                acquisition.request.name, acquisition.holder, acquisition.vote_set.fence
+            self._deliver(
+                ReleaseRequested(
+                    acquisition.request.name, acquisition.holder, acquisition.vote_set.fence
+                )
             )
 
     # Members in reach
@@ -278,11 +284,11 @@ class Candidates(Handing):
         if deadline is None:
             # The remaining votes are no majority, and no later vote replaces one that was counted.
             self._abandon(acquisition, entered=True)
-            self._inbox.lost(name, waiter, fence, reason)
+            self._deliver(GrantLost(name, waiter, fence, reason))
         else:
             # Now, and not at that deadline: a timer may fire late, if the loop is blocked.
             acquisition.promised = deadline
-            self._inbox.shortened(name, waiter, fence, deadline)
+            self._deliver(LeaseShortened(name, waiter, fence, deadline))
 
     def _enter(self, acquisition: QuorumAcquisition, fence: int) -> None:
         """The waiter has entered: report that by the answer that is due, or by a push."""
@@ -302,7 +308,9 @@ class Candidates(Handing):
         if not acquisition.is_waited_for:
             once = acquisition.request.form.once
             if once and isinstance(denied(acquisition, self._connections), Done):
-                self._inbox.done(acquisition.request.name)  # the client asks, and gets the answer
+                self._deliver(
+                    AskAgain(acquisition.request.name)
+                )  # the client asks, and gets the answer
             return
         if acquisition.inside:
             deadline = acquisition.vote_set.deadline or 0.0

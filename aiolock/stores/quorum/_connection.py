@@ -10,8 +10,31 @@ from collections.abc import Callable
 from typing import Final, Protocol
 
 from aiolock.errors import QuorumMismatch, StoreError
-from aiolock.store import Form, WaiterId
-from aiolock.stores._member import Member, Memory, QuorumConfig, Registered, Unfit
+from aiolock.protocol import (
+    AskAgain,
+    Form,
+    GrantLost,
+    GrantPushed,
+    GrantUnconfirmed,
+    Heartbeat,
+    LeaseShortened,
+    LinkChanged,
+    OrderUnknown,
+    Reconnected,
+    ReleaseRequested,
+    WaiterId,
+)
+from aiolock.stores._member import (
+    Member,
+    MemberEvent,
+    MemberRegistered,
+    Memory,
+    QuorumConfig,
+    Registered,
+    RegistrationRefused,
+    Unfit,
+    VoteInquired,
+)
 
 log = logging.getLogger("aiolock")
 
@@ -69,7 +92,7 @@ class Host(Protocol):
 
 
 class MemberConnection:
-    """One member, and its `MemberInbox`."""
+    """One member, and what its events mean."""
 
     def __init__(self, number: int, member: Member, host: Host, time: Callable[[], float]) -> None:
         self.number = number
@@ -134,7 +157,7 @@ class MemberConnection:
         # Ends by the flag, too: cancellation alone can get lost in a driver (cpython gh-86296).
         while not self._closed:
             try:
-                await self.member.join(client, self, config)
+                await self.member.join(client, self.deliver, config)
             except StoreError as error:
                 self.tried, self.error = True, error
                 if isinstance(error, QuorumMismatch | Unfit):
@@ -203,8 +226,7 @@ class MemberConnection:
 
     # Registration
 
-    def registered(self, registered: Registered) -> None:
-        """See `MemberInbox`."""
+    def _registered(self, registered: Registered) -> None:
         self._enrolling = False
         self.unknown = registered.left < 0
         if registered.left > 0:
@@ -222,8 +244,7 @@ class MemberConnection:
             self._enrol_pause, self.refusal = _FIRST_PAUSE, None
         self._host.registered(self, registered)
 
-    def not_registered(self, error: Exception) -> None:
-        """See `MemberInbox`."""
+    def _not_registered(self, error: Exception) -> None:
         self._enrolling = False
         if self._closed:
             return
@@ -284,56 +305,43 @@ class MemberConnection:
         if self._enrol_again is None:
             self.register(Memory.UNSAID)
 
-    # Pushes
+    # Events
 
-    def granted(  # noqa: PLR0917  # see `Inbox`
-        self, name: str, waiter: WaiterId, form: Form, fence: int, lease: int, now: int
-    ) -> None:
-        """See `MemberInbox`."""
-        if self._host.knows(waiter):
-            self._host.granted(self.number, waiter, fence, lease, now)
-        else:
-            self._host.foreign(self.number, name, waiter, form)
+    def deliver(self, event: MemberEvent) -> None:  # noqa: C901  # one case for each kind
+        """Process an event of the member.
 
-    def inquired(self, name: str, waiter: WaiterId, number: int) -> None:
-        """See `MemberInbox`."""
-        self._host.inquired(self.number, waiter, number)
+        It shortens no lease and confirms no grant by replicas, and no answer has a `before`. A
+        heartbeat is of no use here: no question is asked instead.
+        """
+        match event:
+            case GrantPushed(name, waiter, form, number, lease, now):
+                if self._host.knows(waiter):
+                    self._host.granted(self.number, waiter, number, lease, now)
+                else:
+                    self._host.foreign(self.number, name, waiter, form)
+            case VoteInquired(_, waiter, number):
+                self._host.inquired(self.number, waiter, number)
+            case GrantLost(name, waiter, number, reason):
+                self._host.vote_lost(self.number, name, waiter, number, reason)
+            case AskAgain(name):
+                self._host.closed(name)
+            case ReleaseRequested(_, waiter):
+                self._host.requested(waiter)
+            case Reconnected():
+                self._host.ask_there(self.number)
+            case LinkChanged(error):
+                self._link_changed(error)
+            case MemberRegistered(registered):
+                self._registered(registered)
+            case RegistrationRefused(error):
+                self._not_registered(error)
+            case LeaseShortened() | GrantUnconfirmed() | OrderUnknown() | Heartbeat():
+                pass
 
-    def lost(self, name: str, waiter: WaiterId, fence: int, reason: str) -> None:
-        """See `Inbox`."""
-        self._host.vote_lost(self.number, name, waiter, fence, reason)
-
-    def shortened(self, name: str, waiter: WaiterId, fence: int, until: float) -> None:
-        """Never pushed by a member: its votes last as long as it has promised."""
-
-    def done(self, name: str) -> None:
-        """See `Inbox`."""
-        self._host.closed(name)
-
-    def requested(self, name: str, waiter: WaiterId, fence: int) -> None:
-        """See `Inbox`."""
-        self._host.requested(waiter)
-
-    def order_unknown(self, name: str, waiter: WaiterId) -> None:
-        """Never pushed by a member: no answer has a `before`."""
-
-    def unconfirmed(
-        self, name: str, waiter: WaiterId, form: Form, fence: int, error: Exception
-    ) -> None:
-        """Never pushed by a member: it does not wait for replicas."""
-
-    def reconnected(self) -> None:
-        """See `Inbox`."""
-        self._host.ask_there(self.number)
-
-    def link(self, error: Exception | None) -> None:
-        """See `Inbox`."""
+    def _link_changed(self, error: Exception | None) -> None:
         before, self.error = self.error, error
         if isinstance(error, QuorumMismatch | Unfit) and str(error) != str(before):
             log.error("aiolock: %s", error)
         if (error is not None) != self._down:
             self._down = error is not None
             self._host.reach_changed(self)
-
-    def beat(self) -> None:
-        """Ignored: no question is asked instead."""

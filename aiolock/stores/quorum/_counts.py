@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from aiolock._prompt import Prompt
-from aiolock.store import WAS_ABSENT, WAS_HOLDER, WAS_UNKNOWN
+from aiolock.protocol import WAS_ABSENT, WAS_HOLDER, WAS_UNKNOWN
 from aiolock.stores.quorum._acquisition import QuorumAcquisition
 
 Concluded = Callable[[bool | None], None]

@@ -27,7 +27,17 @@ from dataclasses import replace
 from functools import partial
 from typing import Final
 
-from aiolock.store import WAS_HOLDER, Form, Granted, Inbox, Participant, Queued, Status, WaiterId
+from aiolock.protocol import (
+    WAS_HOLDER,
+    Deliver,
+    Form,
+    Granted,
+    GrantPushed,
+    Participant,
+    Queued,
+    Status,
+    WaiterId,
+)
 from aiolock.stores._member import GONE, SHARED
 from aiolock.stores.quorum._acquisition import NameQueue, QuorumAcquisition, lasts, lease_until
 from aiolock.stores.quorum._answers import ASK_AGAIN
@@ -53,9 +63,9 @@ _MARGIN: Final = 4
 class Handing(Marking):
     """The acquisitions of one client, among which it may hand locks off."""
 
-    def __init__(self, membership: Membership, inbox: Inbox) -> None:
+    def __init__(self, membership: Membership, deliver: Deliver) -> None:
         super().__init__(membership)
-        self._inbox = inbox
+        self._deliver = deliver
         self._runs: dict[WaiterId, QuorumAcquisition] = {}
         """The holders after a hand-off, each with the acquisition whose votes it has; and waiters
         that have come back, each with the acquisition that has another number at the members."""
@@ -270,7 +280,7 @@ class Handing(Marking):
         # Two µs earlier, for rounding: it must not seem to last longer.
         when = max(int(since * 1e6) - 2, int(called * 1e6))
         request = acquisition.request
-        self._inbox.granted(request.name, waiter, request.form, fence, lease, when)
+        self._deliver(GrantPushed(request.name, waiter, request.form, fence, lease, when))
 
     def _repeated_answer(self, acquisition: QuorumAcquisition, ttl: int) -> Granted:
         """The answer to a waiter that asks after the lock was handed off to it: it has the lock."""

@@ -43,7 +43,7 @@ from functools import partial
 from typing import Any, Final
 
 from aiolock.errors import StoreError
-from aiolock.store import WAS_ABSENT, WAS_HOLDER, Form, WaiterId
+from aiolock.protocol import WAS_ABSENT, WAS_HOLDER, Form, WaiterId
 from aiolock.stores._member import OUTSIDE, UNBOUNDED, DoneMarker, DoneRecord, VoteRequest
 from aiolock.stores.quorum._acquisition import JUST_AFTER, QuorumAcquisition
 from aiolock.stores.quorum._asking import SOON, Asking

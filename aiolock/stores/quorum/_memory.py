@@ -15,13 +15,15 @@ from weakref import WeakKeyDictionary
 
 from aiolock._turns import in_parts
 from aiolock.errors import QuorumMismatch, StoreError
-from aiolock.store import PRIORITY, Form, Participant, Status, WaiterId
+from aiolock.protocol import PRIORITY, Form, Participant, Status, WaiterId
 from aiolock.stores._member import (
-    MemberInbox,
+    DeliverMember,
+    MemberRegistered,
     Memory,
     OnReply,
     QuorumConfig,
     Registered,
+    RegistrationRefused,
     VoteRequest,
 )
 from aiolock.stores.memory import MemoryServer, server_finder
@@ -43,7 +45,7 @@ class MemoryQuorumServer:
         self.began: int | None = None
         """The start of the server, in ms; None if unknown."""
         self.states: dict[str, QuorumServerState] = {}
-        self.listeners: dict[str, MemberInbox] = {}
+        self.listeners: dict[str, DeliverMember] = {}
         self.config: QuorumConfig | None = None
         self._votes_from = 0
         self._its_run = ""
@@ -125,9 +127,9 @@ class MemoryQuorumServer:
         answer = operation(step)
         loop = asyncio.get_running_loop()
         for push in step.pushes:
-            inbox = self.listeners.get(push.waiter.client)
-            if inbox is not None:
-                loop.call_soon(push.deliver, name, inbox)
+            deliver = self.listeners.get(push.waiter.client)
+            if deliver is not None:
+                loop.call_soon(deliver, push.event(name))
         return answer
 
     def status(self, name: str, *, waiting: bool) -> Generator[int, None, Status]:
@@ -209,12 +211,12 @@ class MemoryMember:
         self._client: str | None = None
         self._reading = set[asyncio.Task[Status]]()
 
-    async def join(self, client: str, inbox: MemberInbox, config: QuorumConfig) -> None:
+    async def join(self, client: str, deliver: DeliverMember, config: QuorumConfig) -> None:
         self.quorum_server = server_of(self._find())
-        self._client, self._config, self._inbox = client, config, inbox
+        self._client, self._config, self._deliver = client, config, deliver
         self._loop = asyncio.get_running_loop()
-        inbox.registered(self.quorum_server.register(config, Memory.UNSAID))
-        self.quorum_server.listeners[client] = inbox
+        deliver(MemberRegistered(self.quorum_server.register(config, Memory.UNSAID)))
+        self.quorum_server.listeners[client] = deliver
 
     async def leave(self, patience: float) -> None:
         if self._client is not None:
@@ -231,9 +233,9 @@ class MemoryMember:
     def register(self, memory: Memory) -> None:
         def registered(answer: Any, error: Exception | None) -> None:
             if error is None:
-                self._inbox.registered(answer)
+                self._deliver(MemberRegistered(answer))
             else:
-                self._inbox.not_registered(error)
+                self._deliver(RegistrationRefused(error))
 
         self._start(lambda: self.quorum_server.register(self._config, memory), registered)
 

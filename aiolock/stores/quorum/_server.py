@@ -28,7 +28,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from aiolock.store import PRIORITY, WAS_ABSENT, WAS_HOLDER, WAS_QUEUED, WAS_UNKNOWN, Form, WaiterId
+from aiolock.protocol import (
+    PRIORITY,
+    WAS_ABSENT,
+    WAS_HOLDER,
+    WAS_QUEUED,
+    WAS_UNKNOWN,
+    Form,
+    WaiterId,
+)
 from aiolock.stores._member import (
     ALONE,
     GONE,
@@ -41,11 +49,12 @@ from aiolock.stores._member import (
     DoneRecord,
     InQueue,
     Kept,
-    MemberInbox,
+    MemberEvent,
     NotVoting,
     QueueIsFull,
     Refused,
     Voted,
+    VoteInquired,
     VoteRequest,
 )
 from aiolock.stores.machine import (
@@ -71,13 +80,13 @@ COUNTED: Final = 31_536_000_000
 
 
 class PushInquired(NamedTuple):
-    """See `MemberInbox.inquired`."""
+    """See `VoteInquired`."""
 
     waiter: WaiterId
     number: int
 
-    def deliver(self, name: str, inbox: MemberInbox) -> None:
-        inbox.inquired(name, self.waiter, self.number)
+    def event(self, name: str) -> MemberEvent:
+        return VoteInquired(name, self.waiter, self.number)
 
 
 Push = PushGranted | PushLost | PushRequested | PushDone | PushInquired

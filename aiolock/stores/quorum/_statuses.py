@@ -9,7 +9,7 @@ from operator import attrgetter
 from typing import Final
 
 from aiolock._turns import at_once
-from aiolock.store import Participant, Status, WaiterId
+from aiolock.protocol import Participant, Status, WaiterId
 
 
 def merged(name: str, said: Mapping[int, Status], size: int, now: float) -> Status:

@@ -13,24 +13,27 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
+from aiolock._adapters import ByMethods
 from aiolock._turns import in_parts, turns
 from aiolock.copying import Uncopyable
 from aiolock.errors import StoreError, Unsupported
-from aiolock.store import (
+from aiolock.protocol import (
     BREAK_UNKNOWN,
     FEW,
     Answer,
+    Deliver,
     Form,
-    HandoffReport,
-    Inbox,
+    LinkChanged,
     Page,
     Posted,
+    Reconnected,
     Renewal,
+    ReportHandoff,
     Rule,
-    ServerStatus,
     Status,
     WaiterId,
 )
+from aiolock.store import Features, ServerStatus
 from aiolock.stores._member import Kept, Member, OnReply, QuorumConfig, Registered
 from aiolock.stores._opening import Opening
 from aiolock.stores.quorum._candidates import Candidates
@@ -38,16 +41,9 @@ from aiolock.stores.quorum._connection import MemberConnection
 from aiolock.stores.quorum._membership import Membership
 from aiolock.stores.quorum._statuses import merging, numbered
 
-OFFERS: Final = frozenset({"lock", "rwlock", "once", "election", "periodic"})
-"""The kinds that a majority can decide."""
 _NOT_COUNTED: Final = (
     "what different servers count does not add up, where each knows of some only: use one server"
 )
-_WHY_NOT: Final = {
-    "latch": _NOT_COUNTED,
-    "event": _NOT_COUNTED,
-    "barrier": _NOT_COUNTED,
-}
 _RENEWAL_TIMEOUT: Final = 1.0
 """Seconds for the members to answer a renewal; after that its outcome is unknown."""
 _NO_DOWNGRADE: Final = (
@@ -62,13 +58,15 @@ _A_MOMENT: Final = 1_000
 """Milliseconds: a value that ends sooner than this is not written back."""
 
 
-class QuorumStore(Uncopyable):
+class QuorumStore(ByMethods, Uncopyable):
     """Locks on several servers: a waiter with the votes of a majority holds the lock."""
 
     def __init__(self, members: Sequence[Member], longest_ttl: float, *, durable: bool) -> None:
         self.members = members
         self._size = len(members)
-        self._longest_ttl = longest_ttl
+        self.features = Features(
+            missing=self._missing(), longest_ttl=longest_ttl, servers=self._servers
+        )
         addresses = tuple(sorted(member.address for member in members))
         self.config = QuorumConfig(addresses, round(longest_ttl * 1000), durable)
         self._membership: Membership | None = None
@@ -78,28 +76,20 @@ class QuorumStore(Uncopyable):
     def __repr__(self) -> str:
         return f"<QuorumStore of {', '.join(member.address for member in self.members)}>"
 
-    @property
-    def longest_ttl(self) -> float:
-        """See `Limited`."""
-        return self._longest_ttl
-
-    @property
-    def offers(self) -> frozenset[str]:
-        """See `Limited`."""
-        return OFFERS
-
-    def why_not(self, kind: str) -> str:
-        """See `Limited`."""
-        if kind == "semaphore":
-            n, most = self._size, self._size // 2 + 1
-            return (
+    def _missing(self) -> dict[str, str]:
+        """The kinds that a majority cannot decide, and why: see `Features.missing`."""
+        n, most = self._size, self._size // 2 + 1
+        return {
+            "latch": _NOT_COUNTED,
+            "event": _NOT_COUNTED,
+            "barrier": _NOT_COUNTED,
+            "semaphore": (
                 f"of {n} servers, 3 holders of 2 permits may each have a majority, which is {most}:"
                 " use one server, or locks"
-            )
-        return _WHY_NOT.get(kind, "it is not offered on several servers yet: use one server")
+            ),
+        }
 
-    def servers(self) -> list[ServerStatus]:
-        """See `Several`."""
+    def _servers(self) -> list[ServerStatus]:
         if self._membership is None:
             return [ServerStatus(member.address, "out") for member in self.members]
         acquisitions = list(self._candidates.acquisitions.values())
@@ -107,12 +97,12 @@ class QuorumStore(Uncopyable):
             lambda server: sum(each.vote_set.votes[server] is not None for each in acquisitions)
         )
 
-    async def open(self, client: str, inbox: Inbox) -> None:
+    async def open(self, client: str, deliver: Deliver) -> None:
         self._loop = asyncio.get_running_loop()
-        self._inbox = inbox
+        self._deliver = deliver
         self._able = False
         membership = Membership(self.members, self.config, self)
-        self._candidates = Candidates(membership, inbox)
+        self._candidates = Candidates(membership, deliver)
         self._membership = membership
         await self._opening.run(self._open(membership, client), self.aclose)
 
@@ -164,10 +154,10 @@ class QuorumStore(Uncopyable):
         self._able = able
         self.voting_changed()
         if before and not able:
-            self._inbox.link(membership.too_few())
+            self._deliver(LinkChanged(membership.too_few()))
         elif able and not before:
-            self._inbox.link(None)
-            self._inbox.reconnected()
+            self._deliver(LinkChanged(None))
+            self._deliver(Reconnected())
         elif connection.in_reach:
             self._candidates.ask_there(connection.number)
         elif able:
@@ -427,7 +417,7 @@ class QuorumStore(Uncopyable):
 
     # Operations that are not offered
 
-    def report_handoff(self, passed: HandoffReport) -> asyncio.Future[int]:
+    def report_handoff(self, passed: ReportHandoff) -> asyncio.Future[int]:
         """Never called: no answer has a `before`. Local hand-offs are made in `_handing`."""
         return self._unsupported()
 

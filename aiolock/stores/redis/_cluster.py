@@ -9,25 +9,39 @@ is too much traffic, pushes can go by another channel: see `_sharded`.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Hashable, Iterator, Sequence
+from collections.abc import Coroutine, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, Final, TypeVar
 
+from aiolock._adapters import ByMethods
 from aiolock._turns import turns
-from aiolock.store import (
+from aiolock.protocol import (
     WAS_ABSENT,
+    Acquire,
     Answer,
+    Break,
     Busy,
+    Downgrade,
+    Finish,
     Form,
-    HandoffReport,
     Page,
     Participant,
+    Post,
     Posted,
+    ReadPage,
+    ReadPosted,
+    ReadStatus,
+    Release,
+    Renew,
     Renewal,
+    ReportHandoff,
+    RequestRelease,
+    Resize,
     Status,
     WaiterId,
 )
+from aiolock.store import Features
 from aiolock.stores.redis._codec import RESERVED
 from aiolock.stores.redis._masters import Masters
 from aiolock.stores.redis._pending import copied
@@ -46,16 +60,18 @@ _RESTARTS: Final = 3
 """How often a snapshot begins anew because slots have moved."""
 
 
-class ClusterStore(Masters):
+class ClusterStore(ByMethods, Masters):
     """Locks on all masters of a Redis Cluster, through two connections to each that is used."""
 
     def __init__(self, seeds: Seeds, prefix: str) -> None:
         super().__init__(seeds, prefix)
+        # By slot: renewals of two slots must not wait for each other, even at one master. One of
+        # the slots may move to another master meanwhile, and its answer be missing.
+        self.features = Features(shard_of=slot_of, protocols=self._protocols)
         self._said: dict[str, bytes] = {}
         """The metadata of clients, by their ids."""
 
-    @property
-    def protocols(self) -> tuple[int, ...]:
+    def _protocols(self) -> tuple[int, ...]:
         return PROTOCOL, *self.others
 
     @property
@@ -79,8 +95,8 @@ class ClusterStore(Masters):
     ) -> asyncio.Future[Answer]:
         answer = self._at(
             slot_of(name),
-            lambda node: node.acquire(
-                name, waiter, form, ttl, ticket=ticket, wait=wait, max_waiters=max_waiters
+            lambda node: node.submit(
+                Acquire(name, waiter, form, ttl, ticket=ticket, wait=wait, max_waiters=max_waiters)
             ),
             must_run=False,
             first=None if ticket else waiter,
@@ -120,32 +136,29 @@ class ClusterStore(Masters):
                 return nothing
         return self._at(
             slot_of(name),
-            lambda node: node.release(name, waiter, form, fence, entered=entered, lost=lost),
+            lambda node: node.submit(
+                Release(name, waiter, form, fence, entered=entered, lost=lost)
+            ),
         )
 
-    def report_handoff(self, passed: HandoffReport) -> asyncio.Future[int]:
-        return self._at(slot_of(passed.name), lambda node: node.report_handoff(passed))
+    def report_handoff(self, passed: ReportHandoff) -> asyncio.Future[int]:
+        return self._at(slot_of(passed.name), lambda node: node.submit(passed))
 
     def renew(self, renewals: Sequence[Renewal]) -> asyncio.Future[list[bool | None]]:
         def renewed(renewal: Renewal) -> asyncio.Future[list[bool | None]]:
-            return self._at(slot_of(renewal.name), lambda node: node.renew([renewal]))
+            return self._at(slot_of(renewal.name), lambda node: node.submit(Renew([renewal])))
 
         if len(renewals) == 1:
             return renewed(renewals[0])
         return asyncio.ensure_future(together([renewed(each) for each in renewals]))
 
-    def shard_of(self, name: str) -> Hashable:
-        """The slot: renewals of two slots must not wait for each other, even at one master.
-
-        One of the slots may move to another master meanwhile, and its answer be missing.
-        """
-        return slot_of(name)
-
     def status(self, name: str, *, waiters: bool = True) -> asyncio.Future[Status]:
         return asyncio.ensure_future(self._status(name, waiters=waiters))
 
     async def _status(self, name: str, *, waiters: bool) -> Status:
-        found = await self._at(slot_of(name), lambda node: node.status(name, waiters=waiters))
+        found = await self._at(
+            slot_of(name), lambda node: node.submit(ReadStatus(name, waiters=waiters))
+        )
         return await self._with_names(found)
 
     async def _with_names(self, found: Status) -> Status:
@@ -205,7 +218,7 @@ class ClusterStore(Masters):
         if number >= len(masters):  # there were more masters before
             return Page((), "")
         slot = min(topology.slots_of(masters[number]))
-        page = await self._at(slot, lambda node: node.snapshot(at))
+        page = await self._at(slot, lambda node: node.submit(ReadPage(at)))
         await self._load_metadata([each for status in page.statuses for each in _parties(status)])
         statuses = [await self._with_names(status) for status in page.statuses]
         number += not page.more
@@ -220,33 +233,37 @@ class ClusterStore(Masters):
         self, name: str, waiter: WaiterId, form: Form, fence: int, remember: int
     ) -> asyncio.Future[int]:
         return self._at(
-            slot_of(name), lambda node: node.finish(name, waiter, form, fence, remember)
+            slot_of(name), lambda node: node.submit(Finish(name, waiter, form, fence, remember))
         )
 
     def request(self, name: str) -> asyncio.Future[int]:
-        return self._at(slot_of(name), lambda node: node.request(name))
+        return self._at(slot_of(name), lambda node: node.submit(RequestRelease(name)))
 
     def downgrade(self, name: str, waiter: WaiterId, form: Form, fence: int) -> asyncio.Future[int]:
-        return self._at(slot_of(name), lambda node: node.downgrade(name, waiter, form, fence))
+        return self._at(
+            slot_of(name), lambda node: node.submit(Downgrade(name, waiter, form, fence))
+        )
 
     def resize(self, name: str, declared: int, limit: int, remember: int) -> asyncio.Future[int]:
-        return self._at(slot_of(name), lambda node: node.resize(name, declared, limit, remember))
+        return self._at(
+            slot_of(name), lambda node: node.submit(Resize(name, declared, limit, remember))
+        )
 
     def post(
         self, name: str, count: int, *, token: str, declared: int, value: str, remember: int
     ) -> asyncio.Future[int]:
         return self._at(
             slot_of(name),
-            lambda node: node.post(
-                name, count, token=token, declared=declared, value=value, remember=remember
+            lambda node: node.submit(
+                Post(name, count, token=token, declared=declared, value=value, remember=remember)
             ),
         )
 
     def read(self, name: str) -> asyncio.Future[Posted]:
-        return self._at(slot_of(name), lambda node: node.read(name))
+        return self._at(slot_of(name), lambda node: node.submit(ReadPosted(name)))
 
     def break_(self, name: str, fences: Sequence[int]) -> asyncio.Future[int]:
-        return self._at(slot_of(name), lambda node: node.break_(name, fences))
+        return self._at(slot_of(name), lambda node: node.submit(Break(name, fences)))
 
 
 def _parties(status: Status) -> Iterator[Participant]:

@@ -20,7 +20,7 @@ import re
 from functools import lru_cache
 from typing import Final
 
-from aiolock.store import Form, Rule, WaiterId
+from aiolock.protocol import Form, Rule, WaiterId
 
 RESERVED: Final = "-"
 """The client of a lock that stays closed: its grant ends like any other, but has no owner."""

@@ -15,7 +15,7 @@ from typing import Any, Final
 from redis.exceptions import InvalidResponse
 
 from aiolock._prompt import Prompt
-from aiolock.store import Queued
+from aiolock.protocol import Queued
 from aiolock.stores.redis._codec import waiter_of
 from aiolock.stores.redis._command import Called, Command
 from aiolock.stores.redis._errors import Refusal, code_of, did_nothing

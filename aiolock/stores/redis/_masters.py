@@ -13,7 +13,7 @@ import anyio
 
 from aiolock.copying import Uncopyable
 from aiolock.errors import StoreError
-from aiolock.store import Inbox
+from aiolock.protocol import AskAgain, Deliver, Reconnected
 from aiolock.stores._link_state import LinkState
 from aiolock.stores._opening import Opening
 from aiolock.stores.redis._command import Command
@@ -57,11 +57,11 @@ class Masters(Uncopyable, Routing):
 
     # Opening and closing
 
-    async def open(self, client: str, inbox: Inbox) -> None:
+    async def open(self, client: str, deliver: Deliver) -> None:
         self._closing = False
         self._client = client
-        self._inbox = inbox
-        self._links = LinkState(inbox)
+        self._deliver = deliver
+        self._links = LinkState(deliver)
         self._loop = asyncio.get_running_loop()
         self._deduplicator = PushDeduplicator(self._loop.time)
         self._tags = Tags()
@@ -98,7 +98,7 @@ class Masters(Uncopyable, Routing):
         failure: StoreError | None = None
         for node in [home, *others] if home else others:
             try:
-                await node.open_now(self._client, self._inbox)
+                await node.open_now(self._client, self._deliver)
             except StoreError as error:
                 if isinstance(error.__cause__, MismatchError):
                     raise  # another master may not know of it yet, but will
@@ -108,7 +108,7 @@ class Masters(Uncopyable, Routing):
         else:
             raise failure or StoreError("a cluster without a master")
         if home is not None:
-            home.dial(self._client, self._inbox)
+            home.dial(self._client, self._deliver)
 
     async def aclose(self) -> None:
         if self._opening.under_way:
@@ -176,7 +176,7 @@ class Masters(Uncopyable, Routing):
             new.inherit()
             if old.ready:
                 new.takes_over = True
-                new.dial(self._client, self._inbox)
+                new.dial(self._client, self._deliver)
             self._hand_on(old, slots)
         now = self._loop.time()
         masters = {*owners}
@@ -214,7 +214,7 @@ class Masters(Uncopyable, Routing):
         self._leaving.add(leaving)
         leaving.add_done_callback(self._leaving.discard)
         if served:
-            self._inbox.reconnected()
+            self._deliver(Reconnected())
 
     # Events of the nodes (see `Neighbours`)
 
@@ -245,13 +245,13 @@ class Masters(Uncopyable, Routing):
     def _ask_anew(self, key: str) -> None:
         """Some of this name's keys were at another node in the middle of a script."""
         if not self._closing:
-            self._inbox.done(self._names.name(key))
+            self._deliver(AskAgain(self._names.name(key)))
 
     def is_ready(self, node: Node) -> None:
         self._links.up(str(node.address))
         if node.takes_over:
             node.takes_over = False
-            self._inbox.reconnected()  # until now we did not listen there, and counted as dead
+            self._deliver(Reconnected())  # until now we did not listen there, and counted as dead
 
     def waits(self) -> None:
         if not self._waits:
@@ -261,7 +261,7 @@ class Masters(Uncopyable, Routing):
     def _dial_all(self) -> None:
         """Dial all: a slot may move to any of them, and we count as dead where we do not listen."""
         for node in self._topology.masters:
-            node.dial(self._client, self._inbox)
+            node.dial(self._client, self._deliver)
 
     def slots_of(self, node: Node) -> frozenset[int]:
         return self._topology.slots_of(node)

@@ -9,14 +9,17 @@ from typing import Any, Final
 from redis.asyncio.connection import ConnectionPool
 
 from aiolock.errors import QuorumMismatch, StoreError
-from aiolock.store import WAS_ABSENT, Status, WaiterId
+from aiolock.protocol import WAS_ABSENT, Deliver, ReleaseRequested, Status, WaiterId
 from aiolock.stores._member import (
     UNBOUNDED,
-    MemberInbox,
+    DeliverMember,
+    MemberRegistered,
     Memory,
     OnReply,
     QuorumConfig,
+    RegistrationRefused,
     Unfit,
+    VoteInquired,
     VoteRequest,
 )
 from aiolock.stores.redis import _scripts as scripts
@@ -41,19 +44,17 @@ _REMEMBERED: Final = 600_000
 class _MemberSubscription(Subscription):
     """A subscription to which votes are pushed."""
 
-    _inbox: MemberInbox
-
     def _read(self, push: str) -> Any:
         kind = push[:2]
         if kind == "i ":
             waiter, number, key = push[2:].split(" ", 2)
             name, who = self._names.name(key), waiter_of(waiter)
-            return partial(self._inbox.inquired, name, who, int(number))
+            return VoteInquired(name, who, int(number))
         if kind == "r ":
             text, key = push[2:].split(" ", 1)
             vote = VoteText.read(text)
             name, who = self._names.name(key), waiter_of(vote.waiter)
-            return partial(self._inbox.requested, name, who, vote.number)
+            return ReleaseRequested(name, who, vote.number)
         return super()._read(push)
 
 
@@ -61,7 +62,7 @@ class RedisMember(Session):
     """A server that votes, through two connections: see `Member`."""
 
     kind = "Redis"
-    _inbox: MemberInbox
+    _deliver: Deliver
     _probe_script = voting.ENROL
 
     def __init__(self, pool: ConnectionPool, prefix: str) -> None:
@@ -96,11 +97,12 @@ class RedisMember(Session):
         """The arguments that are the same for each release of a vote of this name."""
         return self._names.three(name) + self._channels + bulk(upto) + bulk(int(simple))
 
-    async def join(self, client: str, inbox: MemberInbox, config: QuorumConfig) -> None:
+    async def join(self, client: str, deliver: DeliverMember, config: QuorumConfig) -> None:
         self._config = config
         self._patience = 0.0
         self._admitted = self._was_admitted
-        await self.open(client, inbox)
+        self._deliver_member = deliver
+        await self.open(client, deliver)
 
     async def leave(self, patience: float) -> None:
         self._patience = patience
@@ -126,14 +128,14 @@ class RedisMember(Session):
         return len(values), b"".join(map(bulk, values))
 
     def _was_admitted(self, said: Admitted) -> None:
-        self._inbox.registered(said.registered)
+        self._deliver_member(MemberRegistered(said.registered))
 
     def register(self, memory: Memory) -> None:
         def registered(said: Any, error: Exception | None) -> None:
             if error is None:
                 self._was_admitted(said)
             else:
-                self._inbox.not_registered(self.named(error))
+                self._deliver_member(RegistrationRefused(self.named(error)))
 
         self._call(voting.ENROL, *self._registration(memory), registered)
 
@@ -198,7 +200,7 @@ class RedisMember(Session):
 
     def _make_subscription(self) -> Subscription:
         return _MemberSubscription(
-            *(self._pool, self._names, self._client, self._inbox, self._links),
+            *(self._pool, self._names, self._client, self._deliver, self._links),
             again=self._ask_whether_counted,
         )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Container
+from collections.abc import Container
 from dataclasses import dataclass
 from functools import partial
 from typing import Final, Protocol
@@ -12,7 +12,12 @@ from typing import Final, Protocol
 import anyio
 from redis.asyncio.connection import ConnectionPool
 
-from aiolock.store import Form, Inbox, WaiterId
+from aiolock.protocol import (
+    Deliver,
+    Event,
+    Heartbeat,
+    LinkChanged,
+)
 from aiolock.stores.redis._command import Command
 from aiolock.stores.redis._errors import Refusal
 from aiolock.stores.redis._pending import PendingOperation
@@ -59,57 +64,6 @@ class Neighbours(Protocol):
         ...
 
 
-class NodeInbox:
-    """The client's inbox, for the pushes of one node."""
-
-    def __init__(self, inbox: Inbox, link: Callable[[Exception | None], None]) -> None:
-        self._inbox = inbox
-        self._link = link
-
-    def link(self, error: Exception | None) -> None:
-        """The state of the link to this node, which is one of several."""
-        self._link(error)
-
-    def granted(  # noqa: PLR0917  # see `Inbox`
-        self, name: str, waiter: WaiterId, form: Form, fence: int, lease: int, now: int
-    ) -> None:
-        """As the inbox's."""
-        self._inbox.granted(name, waiter, form, fence, lease, now)
-
-    def lost(self, name: str, waiter: WaiterId, fence: int, reason: str) -> None:
-        """As the inbox's."""
-        self._inbox.lost(name, waiter, fence, reason)
-
-    def shortened(self, name: str, waiter: WaiterId, fence: int, until: float) -> None:
-        """As the inbox's."""
-        self._inbox.shortened(name, waiter, fence, until)
-
-    def done(self, name: str) -> None:
-        """As the inbox's."""
-        self._inbox.done(name)
-
-    def requested(self, name: str, waiter: WaiterId, fence: int) -> None:
-        """As the inbox's."""
-        self._inbox.requested(name, waiter, fence)
-
-    def order_unknown(self, name: str, waiter: WaiterId) -> None:
-        """As the inbox's."""
-        self._inbox.order_unknown(name, waiter)
-
-    def unconfirmed(
-        self, name: str, waiter: WaiterId, form: Form, fence: int, error: Exception
-    ) -> None:
-        """As the inbox's."""
-        self._inbox.unconfirmed(name, waiter, form, fence, error)
-
-    def reconnected(self) -> None:
-        """As the inbox's, for all names: it is not certain which names are here."""
-        self._inbox.reconnected()
-
-    def beat(self) -> None:
-        """Ignored: a waiter that asks instead may wait at another node."""
-
-
 class Node(RedisStore):
     """Locks on one master; operations that come before it serves us are kept until then."""
 
@@ -143,20 +97,20 @@ class Node(RedisStore):
 
     # Connecting
 
-    def dial(self, client: str, inbox: Inbox) -> None:
+    def dial(self, client: str, deliver: Deliver) -> None:
         """Connect, until it serves us or is gone. Does nothing if that is under way."""
         if not self._wanted and not self.gone:
             self._wanted = True
             self._dialling = asyncio.create_task(
-                self._dial(client, inbox), name="aiolock dial a node"
+                self._dial(client, deliver), name="aiolock dial a node"
             )
 
-    async def _dial(self, client: str, inbox: Inbox) -> None:
+    async def _dial(self, client: str, deliver: Deliver) -> None:
         pause = _FIRST_PAUSE
         # Ends by the flag, too: a cancellation alone can get lost in a driver (cpython gh-86296).
         while not self.gone:
             try:
-                await self.open_now(client, inbox)
+                await self.open_now(client, deliver)
             except Exception as error:  # noqa: BLE001  # whatever it is, try again
                 self.error = error
                 self._cluster.is_missing()
@@ -165,9 +119,9 @@ class Node(RedisStore):
             else:
                 break
 
-    async def open_now(self, client: str, inbox: Inbox) -> None:
+    async def open_now(self, client: str, deliver: Deliver) -> None:
         """Connect once; `StoreError` if that fails."""
-        await self.open(client, NodeInbox(inbox, self._link_changed))
+        await self.open(client, partial(self._deliver_from_node, deliver))
         self._wanted = True
         self.error = None
         if not self.gone:
@@ -176,6 +130,17 @@ class Node(RedisStore):
                 self._pipe.copies.elsewhere()
             self._go_on()  # before any newer operation
             self._cluster.is_ready(self)
+
+    def _deliver_from_node(self, deliver: Deliver, event: Event) -> None:
+        """Deliver an event of this node, which is one of several.
+
+        `Reconnected` is for all names: it is not certain which names are here. A heartbeat is no
+        event: a waiter that asks instead may wait at another node.
+        """
+        if isinstance(event, LinkChanged):
+            self._link_changed(event.error)
+        elif not isinstance(event, Heartbeat):
+            deliver(event)
 
     def _link_changed(self, error: Exception | None) -> None:
         self._cluster.link(self, error)

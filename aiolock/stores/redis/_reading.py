@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from aiolock._turns import in_parts, turns
-from aiolock.store import Status
+from aiolock.protocol import Status
 from aiolock.stores.redis._replies import Seen
 
 PARTIES: Final = 256

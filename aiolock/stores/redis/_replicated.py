@@ -21,7 +21,20 @@ from redis.asyncio.connection import ConnectionPool
 
 from aiolock._prompt import Prompt
 from aiolock.errors import StoreError
-from aiolock.store import WAS_ABSENT, Answer, Form, Granted, Inbox, Queued, Renewal, WaiterId
+from aiolock.protocol import (
+    WAS_ABSENT,
+    Answer,
+    Deliver,
+    Event,
+    Form,
+    Granted,
+    GrantPushed,
+    GrantUnconfirmed,
+    Queued,
+    Reconnected,
+    Renewal,
+    WaiterId,
+)
 from aiolock.stores._link_state import LinkState
 from aiolock.stores.redis import _scripts as scripts
 from aiolock.stores.redis._barrier import KEPT, PATIENCE, Barrier, Outcome, Replicas, Waiting
@@ -33,7 +46,7 @@ from aiolock.stores.redis._scripts import bulk, command
 from aiolock.stores.redis._sentinel import Address
 from aiolock.stores.redis._session import HEARTBEAT, ignore
 from aiolock.stores.redis._store import RedisStore
-from aiolock.stores.redis._subscription import Granting, Subscription
+from aiolock.stores.redis._subscription import Subscription
 
 OPENING: Final = 3.0
 """Seconds to wait for the replicas when a client opens: one may have come just now."""
@@ -51,20 +64,19 @@ class ReplicatedStore(RedisStore):
         super().__init__(pool, prefix)
         self._replicas: Replicas = replicas
 
-    async def open(self, client: str, inbox: Inbox) -> None:
+    async def open(self, client: str, deliver: Deliver) -> None:
         self._barrier = Barrier(self._pool, self._names.barrier(client), self._replicas)
         self.history = ""
         """The history of the master that answers commands now; empty while that is not known."""
         self.losses = 0
         """How often the command connection was lost."""
         self._reading = self._asking = False
-        await super().open(client, inbox)
+        await super().open(client, deliver)
 
     def _make_subscription(self) -> Subscription:
         return _Known(
-            *(self._pool, self._names, self._client, self._inbox, self._links),
+            *(self._pool, self._names, self._client, self._deliver_confirmed, self._links),
             again=self._ask_whether_counted,
-            granted=self._granted,
         )
 
     async def _check_server(self) -> None:
@@ -132,7 +144,7 @@ class ReplicatedStore(RedisStore):
         )
 
         def failed(granted: Granted, error: StoreError) -> None:
-            self._inbox.unconfirmed(name, waiter, form, granted.fence, error)
+            self._deliver(GrantUnconfirmed(name, waiter, form, granted.fence, error))
 
         return _Confirmed(self, ask, _is_granted, _within(form), failed=failed, ask_again=ask_again)
 
@@ -179,24 +191,29 @@ class ReplicatedStore(RedisStore):
         )
         return _Confirmed(self, ask, _was_done, PATIENCE)
 
-    def _granted(  # noqa: PLR0917  # see `Inbox`
-        self, name: str, waiter: WaiterId, form: Form, fence: int, lease: int, now: int
-    ) -> None:
-        """A grant was pushed, on either connection."""
+    def _deliver_confirmed(self, event: Event) -> None:
+        """Deliver an event that was pushed on either connection, a grant once it is confirmed."""
+        if isinstance(event, GrantPushed):
+            self._granted(event)
+        else:
+            self._deliver(event)
+
+    def _granted(self, event: GrantPushed) -> None:
+        name, waiter, form, fence = event[:4]
         pushed = self._subscription
         history, within = pushed.history if pushed.speaks else self.history, _within(form)
         losses = self.losses
 
         def concluded(outcome: Outcome) -> None:
             if outcome is Outcome.CONFIRMED:
-                self._inbox.granted(name, waiter, form, fence, lease, now)
+                self._deliver(event)
             elif outcome is Outcome.ELSEWHERE or losses != self.losses:
                 if outcome is Outcome.ELSEWHERE:
                     self.differ()
                 self._have_all_ask_again()
             else:
                 error = self.unconfirmed(outcome, within)
-                self._inbox.unconfirmed(name, waiter, form, fence, error)
+                self._deliver(GrantUnconfirmed(name, waiter, form, fence, error))
 
         self._barrier.wait(history, within, concluded)
 
@@ -208,7 +225,7 @@ class ReplicatedStore(RedisStore):
     def _all_ask_again(self) -> None:
         self._asking = False
         if not self._closing:
-            self._inbox.reconnected()
+            self._deliver(Reconnected())
 
     # The master of each connection
 
@@ -422,15 +439,13 @@ class _Known(Subscription):
         pool: ConnectionPool,
         names: Names,
         client: str,
-        inbox: Inbox,
+        deliver: Deliver,
         links: LinkState,
         *,
         again: Callable[[], None],
-        granted: Granting,
     ) -> None:
-        super().__init__(pool, names, client, inbox, links, again=again)
+        super().__init__(pool, names, client, deliver, links, again=again)
         self._request = command("INFO", "replication") + self._request
-        self.granted = granted
         self.history = ""
         """The history of the master whose pushes come here; empty while unknown."""
         self.speaks = False

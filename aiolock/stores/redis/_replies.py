@@ -9,7 +9,7 @@ from operator import attrgetter
 from typing import Any, Final, NamedTuple, cast
 
 from aiolock._turns import at_once
-from aiolock.store import (
+from aiolock.protocol import (
     BREAK_UNKNOWN,
     PRIORITY,
     WAS_HOLDER,

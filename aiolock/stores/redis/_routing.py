@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any, Final, TypeVar
 
 from aiolock.errors import StoreError
-from aiolock.store import Inbox, WaiterId
+from aiolock.protocol import Deliver, WaiterId
 from aiolock.stores.redis._command import Command
 from aiolock.stores.redis._node import Node
 from aiolock.stores.redis._outbox import COMMAND_TIMEOUT
@@ -31,7 +31,7 @@ class Routing:
     """The operations of one client, on their way to the masters."""
 
     _client: str
-    _inbox: Inbox
+    _deliver: Deliver
     _loop: asyncio.AbstractEventLoop
     _news: asyncio.Event
     """Set if there is a reason to ask for the slots."""
@@ -88,7 +88,7 @@ class Routing:
             pending.go(node)
         else:
             node.hold_back(pending)
-            node.dial(self._client, self._inbox)
+            node.dial(self._client, self._deliver)
 
     def _unreachable(self, slot: int) -> Callable[[bool], Exception]:
         def error(refused: bool) -> Exception:  # noqa: FBT001  # called by `PendingOperation` alone
@@ -134,7 +134,7 @@ class Routing:
         hops = commands[0].hops = commands[0].hops + 1
         if not node.ready:
             self._limit(commands)
-        node.dial(self._client, self._inbox)
+        node.dial(self._client, self._deliver)
         if hops % _HOPS or not node.ready:
             node.take_over(commands, asking=asking)
         else:

@@ -18,7 +18,8 @@ from redis.exceptions import RedisError
 
 from aiolock.copying import Uncopyable
 from aiolock.errors import StoreError
-from aiolock.store import Form, Inbox, WaiterId
+from aiolock.protocol import Deliver, Form, Heartbeat, Reconnected, WaiterId
+from aiolock.store import Features
 from aiolock.stores._link_state import LinkState
 from aiolock.stores._opening import Opening
 from aiolock.stores.redis import _replies
@@ -76,6 +77,7 @@ class Session(Uncopyable):
         self._prefix = prefix
         self._names = Names(prefix)
         self._channels = bulk(self._names.channels)
+        self.features = Features(protocols=self._protocols)
         self._stems: dict[int, tuple[Form, str]] = {}
         """By the id of a form, which is kept with it: hashing the form would take longer."""
         self._closing = True
@@ -96,8 +98,7 @@ class Session(Uncopyable):
         self._is_new: Callable[[bytes], bool] | None = None
         """Set for a node of a cluster with several."""
 
-    @property
-    def protocols(self) -> tuple[int, ...]:
+    def _protocols(self) -> tuple[int, ...]:
         return PROTOCOL, *self.others
 
     def __repr__(self) -> str:
@@ -107,7 +108,7 @@ class Session(Uncopyable):
             server = address_of(self._pool)
         return f"<{type(self).__name__} {server} db={where.get('db', 0)} prefix={self._prefix!r}>"
 
-    async def open(self, client: str, inbox: Inbox) -> None:
+    async def open(self, client: str, deliver: Deliver) -> None:
         self._closing = False
         self._stems.clear()
         self._counted: bool | None = None
@@ -115,8 +116,8 @@ class Session(Uncopyable):
         """The subscription was not counted, and so was dialled again."""
         self._client = client
         self._loop = asyncio.get_running_loop()
-        self._inbox = inbox
-        self._links = LinkState(inbox, is_misconfigured)
+        self._deliver = deliver
+        self._links = LinkState(deliver, is_misconfigured)
         self._subscription = self._make_subscription()
         self._pipe = Pipe(
             self._pool,
@@ -167,7 +168,7 @@ class Session(Uncopyable):
 
     def _make_subscription(self) -> Subscription:
         return Subscription(
-            *(self._pool, self._names, self._client, self._inbox, self._links),
+            *(self._pool, self._names, self._client, self._deliver, self._links),
             again=self._ask_whether_counted,
             is_new=self._is_new,
         )
@@ -196,7 +197,7 @@ class Session(Uncopyable):
         if self._counted is not None and not self._closing:
             if heard == 0:
                 self._ask_whether_counted()  # the subscription may have moved meanwhile
-            self._inbox.reconnected()
+            self._deliver(Reconnected())
 
     def _moved(self, address: Address) -> None:
         """Sentinel has announced the master's address.
@@ -373,7 +374,7 @@ class Session(Uncopyable):
         self._timer = self._loop.call_later(HEARTBEAT, self._beat)
         self._beating = True
         if now - self._marked < AGAIN:
-            self._inbox.beat()
+            self._deliver(Heartbeat())
         if self._beating:  # no request has served as the heartbeat
             self._beating = False
             self._ask_whether_counted()

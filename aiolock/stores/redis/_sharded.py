@@ -17,7 +17,7 @@ from typing import Any
 
 from redis.asyncio.connection import ConnectionPool
 
-from aiolock.store import Form, Inbox, WaiterId
+from aiolock.protocol import Deliver, Form, WaiterId
 from aiolock.stores._link_state import LinkState
 from aiolock.stores.redis._codec import tagged
 from aiolock.stores.redis._errors import REDIRECTS, Refusal, code_of
@@ -58,7 +58,7 @@ class ShardSubscription(Subscription):
         pool: ConnectionPool,
         names: Names,
         client: str,
-        inbox: Inbox,
+        deliver: Deliver,
         links: LinkState,
         *,
         again: Callable[[], None],
@@ -70,7 +70,7 @@ class ShardSubscription(Subscription):
 
         ``has_moved`` is called when its slot has gone to another node.
         """
-        super().__init__(pool, names, client, inbox, links, again=again, is_new=is_new)
+        super().__init__(pool, names, client, deliver, links, again=again, is_new=is_new)
         self._channel = channel
         self._has_moved = has_moved
         self._listens_on = ""
@@ -124,7 +124,7 @@ class ShardedNode(Node):
 
     def _make_subscription(self) -> Subscription:
         return ShardSubscription(
-            *(self._pool, self._names, self._client, self._inbox, self._links),
+            *(self._pool, self._names, self._client, self._deliver, self._links),
             again=self._ask_whether_counted,
             is_new=self._is_new,
             channel=self._channel,

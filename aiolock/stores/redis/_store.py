@@ -11,17 +11,18 @@ from typing import Any, Final
 
 from redis.asyncio.connection import ConnectionPool
 
+from aiolock._adapters import ByMethods
 from aiolock._turns import turns
 from aiolock.errors import StoreError
-from aiolock.store import (
+from aiolock.protocol import (
     FEW,
     WAS_ABSENT,
     Answer,
     Form,
-    HandoffReport,
     Page,
     Posted,
     Renewal,
+    ReportHandoff,
     Status,
     WaiterId,
 )
@@ -49,7 +50,7 @@ _GIVEN_BACK: Final = bulk(0) + bulk(0)
 """The last arguments of a release: it does not close the lock, and no copies can come."""
 
 
-class RedisStore(Session):
+class RedisStore(ByMethods, Session):
     """Locks on one Redis (or Valkey), through two connections: one for commands, one for pushes."""
 
     _resizes = itertools.count(1)
@@ -115,11 +116,11 @@ class RedisStore(Session):
             arguments += _CLOSES_NOTHING
         return self._pipe.call(scripts.RELEASE, 8, arguments, leaves_tombstone=True)
 
-    def report_handoff(self, passed: HandoffReport) -> asyncio.Future[int]:
-        name, form, source, source_fence, target, fence, via = passed
+    def report_handoff(self, passed: ReportHandoff) -> asyncio.Future[int]:
+        name, form, fence, via = passed.name, passed.form, passed.fence, passed.via
         grants = (
-            f"{self._text(name, source, form)}:{source_fence}",
-            f"{self._text(name, target, form)}:{fence}",
+            f"{self._text(name, passed.source, form)}:{passed.source_fence}",
+            f"{self._text(name, passed.target, form)}:{fence}",
         )
         others = [self._text(name, each, form) for each in via]
         values = (*grants, str(fence), str(form.claim), *others)

@@ -11,7 +11,16 @@ from typing import Any, Final, cast
 from redis.asyncio.connection import ConnectionPool
 from redis.exceptions import InvalidResponse
 
-from aiolock.store import Form, Inbox, WaiterId
+from aiolock.protocol import (
+    AskAgain,
+    Deliver,
+    Event,
+    GrantLost,
+    GrantPushed,
+    OrderUnknown,
+    Reconnected,
+    ReleaseRequested,
+)
 from aiolock.stores._link_state import LinkState
 from aiolock.stores.redis._codec import decode, waiter_of
 from aiolock.stores.redis._errors import Refusal
@@ -24,12 +33,9 @@ log = logging.getLogger("aiolock")
 
 SUBSCRIBE_TIMEOUT: Final = 5.0
 
-Granting = Callable[[str, WaiterId, Form, int, int, int], None]
-"""As `Inbox.granted`."""
-
 
 class Subscription:
-    """Keeps the client's channel subscribed, and delivers its pushes to the inbox.
+    """Keeps the client's channel subscribed, and delivers the events in its pushes.
 
     ``again`` is called when it is subscribed once more.
     """
@@ -39,7 +45,7 @@ class Subscription:
         pool: ConnectionPool,
         names: Names,
         client: str,
-        inbox: Inbox,
+        deliver: Deliver,
         links: LinkState,
         *,
         again: Callable[[], None],
@@ -55,9 +61,7 @@ class Subscription:
         )
         self._request = b"*2\r\n$9\r\nSUBSCRIBE\r\n" + bulk(names.channels + client)
         self._names = names
-        self._inbox = inbox
-        self.granted: Granting = inbox.granted
-        """Gets each grant."""
+        self._deliver = deliver
         self._links = links
         self._again = again
         self.since: float | None = None
@@ -133,7 +137,7 @@ class Subscription:
             if not self._subscribed.done():
                 self._subscribed.set_result(None)
             else:
-                self._inbox.reconnected()
+                self._deliver(Reconnected())
                 self._again()
 
     def _pushed(self, push: bytes) -> None:
@@ -141,42 +145,44 @@ class Subscription:
             self.deliver(push.decode("utf-8", "replace"))
 
     def deliver(self, push: str) -> None:
-        """Deliver a push to the inbox, from either connection."""
+        """Deliver the event in a push, from either connection."""
         try:
-            hand_over = self._read(push)
+            event = self._read(push)
         except ValueError:
             # Anyone with the right to publish can send anything here: that must not end the link.
             if not self._warned:
                 self._warned = True
                 log.warning("aiolock: ignores a push that is not one of aiolock's: %.100r", push)
         else:
-            hand_over()
+            if event is not None:
+                self._deliver(event)
 
-    def _read(self, push: str) -> Callable[[], None]:
-        """The call that this push encodes; `ValueError` for a text that is no push."""
+    def _read(self, push: str) -> Event | None:
+        """The event that this push encodes, if any; `ValueError` for a text that is no push."""
         kind, _, rest = push.partition(" ")
         if kind == "g":
             waiter, fence, lease, now, key = rest.split(" ", 4)
             name = self._names.name(key)
             who, form, _ = decode(waiter)
-            return partial(self.granted, name, who, form, int(fence), int(lease), int(now))
+            return GrantPushed(name, who, form, int(fence), int(lease), int(now))
         if kind == "l":
             grant, reason, key = rest.split(" ", 2)
             waiter, _, fence = grant.rpartition(":")
             who = waiter_of(waiter)
-            return partial(self._inbox.lost, self._names.name(key), who, int(fence), reason)
+            return GrantLost(self._names.name(key), who, int(fence), reason)
         if kind == "d":
-            return partial(self._inbox.done, self._names.name(rest))
+            return AskAgain(self._names.name(rest))
         if kind == "r":
             grant, key = rest.split(" ", 1)
             waiter, _, fence = grant.rpartition(":")
             who = waiter_of(waiter)
-            return partial(self._inbox.requested, self._names.name(key), who, int(fence))
+            return ReleaseRequested(self._names.name(key), who, int(fence))
         if kind == "v":
             waiter, key = rest.split(" ", 1)
-            return partial(self._inbox.order_unknown, self._names.name(key), waiter_of(waiter))
+            return OrderUnknown(self._names.name(key), waiter_of(waiter))
         if kind == "p":
-            return self.word.set
+            self.word.set()
+            return None
         raise ValueError(f"no push of this kind: {kind!r}")
 
     async def aclose(self) -> None:

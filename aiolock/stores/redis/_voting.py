@@ -6,7 +6,7 @@ from collections.abc import Generator
 from dataclasses import replace
 from typing import Any, Final, NamedTuple, cast
 
-from aiolock.store import WAS_HOLDER, WAS_UNKNOWN, Participant, Status
+from aiolock.protocol import WAS_HOLDER, WAS_UNKNOWN, Participant, Status
 from aiolock.stores._member import (
     Answer,
     DoneMarker,

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from aiolock.errors import StoreError
-from aiolock.store import Inbox
+from aiolock.protocol import Deliver, Reconnected
 from aiolock.stores._operations import Operation, Told
 from aiolock.stores._outcomes import CarriedOut
 from aiolock.stores._worker import Worker, retrieve
@@ -41,13 +41,13 @@ _FETCH_AGAIN: Final = 0.1
 class Session:
     """One client, from opening to closing."""
 
-    def __init__(self, path: Path, prefix: str, client: str, inbox: Inbox) -> None:
+    def __init__(self, path: Path, prefix: str, client: str, deliver: Deliver) -> None:
         # Resolve the path: one file has one directory of clients, by whatever path it is reached.
         given, self._path = path, Path(os.path.realpath(path))
         path = self._path
-        self._inbox = inbox
+        self._deliver = deliver
         self._loop = asyncio.get_running_loop()
-        self._worker = Worker("sqlite", self, inbox)
+        self._worker = Worker("sqlite", self, deliver)
         self._presence = Presence(path.with_name(f"{path.name}.clients"), client)
         self._database = Database(
             *(path, prefix, client, self._presence, given),
@@ -139,7 +139,7 @@ class Session:
         if self._is_open:
             self._coming_back = self._loop.create_task(self._listen())
             self._coming_back.add_done_callback(retrieve)
-            self._inbox.reconnected()
+            self._deliver(Reconnected())
 
     # In the thread
 

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from aiolock.store import Inbox, Page
+from aiolock.protocol import Deliver, Page
+from aiolock.store import Features
 from aiolock.stores._operations import Operation, Operations, Steps
 from aiolock.stores._outcomes import refusal
 from aiolock.stores._protocols import both
@@ -23,16 +24,16 @@ class SQLiteStore(Operations):
         self._path = path
         self._prefix = prefix
         self._session: Session | None = None
+        self.features = Features(protocols=self._protocols)
 
-    @property
-    def protocols(self) -> tuple[int, ...]:
+    def _protocols(self) -> tuple[int, ...]:
         return both(VERSION, self._session.protocol if self._session is not None else VERSION)
 
     def __repr__(self) -> str:
         return f"<SQLiteStore {self._path} prefix={self._prefix!r}>"
 
-    async def open(self, client: str, inbox: Inbox) -> None:
-        session = Session(self._path, self._prefix, client, inbox)
+    async def open(self, client: str, deliver: Deliver) -> None:
+        session = Session(self._path, self._prefix, client, deliver)
         await session.open()
         self._session = session
 

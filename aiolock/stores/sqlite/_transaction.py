@@ -10,7 +10,7 @@ import sqlite3
 from collections.abc import Callable
 from typing import Final, TypeVar
 
-from aiolock.store import Page, Status
+from aiolock.protocol import Page, Status
 from aiolock.stores._codec import UNREADABLE, decode, decode_push, encode, encode_push
 from aiolock.stores._operations import Told
 from aiolock.stores.machine import NameState, Step

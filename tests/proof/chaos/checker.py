@@ -112,7 +112,7 @@ from dataclasses import replace
 from itertools import accumulate, pairwise
 from typing import Final
 
-from aiolock.store import WaiterId
+from aiolock.protocol import WaiterId
 from aiolock.stores.redis._codec import RESERVED, waiter_of
 from tests.proof.chaos.history import Event
 from tests.proof.chaos.run import (

@@ -7,12 +7,30 @@ import time
 from collections.abc import Sequence
 from contextvars import ContextVar
 from functools import partial
+from typing import Any, TypeVar
 
 import aiolock
-from aiolock.store import Answer, Form, Inbox, Queued, Relay, Renewal, Store, WaiterId
+from aiolock.protocol import (
+    Acquire,
+    Break,
+    Deliver,
+    Event,
+    Form,
+    GrantPushed,
+    Operation,
+    Queued,
+    Reconnected,
+    Release,
+    Renew,
+    Renewal,
+    WaiterId,
+)
+from aiolock.store import Store
 from aiolock.stores.quorum import QuorumStore
 from aiolock.stores.redis._codec import encode
 from tests.proof.chaos.history import History
+
+Value = TypeVar("Value")
 
 ATTEMPT: ContextVar[str] = ContextVar("attempt", default="")
 """The attempt for which something is done, also in tasks that are started to do it."""
@@ -28,11 +46,12 @@ def _text(waiter: WaiterId, form: Form) -> str:
     return encode(waiter, form, blind=False)
 
 
-class Recorder(Relay):
+class Recorder:
     """A store that passes everything on, and records what only a store can see."""
 
     def __init__(self, store: Store, history: History) -> None:
-        super().__init__(store)
+        self._store = store
+        self.features = store.features
         self._history = history
         self._attempts: dict[WaiterId, str] = {}
         self._over: set[WaiterId] = set()  # waiters whose end is written down
@@ -89,36 +108,59 @@ class Recorder(Relay):
 
     # Store
 
-    async def open(self, client: str, inbox: Inbox) -> None:
-        self._inbox = inbox
-        await self._store.open(client, self)
+    async def open(self, client: str, deliver: Deliver) -> None:
+        self._deliver = deliver
+        await self._store.open(client, self._receive)
 
-    def acquire(
-        self,
-        name: str,
-        waiter: WaiterId,
-        form: Form,
-        ttl: int,
-        *,
-        ticket: int,
-        wait: bool,
-        max_waiters: int,
-    ) -> asyncio.Future[Answer]:
+    def submit(self, operation: Operation[Value]) -> asyncio.Future[Value]:
+        now = time.monotonic_ns()
+        self._before(operation, now)
+        answer = self._store.submit(operation)
+        self._after(operation, now, answer)
+        return answer
+
+    def _before(self, operation: Operation[Any], now: int) -> None:
+        match operation:
+            case Acquire():
+                self._asks(operation)
+            case Release():
+                self._releases(operation, now)
+            case Break(name, fences):
+                self._breaks += 1
+                self._history.note("breaking", n=name, fences=list(fences), id=self._breaks)
+            case _:
+                pass
+
+    def _after(self, operation: Operation[Any], now: int, answer: asyncio.Future[Any]) -> None:
+        match operation:
+            case Acquire(name, waiter):
+                answer.add_done_callback(partial(self._answered, self._attempts[waiter], name, now))
+            case Release(name, waiter, form, fence):
+                attempt = self._attempts.get(waiter, "")
+                answer.add_done_callback(partial(self._given_back, attempt, name, fence, now))
+                if operation.entered or not fence:  # else the client asks again
+                    answer.add_done_callback(partial(self._is_over, waiter, form))
+            case Renew(renewals):
+                answer.add_done_callback(partial(self._look_soon, renewals))
+                self._look_soon(renewals)  # `extend` to less counts from when it is sent
+            case Break(name):
+                answer.add_done_callback(partial(self._broke, name, self._breaks))
+            case _:
+                pass
+
+    def _asks(self, operation: Acquire) -> None:
         # A timer asked again, so this is not in the attempt's own context.
-        if waiter not in self._attempts:
-            self._attempts[waiter] = ATTEMPT.get()
+        if operation.waiter not in self._attempts:
+            self._attempts[operation.waiter] = ATTEMPT.get()
             if ATTEMPT.get():
-                self._history.note("waits", a=ATTEMPT.get(), w=_text(waiter, form))
-        attempt = self._attempts[waiter]
-        asked = self._store.acquire(
-            name, waiter, form, ttl, ticket=ticket, wait=wait, max_waiters=max_waiters
-        )
-        asked.add_done_callback(partial(self._answered, attempt, name, time.monotonic_ns()))
-        return asked
+                self._history.note(
+                    "waits", a=ATTEMPT.get(), w=_text(operation.waiter, operation.form)
+                )
 
-    def _answered(
-        self, attempt: str, name: str, since: int, answered: asyncio.Future[Answer]
-    ) -> None:
+    async def aclose(self) -> None:
+        await self._store.aclose()
+
+    def _answered(self, attempt: str, name: str, since: int, answered: asyncio.Future[Any]) -> None:
         self._heard[attempt] = time.monotonic_ns()
         if not answered.cancelled() and answered.exception() is None:
             answer = answered.result()
@@ -132,62 +174,40 @@ class Recorder(Relay):
                     place=answer.place,
                 )
 
-    def release(
-        self,
-        name: str,
-        waiter: WaiterId,
-        form: Form,
-        fence: int,
-        *,
-        entered: bool = True,
-        lost: bool = False,
-    ) -> asyncio.Future[int]:
-        since = time.monotonic_ns()
+    def _releases(self, operation: Release, since: int) -> None:
+        name, waiter, fence = operation.name, operation.waiter, operation.fence
         attempt = self._attempts.get(waiter, "")
-        if entered and attempt and waiter not in self._left:
+        if operation.entered and attempt and waiter not in self._left:
             self._history.note("taken_back", t=since, a=attempt, n=name, fence=fence)
-        released = self._store.release(name, waiter, form, fence, entered=entered, lost=lost)
-        released.add_done_callback(partial(self._given_back, attempt, name, fence, since))
-        if entered or not fence:  # else the client asks again
-            released.add_done_callback(partial(self._is_over, waiter, form))
-        return released
 
-    def _is_over(self, waiter: WaiterId, form: Form, released: asyncio.Future[int]) -> None:
+    def _is_over(self, waiter: WaiterId, form: Form, released: asyncio.Future[Any]) -> None:
         heard = not released.cancelled() and released.exception() is None
         if heard and waiter not in self._over:
             self._over.add(waiter)
             self._history.note("over", w=_text(waiter, form))
 
     def _given_back(
-        self, attempt: str, name: str, fence: int, since: int, released: asyncio.Future[int]
+        self, attempt: str, name: str, fence: int, since: int, released: asyncio.Future[Any]
     ) -> None:
         if fence and not released.cancelled() and released.exception() is None:
             was = released.result()
             self._history.note("given_back", a=attempt, n=name, fence=fence, since=since, was=was)
 
-    def renew(self, renewals: Sequence[Renewal]) -> asyncio.Future[list[bool | None]]:
-        renewed = self._store.renew(renewals)
-        renewed.add_done_callback(partial(self._look_soon, renewals))
-        self._look_soon(renewals)  # `extend` to less counts from when it is sent
-        return renewed
-
-    def break_(self, name: str, fences: Sequence[int]) -> asyncio.Future[int]:
-        self._breaks += 1
-        number = self._breaks
-        self._history.note("breaking", n=name, fences=list(fences), id=number)
-        broken = self._store.break_(name, fences)
-        broken.add_done_callback(partial(self._broke, name, number))
-        return broken
-
-    def _broke(self, name: str, number: int, broken: asyncio.Future[int]) -> None:
+    def _broke(self, name: str, number: int, broken: asyncio.Future[Any]) -> None:
         if not broken.cancelled() and broken.exception() is None:
             self._history.note("broke", n=name, id=number)
 
-    # Inbox
+    # Events
 
-    def granted(  # noqa: PLR0917  # see `Inbox`
-        self, name: str, waiter: WaiterId, form: Form, fence: int, lease: int, now: int
-    ) -> None:
+    def _receive(self, event: Event) -> None:
+        if isinstance(event, GrantPushed):
+            self._granted(event)
+        elif isinstance(event, Reconnected):
+            self._history.note("reconnected")
+        self._deliver(event)
+
+    def _granted(self, event: GrantPushed) -> None:
+        _, waiter, form, fence, *_ = event
         attempt = self._attempts[waiter]
         self._heard[attempt] = time.monotonic_ns()
         self._pushed.add((attempt, fence))
@@ -196,34 +216,3 @@ class Recorder(Relay):
             if handed is not None and handed.request.waiter != waiter:
                 votes_of = _text(handed.request.waiter, form)
                 self._history.note("handed", w=_text(waiter, form), of=votes_of)
-        self._inbox.granted(name, waiter, form, fence, lease, now)
-
-    def lost(self, name: str, waiter: WaiterId, fence: int, reason: str) -> None:
-        self._inbox.lost(name, waiter, fence, reason)
-
-    def shortened(self, name: str, waiter: WaiterId, fence: int, until: float) -> None:
-        self._inbox.shortened(name, waiter, fence, until)
-
-    def done(self, name: str) -> None:
-        self._inbox.done(name)
-
-    def requested(self, name: str, waiter: WaiterId, fence: int) -> None:
-        self._inbox.requested(name, waiter, fence)
-
-    def order_unknown(self, name: str, waiter: WaiterId) -> None:
-        self._inbox.order_unknown(name, waiter)
-
-    def link(self, error: Exception | None) -> None:
-        self._inbox.link(error)
-
-    def unconfirmed(
-        self, name: str, waiter: WaiterId, form: Form, fence: int, error: Exception
-    ) -> None:
-        self._inbox.unconfirmed(name, waiter, form, fence, error)
-
-    def reconnected(self) -> None:
-        self._history.note("reconnected")
-        self._inbox.reconnected()
-
-    def beat(self) -> None:
-        self._inbox.beat()

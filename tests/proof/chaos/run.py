@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from operator import attrgetter, itemgetter
 from typing import Final
 
-from aiolock.store import WAS_ABSENT, WAS_HOLDER, WaiterId
+from aiolock.protocol import WAS_ABSENT, WAS_HOLDER, WaiterId
 from aiolock.stores.redis._codec import waiter_of
 from aiolock.stores.redis._slots import slot_of, slot_of_key
 from tests.proof.chaos.faults import (

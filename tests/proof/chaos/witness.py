@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final, cast
+from typing import Final
 
-from aiolock.store import Form, WaiterId
+from aiolock.protocol import Form, GrantPushed, WaiterId
 from aiolock.stores._member import (
     Answer,
+    DeliverMember,
     DoneMarker,
     DoneRecord,
     InQueue,
     Kept,
-    MemberInbox,
+    MemberEvent,
     Memory,
     OnReply,
     QuorumConfig,
@@ -62,9 +63,13 @@ class Witness(RedisMember):
         self._number = number
         self._history = history
 
-    async def join(self, client: str, inbox: MemberInbox, config: QuorumConfig) -> None:
-        overhears = cast(MemberInbox, _Overhears(inbox, self))
-        await super().join(client, overhears, config)
+    async def join(self, client: str, deliver: DeliverMember, config: QuorumConfig) -> None:
+        def overhear(event: MemberEvent) -> None:
+            if isinstance(event, GrantPushed):
+                self.pushed(event.waiter, event.form, event.now)
+            deliver(event)
+
+        await super().join(client, overhear, config)
 
     def pushed(self, waiter: WaiterId, form: Form, granted: int) -> None:
         """A server has pushed a vote that it gave at that time (µs)."""
@@ -170,20 +175,3 @@ class Witness(RedisMember):
         text = encode(waiter, Form(claim=0), blind=False)
         self._history.note("taking", n=name, w=text, server=self._number)
         super().take_away(name, waiter, on_reply)
-
-
-class _Overhears:
-    """An inbox that passes everything on."""
-
-    def __init__(self, inbox: MemberInbox, witness: Witness) -> None:
-        self._inbox = inbox
-        self._witness = witness
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._inbox, name)
-
-    def granted(  # noqa: PLR0917  # see `Inbox`
-        self, name: str, waiter: WaiterId, form: Form, fence: int, lease: int, now: int
-    ) -> None:
-        self._witness.pushed(waiter, form, now)
-        self._inbox.granted(name, waiter, form, fence, lease, now)

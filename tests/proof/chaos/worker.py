@@ -21,7 +21,7 @@ from typing import Any, Final, Literal
 
 import aiolock
 from aiolock._target import store_at
-from aiolock.store import Several
+from aiolock.store import Store
 from tests.proof.chaos.choices import (
     EVERY,
     PERMITS,
@@ -196,14 +196,14 @@ class Process:
         """Watch the election no more."""
         self._over.set_result(None)
         await asyncio.gather(*self._observers)
-        if isinstance(self._store, Several):
+        if self._store.features.servers():
             self.history.note("servers", states=await self._states(self._store))
 
-    async def _states(self, store: Several) -> list[str]:
+    async def _states(self, store: Store) -> list[str]:
         """Those of the servers, once all are up: one whose answer is late is out for a moment."""
         until = self._loop.time() + _UP_WITHIN
         while True:
-            states = [server.state for server in store.servers()]
+            states = [server.state for server in store.features.servers()]
             if {*states} == {"up"} or self._loop.time() >= until:
                 return states
             await asyncio.sleep(0.05)

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import math
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, Literal
 from unittest.mock import patch
@@ -18,23 +18,30 @@ from unittest.mock import patch
 import aiolock
 from aiolock._engine import local_handoff, releases, waiters
 from aiolock._engine.releases import FIRST_PAUSE
-from aiolock.store import (
+from aiolock.protocol import (
     CLAIM,
     MAX_AHEAD,
     WAS_ABSENT,
     WAS_HOLDER,
     WAS_UNKNOWN,
+    Acquire,
     Before,
+    Deliver,
     Form,
     Granted,
-    HandoffReport,
-    Inbox,
+    GrantLost,
+    GrantPushed,
     Operation,
+    OrderUnknown,
+    Post,
     Queued,
-    Relay,
-    Renewal,
+    Reconnected,
+    Release,
+    Renew,
+    ReportHandoff,
     WaiterId,
 )
+from aiolock.store import Features
 from tests.proof.protocol.acts import Act, acts, failures
 from tests.proof.protocol.client import AtClient
 from tests.proof.protocol.model import WAITING, Answer, Client, Phase, Push, Safeguards, Who
@@ -79,57 +86,36 @@ class Sent:
 
 
 @dataclass(eq=False)
-class ByHand(Relay):
+class ByHand:
     """A store that only writes down what it is to do."""
 
     clock: int = 1_000_000_000
     pipe: list[Sent] = field(default_factory=list[Sent])
     name: str = ""
     """What the lock is called at the store, once somebody has asked for it."""
-    inbox: Inbox = field(init=False)
+    deliver: Deliver = field(init=False)
+    features: Features = field(default_factory=Features)
 
-    async def open(self, client: str, inbox: Inbox) -> None:
-        self.client, self.inbox = client, inbox
+    async def open(self, client: str, deliver: Deliver) -> None:
+        self.client, self.deliver = client, deliver
 
     async def aclose(self) -> None: ...
 
-    def acquire(
-        self,
-        name: str,
-        waiter: WaiterId,
-        form: Form,
-        ttl: int,
-        *,
-        ticket: int,
-        wait: bool,
-        max_waiters: int,
-    ) -> asyncio.Future[Any]:
-        self.name = name
-        return self._send("ask", waiter, form, ticket)
-
-    def release(
-        self,
-        name: str,
-        waiter: WaiterId,
-        form: Form,
-        fence: int,
-        *,
-        entered: bool = True,
-        lost: bool = False,
-    ) -> asyncio.Future[Any]:
-        return self._send("release", waiter, form, fence)
-
-    def report_handoff(self, passed: HandoffReport) -> asyncio.Future[int]:
-        return self._send("pass", passed.target, passed.form, passed.fence)
-
-    def renew(self, renewals: Sequence[Renewal]) -> asyncio.Future[list[bool | None]]:
-        return asyncio.get_running_loop().create_future()  # in these plays nothing is renewed
-
-    def post(self, *_: object, **__: object) -> asyncio.Future[int]:
-        raise aiolock.StoreError("labels are no part of these plays")
-
-    def _call(self, operation: Operation, start: Any) -> asyncio.Future[Any]:
-        raise NotImplementedError
+    def submit(self, operation: Operation[Any]) -> asyncio.Future[Any]:
+        match operation:
+            case Acquire(name, waiter, form):
+                self.name = name
+                return self._send("ask", waiter, form, operation.ticket)
+            case Release(_, waiter, form, fence):
+                return self._send("release", waiter, form, fence)
+            case ReportHandoff():
+                return self._send("pass", operation.target, operation.form, operation.fence)
+            case Renew():
+                return asyncio.get_running_loop().create_future()  # in these plays none is renewed
+            case Post():
+                raise aiolock.StoreError("labels are no part of these plays")
+            case _:
+                raise NotImplementedError
 
     def _send(self, what: str, waiter: WaiterId, form: Form, number: int) -> asyncio.Future[Any]:
         assert waiter.client == self.client
@@ -209,20 +195,20 @@ class Actor:
             sent.answer.set_result(WAS_HOLDER)
 
     def read_push(self, push: Push, granted_at: int) -> None:
-        inbox, waiter = self.store.inbox, self.store.waiter(push.task)
+        deliver, waiter = self.store.deliver, self.store.waiter(push.task)
         if push.what == "granted":
             lease = push.lease * CLAIM
-            inbox.granted(self.store.name, waiter, FORM, push.fence, lease, granted_at)
+            deliver(GrantPushed(self.store.name, waiter, FORM, push.fence, lease, granted_at))
         elif push.what == "lost":
-            inbox.lost(self.store.name, waiter, push.fence, "expired")
+            deliver(GrantLost(self.store.name, waiter, push.fence, "expired"))
         elif push.what == "void":
-            inbox.order_unknown(self.store.name, waiter)
+            deliver(OrderUnknown(self.store.name, waiter))
         else:
-            inbox.reconnected()
+            deliver(Reconnected())
 
     def link(self) -> None:
         self.store.pipe = [sent for sent in self.store.pipe if not sent.dropped]
-        self.store.inbox.reconnected()
+        self.store.deliver(Reconnected())
 
     def subscribe(self) -> None:
         pass  # it hears of that by a push

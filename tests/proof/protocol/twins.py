@@ -9,21 +9,25 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
-from aiolock.store import (
+from aiolock.protocol import (
     CLAIM,
     MAX_AHEAD,
     WAS_ABSENT,
     WAS_HOLDER,
     Before,
     Busy,
+    Event,
     Form,
     Granted,
-    HandoffReport,
+    GrantLost,
+    GrantPushed,
     Late,
+    OrderUnknown,
     Queued,
     Renewal,
+    ReportHandoff,
     WaiterId,
 )
 from aiolock.stores.machine import NameState
@@ -61,21 +65,21 @@ class Memory(MemoryServer):
         super().__init__(clock=lambda: self.micros / 1e6)
         self.heard: list[tuple[str, WaiterId, int]] = []
 
-    def push(self, client: str, deliver: Callable[[Any], None]) -> None:
-        if client in self._inboxes:
-            deliver(self)
+    def push(self, client: str, event: Event) -> None:
+        if client in self._listeners:
+            self._hear(event)
 
-    def granted(  # noqa: PLR0917  # as Inbox
-        self, name: str, waiter: WaiterId, form: Form, fence: int, lease: int, now: int
-    ) -> None:
-        assert lease == CLAIM == form.claim
-        self.heard.append(("granted", waiter, fence))
-
-    def lost(self, name: str, waiter: WaiterId, fence: int, reason: str) -> None:
-        self.heard.append(("lost", waiter, fence))
-
-    def order_unknown(self, name: str, waiter: WaiterId) -> None:
-        self.heard.append(("void", waiter, 0))
+    def _hear(self, event: Event) -> None:
+        match event:
+            case GrantPushed(_, waiter, form, fence, lease):
+                assert lease == CLAIM == form.claim
+                self.heard.append(("granted", waiter, fence))
+            case GrantLost(_, waiter, fence):
+                self.heard.append(("lost", waiter, fence))
+            case OrderUnknown(_, waiter):
+                self.heard.append(("void", waiter, 0))
+            case _:
+                raise AssertionError(event)
 
 
 class Twins:
@@ -93,7 +97,7 @@ class Twins:
         self.tickets = {0: 0}
         self.known: dict[Who, int] = {}
         for client in range(len(self.listening)):
-            self.memory.listen(_client(client), self.memory)  # type: ignore[arg-type]  # no reconnects
+            self.memory.listen(_client(client), self.memory._hear)
 
     def situation(self) -> tuple[Server, tuple[bool, ...]]:
         """How the model stands."""
@@ -209,7 +213,7 @@ class Twins:
         source, target = _waiter(op.who), _waiter(WAITERS[1])
         since = self._fence(op.number)
         was = self.memory.report_handoff(
-            HandoffReport(NAME, self.form, source, since, target, since + 1, (target,))
+            ReportHandoff(NAME, self.form, source, since, target, since + 1, (target,))
         )
         assert was == (WAS_ABSENT if answer.what == "refused" else WAS_HOLDER), op
         if answer.what == "passed":

@@ -23,14 +23,17 @@ import pytest
 import aiolock
 from aiolock._engine import slow_monitor
 from aiolock.cli.main import main
-from aiolock.store import (
+from aiolock.protocol import (
     BREAK_UNKNOWN,
     WAS_HOLDER,
     WAS_UNKNOWN,
     Answer,
+    Break,
     Form,
     Granted,
     Queued,
+    ReadPosted,
+    Release,
     WaiterId,
 )
 from aiolock.stores import machine, mysql
@@ -522,11 +525,11 @@ async def test_a_thread_that_is_held_up(
     try:
         async with asyncio.timeout(3):
             with pytest.raises(aiolock.StoreError, match=r"does not answer$") as told:
-                await store.read("x")
+                await store.submit(ReadPosted("x"))
             assert not told.value.refused
             store._session._links.down("listening", broken)
             with pytest.raises(aiolock.StoreError, match=r"answer \(.*Access denied") as told:
-                await store.read("x")
+                await store.submit(ReadPosted("x"))
             assert told.value.misconfigured
             assert told.value.__cause__ is broken
             await client.aclose()
@@ -904,14 +907,14 @@ class Asked(MySQLStore):
 def releasing(client: str, name: str, fence: int, seq: int = 1) -> Operation:
     """It gives the name back, as the store does."""
     store = Asked()
-    store.release(name, WaiterId(client, seq), Form(3000), fence)  # type: ignore[unused-awaitable]
+    store.submit(Release(name, WaiterId(client, seq), Form(3000), fence))  # type: ignore[unused-awaitable]
     return store.found[0]
 
 
 def breaking(name: str, fence: int) -> Operation:
     """The name is taken from this grant, as the store does."""
     store = Asked()
-    store.break_(name, [fence])  # type: ignore[unused-awaitable]
+    store.submit(Break(name, [fence]))  # type: ignore[unused-awaitable]
     return store.found[0]
 
 

@@ -25,6 +25,7 @@ import pytest
 
 import aiolock
 from aiolock.cli.main import main
+from aiolock.protocol import Post, ReadPosted
 from aiolock.stores import postgres
 from aiolock.stores.postgres import (
     _link,
@@ -201,10 +202,10 @@ async def test_a_connection_that_is_reset_while_nobody_looks(
         async with aiolock.connect(proxy.url, prefix=prefix) as client:
             store = store_of(client)
             before = proxy.answers
-            asked: list[asyncio.Future[Any]] = [store.read("x")]
+            asked: list[asyncio.Future[Any]] = [store.submit(ReadPosted("x"))]
             await asyncio.sleep(0)
             # When that is answered; and a flush behind it, which is written as well.
-            asked += [store.post("x", 0, token="t", declared=3, value="", remember=60_000)]
+            asked += [store.submit(Post("x", 0, token="t", declared=3, value="", remember=60_000))]
             give_up = time.monotonic() + 10
             while proxy.answers == before:  # meanwhile the loop does not run
                 assert time.monotonic() < give_up, "no answer"
@@ -434,9 +435,9 @@ async def test_a_batch_with_one_that_fails(postgres_server: PostgresServer, pref
     """The others are carried out all the same."""
     async with aiolock.connect(postgres_server.url("app"), prefix=prefix) as client:
         store = store_of(client)
-        good = [store.read("x") for _ in range(3)]
+        good = [store.submit(ReadPosted("x")) for _ in range(3)]
         bad = store._call("read", "x", [b"\\xzz"], lambda text, _: text)
-        more = [store.read("x") for _ in range(3)]
+        more = [store.submit(ReadPosted("x")) for _ in range(3)]
         answers = await asyncio.gather(*good, bad, *more, return_exceptions=True)
         assert isinstance(answers[3], aiolock.StoreError)
         assert [answer.count for answer in answers if hasattr(answer, "count")] == [0] * 6
@@ -567,7 +568,7 @@ async def test_a_flush_that_fails_for_good_is_given_up(
         own_rights.execute("REVOKE EXECUTE ON FUNCTION aiolock.flush FROM app")
         try:
             lease = await hand_on_untold(ours, theirs, monkeypatch, caplog)
-            await store_of(ours).post("z", 1, token="t", declared=2, value="", remember=1)
+            await store_of(ours).submit(Post("z", 1, token="t", declared=2, value="", remember=1))
             await until(lambda: not store_of(ours)._pipe._notices.pending)
         finally:
             own_rights.execute("GRANT EXECUTE ON FUNCTION aiolock.flush TO app")
@@ -1095,7 +1096,7 @@ async def test_sent_again_in_their_order(postgres_server: PostgresServer) -> Non
     async with aiolock.connect(postgres_server.url("app")) as client:
         pipe = store_of(client)._pipe
         store = store_of(client)
-        asked = [store.read(f"{number % 3}") for number in range(9)]
+        asked = [store.submit(ReadPosted(f"{number % 3}")) for number in range(9)]
         await asyncio.sleep(0)
         batch = list(pipe._batch)
         assert len(batch) == 9

@@ -8,7 +8,8 @@ from collections.abc import Awaitable, Callable, Iterator
 
 import pytest
 
-from aiolock.store import Busy, Status, Store
+from aiolock.protocol import Busy, Status
+from aiolock.store import Store
 from aiolock.stores.memory import MemoryServer
 from aiolock.stores.quorum import _clock, _membership, _store
 from aiolock.stores.quorum._membership import ANSWER_TIMEOUT

@@ -12,6 +12,7 @@ import pytest
 
 import aiolock
 from aiolock import LockClient
+from aiolock.protocol import ReadPosted
 from aiolock.stores._member import Kept
 from tests.support.quorums import Server, clients, left_behind, servers
 from tests.support.worlds import virtual
@@ -108,7 +109,7 @@ async def test_who_watches_while_no_majority_can_be_reached() -> None:
         for server in of[1:]:
             server.back()
         assert not seen.done()
-        assert (await store.read(BOARD)).value == "1 nobody"
+        assert (await store.submit(ReadPosted(BOARD))).value == "1 nobody"
         async with ours.election("a").campaign("ours"):
             assert await seen == "ours"
             await watching
@@ -122,12 +123,12 @@ async def test_what_is_put_up_at_a_minority() -> None:
         of[0]._members[0].post(BOARD, 7, "7 half", 60_000, lambda *each: said.append(each))
         await asyncio.sleep(0.01)
         assert said == [(7, None)]
-        assert (await ours._engine.store.read(BOARD)).value == "7 half"
+        assert (await ours._engine.store.submit(ReadPosted(BOARD))).value == "7 half"
         of[0].kill()
-        assert (await other._engine.store.read(BOARD)).value == "7 half"
+        assert (await other._engine.store.submit(ReadPosted(BOARD))).value == "7 half"
         of[0].back()
         await asyncio.sleep(61)
-        assert (await other._engine.store.read(BOARD)).count == 0
+        assert (await other._engine.store.submit(ReadPosted(BOARD))).count == 0
 
 
 @virtual
@@ -135,7 +136,7 @@ async def test_what_ends_in_a_moment_is_not_written_back() -> None:
     """Else copies of copies would keep it alive for as long as it is read."""
     async with clients(of := servers(), 1) as (client,):
         of[0]._members[0].post(BOARD, 7, "7 half", 900, lambda *_: None)
-        assert (await client._engine.store.read(BOARD)).count == 7
+        assert (await client._engine.store.submit(ReadPosted(BOARD))).count == 7
         assert of[1].quorum_server.step(BOARD, lambda step: step.read()) == Kept(0, "", 0)
 
 

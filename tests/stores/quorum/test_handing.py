@@ -11,7 +11,7 @@ import pytest
 
 import aiolock
 from aiolock import LockClient
-from aiolock.store import WAS_HOLDER
+from aiolock.protocol import WAS_HOLDER
 from aiolock.stores._member import UNBOUNDED, OnReply, VoteRequest
 from aiolock.stores.quorum._handing import LAZY
 from aiolock.stores.quorum._server import QuorumServerStep

@@ -16,7 +16,7 @@ import pytest
 
 import aiolock
 from aiolock import LockClient
-from aiolock.store import Form, WaiterId
+from aiolock.protocol import Form, WaiterId
 from aiolock.stores._member import VoteRequest
 from aiolock.stores.quorum._server import RESERVED, Vote
 from aiolock.stores.quorum._votes import Enter, QueryDone, VoteSet

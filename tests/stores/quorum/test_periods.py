@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from aiolock import LockClient
-from aiolock.store import CLAIM, Form
+from aiolock.protocol import CLAIM, Form, Renew
 from aiolock.stores.quorum._counts import Renewing
 from aiolock.stores.quorum._periods import UNKNOWN, Period, period_of
 from aiolock.stores.quorum._votes import Enter, Raise, VoteSet, YieldVote
@@ -173,7 +173,7 @@ async def test_nothing_is_kept_of_who_has_left() -> None:
         form = Form(CLAIM, period=MINUTE)
         grant = await ours.take("a", ours.waiter(form))
         renewal = ours.renewal("a", grant, 9_000)
-        assert await ours.store.renew([renewal]) == [True]
+        assert await ours.store.submit(Renew([renewal])) == [True]
         await ours.release("a", grant)
         store: Any = ours.store
         assert not store._candidates._renewals
@@ -190,7 +190,7 @@ async def test_a_late_confirmation() -> None:
         waiter = ours.waiter(form)
         grant = await ours.take("a", waiter)
         second.stop()
-        confirming = ours.store.renew([ours.renewal("a", grant, CLAIM)])
+        confirming = ours.store.submit(Renew([ours.renewal("a", grant, CLAIM)]))
         await asyncio.sleep(0.1)
         assert not confirming.done()
         given_back = ours.release("a", grant, entered=False)

@@ -18,7 +18,7 @@ from redis.asyncio import Redis
 import aiolock
 import aiolock.sync
 from aiolock import LeaseState, LockClient
-from aiolock.store import CLAIM, WAS_HOLDER, Form, Full, Granted, Queued, WaiterId
+from aiolock.protocol import CLAIM, WAS_HOLDER, Form, Full, Granted, Queued, Renew, WaiterId
 from aiolock.stores._member import Memory, QuorumConfig
 from aiolock.stores.memory import MemoryServer
 from aiolock.stores.quorum._acquisition import NameQueue, lasts
@@ -530,7 +530,7 @@ async def test_a_vote_that_is_lost_while_it_is_renewed() -> None:
         await asyncio.sleep(0.1)
         of[2]._members[0].breaks()
         of[1].stop()
-        renewing = ours.store.renew([ours.renewal("a", grant, 90_000)])
+        renewing = ours.store.submit(Renew([ours.renewal("a", grant, 90_000)]))
         await asyncio.sleep(0.01)
         of[0].quorum_server.step("a", lambda step: step.take_away(grant.waiter))
         await asyncio.sleep(0.01)
@@ -736,7 +736,7 @@ async def test_a_vote_that_comes_during_a_renewal_is_renewed() -> None:
         late.stop()
         grant = await ours.take("a")
         stops.stop()
-        confirming = ours.store.renew([ours.renewal("a", grant, CLAIM)])
+        confirming = ours.store.submit(Renew([ours.renewal("a", grant, CLAIM)]))
         await asyncio.sleep(0.1)
         assert not confirming.done()
         late.resume()

@@ -8,6 +8,7 @@ import pytest
 
 import aiolock
 from aiolock import Lease, LockClient, StoreError
+from aiolock.protocol import Acquire, ReadPage
 from aiolock.stores._member import OnReply
 from aiolock.stores.quorum._votes import Enter, QueryDone, Raise, VoteSet
 from tests.stores.quorum.test_quorum import later
@@ -102,11 +103,13 @@ async def test_two_that_refuse_who_stands_in_line() -> None:
         assert acquisition.vote_set.suspended
         request = acquisition.request
         with pytest.raises(StoreError, match="something else"):
-            await store.acquire(
-                *(request.name, request.waiter, request.form, acquisition.ttl),
-                ticket=request.ticket,
-                wait=True,
-                max_waiters=0,
+            await store.submit(
+                Acquire(
+                    *(request.name, request.waiter, request.form, acquisition.ttl),
+                    ticket=request.ticket,
+                    wait=True,
+                    max_waiters=0,
+                )
             )
         waiting.cancel()
 
@@ -367,7 +370,7 @@ async def test_servers_that_miss_a_page_of_the_names() -> None:
                 else:
                     server.resume()
             await asyncio.sleep(0)
-            found = await store.snapshot(start)
+            found = await store.submit(ReadPage(start))
             names |= {status.name for status in found.statuses}
             start = found.more
             if not start:

@@ -9,7 +9,7 @@ import pytest
 
 import aiolock
 from aiolock import LeaseState, LockClient
-from aiolock.store import Form, Participant, Status, WaiterId
+from aiolock.protocol import Form, Participant, Status, WaiterId
 from aiolock.stores._member import VoteRequest
 from aiolock.stores.machine import PushGranted
 from aiolock.stores.quorum._connection import OUT_AFTER

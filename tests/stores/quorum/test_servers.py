@@ -12,7 +12,7 @@ import redis.asyncio
 
 import aiolock
 from aiolock import LeaseState, LockClient
-from aiolock.store import WAS_QUEUED, WAS_UNKNOWN
+from aiolock.protocol import WAS_QUEUED, WAS_UNKNOWN
 from aiolock.stores._member import OUTSIDE, UNBOUNDED
 from aiolock.stores.quorum import QuorumStore
 from aiolock.stores.quorum._membership import ANSWER_TIMEOUT

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from aiolock.store import WAS_ABSENT, WAS_HOLDER, WAS_UNKNOWN
+from aiolock.protocol import WAS_ABSENT, WAS_HOLDER, WAS_UNKNOWN
 from aiolock.stores.quorum._counts import Tally
 from aiolock.stores.quorum._votes import Enter, Phase, Raise, Release, Vote, VoteSet, YieldVote
 

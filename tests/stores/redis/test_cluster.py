@@ -20,14 +20,19 @@ import aiolock
 from aiolock import StoreError
 from aiolock._engine import slow_monitor
 from aiolock.observer import Link, Observer
-from aiolock.store import (
+from aiolock.protocol import (
     WAS_ABSENT,
     WAS_HOLDER,
     WAS_QUEUED,
     Busy,
     Granted,
+    ReadPage,
+    ReadPosted,
+    ReadStatus,
+    Release,
+    Renew,
     Renewal,
-    Sharded,
+    Resize,
     Status,
 )
 from aiolock.stores.redis import ClusterStore, from_url
@@ -82,7 +87,7 @@ def two_of_one_slot() -> tuple[str, str]:
 def renewing(peer: Peer, name: str, grant: Grant) -> asyncio.Future[list[bool | None]]:
     """The renewal of this grant alone."""
     waiter, fence = grant
-    return peer.store.renew([Renewal(name, waiter, peer.form(waiter), fence, 30_000)])
+    return peer.store.submit(Renew([Renewal(name, waiter, peer.form(waiter), fence, 30_000)]))
 
 
 @pytest.fixture
@@ -391,10 +396,11 @@ async def test_what_is_asked_while_a_node_is_dialled(cluster: Cluster, prefix: s
 async def test_renewals_of_one_call(cluster: Cluster, prefix: str) -> None:
     """Of names of all masters, each with its own answer."""
     async with Peer(store := store_at(cluster, prefix)) as ann:
-        assert isinstance(store, Sharded)
+        shard_of = store.features.shard_of
+        assert shard_of is not None
         names = [f"n{number}" for number in range(20)]
         grants = [await ann.take(name) for name in names]
-        assert len({store.shard_of(name) for name in names}) == 20
+        assert len({shard_of(name) for name in names}) == 20
         await ann.release(names[3], grants[3])
         held = await asyncio.gather(
             *[ann.holds(name, grant) for name, grant in zip(names, grants, strict=True)]
@@ -424,14 +430,14 @@ async def test_snapshot_while_a_slot_moves(own_cluster: Cluster, prefix: str) ->
         names = {f"n{number}" for number in range(30)}
         for name in names:
             await ann.take(name)
-        page = await store.snapshot()
+        page = await store.submit(ReadPage())
         seen = {status.name for status in page.statuses}
         assert page.more
         first = own_cluster.owner(next(iter(seen)))
         moved = next(name for name in names if own_cluster.owner(name) is not first)
         own_cluster.move(slot_of(moved), own_cluster.owner(moved), first)
         while page.more:
-            page = await store.snapshot(page.more)
+            page = await store.submit(ReadPage(page.more))
             seen |= {status.name for status in page.statuses}
         assert seen == names
 
@@ -528,11 +534,11 @@ async def test_order_is_kept_where_a_slot_has_moved(
                 later.append(ann.leave(name, waiter))
 
         monkeypatch.setattr(wrong._pipe, "_redirected", and_then)
-        first = store.read(name)
+        first = store.submit(ReadPosted(name))
         second = ann.ask(name, waiter)
         await asyncio.gather(first, second)
         assert await asyncio.gather(*later) == [WAS_QUEUED], "it had been asked for before"
-        assert (await store.status(name)).waiters == ()
+        assert (await store.submit(ReadStatus(name))).waiters == ()
 
 
 async def test_all_of_a_slot_goes_where_it_has_moved(
@@ -557,7 +563,7 @@ async def test_all_of_a_slot_goes_where_it_has_moved(
                 later.append(ann.leave(beside, waiter))
 
         monkeypatch.setattr(wrong._pipe, "_redirected", and_then)
-        await asyncio.gather(store.read(name), ann.ask(beside, waiter))
+        await asyncio.gather(store.submit(ReadPosted(name)), ann.ask(beside, waiter))
         (left,) = await asyncio.gather(*later)
         assert left in {WAS_HOLDER, WAS_QUEUED}, "it had been asked for before"
 
@@ -581,11 +587,11 @@ async def test_what_stays_behind_what_is_refused(
         passed = ann.passed(name, held, three)
         taken = Grant(three, passed.fence)
         answers: list[asyncio.Future[Any]] = [
-            store.report_handoff(passed),
+            store.submit(passed),
             renewing(ann, name, taken),
             renewing(ann, beside, other),
             ann.leave(name, two),
-            store.read(beside),
+            store.submit(ReadPosted(beside)),
         ]
         commands = [*pipe._sent]
         pipe._received(Refusal("TRYAGAIN Multiple keys request during rehashing of slot"))
@@ -641,7 +647,7 @@ async def test_a_late_copy_where_a_slot_has_gone_and_come_back(
     name = f"lock:{name_at(own_cluster, source)}"
     slot = slot_of(name)
     async with Peer(store := store_at(own_cluster, prefix)) as ann:
-        await store.read(name)  # so that it is connected to
+        await store.submit(ReadPosted(name))  # so that it is connected to
         pipe = store._topology.nodes["127.0.0.1", source.port]._pipe
         wire, swallowed = pipe._wire, bytearray()
         assert wire is not None
@@ -658,12 +664,12 @@ async def test_a_late_copy_where_a_slot_has_gone_and_come_back(
             granted = await asked
             assert isinstance(granted, Granted)
             fence = granted.fence
-        await store.release(name, waiter, ann.form(waiter), fence)
+        await store.submit(Release(name, waiter, ann.form(waiter), fence))
         own_cluster.move(slot, target, source)
         with socket.create_connection(("127.0.0.1", source.port)) as proxy:
             proxy.sendall(swallowed)
             assert proxy.recv(1000)[:1] in b"*$-"
-        assert not (await store.status(name)).holders
+        assert not (await store.submit(ReadStatus(name))).holders
 
 
 @pytest.mark.parametrize("kind", ["locks", "readers"])
@@ -838,7 +844,7 @@ async def test_a_try_may_be_told_something_else_first(cluster: Cluster, prefix: 
         with pytest.raises(StoreError, match="something else"):
             await answer
         await ann.leave("lock:a", waiter)  # as whoever gives up does
-        assert not (await ann.store.status("lock:a")).holders
+        assert not (await ann.store.submit(ReadStatus("lock:a"))).holders
 
 
 async def test_what_is_dialled_while_it_closes(
@@ -854,7 +860,7 @@ async def test_what_is_dialled_while_it_closes(
 
         async def leaves() -> None:
             del store._topology.nodes["127.0.0.1", other.port]  # as if it were a new one
-            store._node_at(("127.0.0.1", other.port)).dial(store._client, peer)
+            store._node_at(("127.0.0.1", other.port)).dial(store._client, peer.deliver)
             await until(lambda: connections(other) > before)
             await leave()
 
@@ -956,7 +962,7 @@ async def test_what_is_to_be_done_in_any_case_waits_for_no_longer_than_a_command
         if not known:
             store._topology.owners[slot_of("lock:a")] = None
         kept = node._waiting if known else store._unrouted
-        ann.store.resize("lock:a", 1, 1, 1000).cancel()
+        ann.store.submit(Resize("lock:a", 1, 1, 1000)).cancel()
         assert len(kept) == 1
         await until(lambda: not kept)
 
@@ -978,11 +984,11 @@ async def test_what_was_parked_goes_before_what_is_asked_since(
             return future
 
         monkeypatch.setattr(node._pipe, "call", calls)
-        monkeypatch.setattr(store, "is_ready", lambda _: store.read("lock:a"))
+        monkeypatch.setattr(store, "is_ready", lambda _: store.submit(ReadPosted("lock:a")))
         monkeypatch.setattr(node, "open", lambda *_: asyncio.sleep(0))
         node.ready = False
         pending = ann.ask("lock:a", waiter)
-        await node.open_now(store._client, ann)
+        await node.open_now(store._client, ann.deliver)
         await pending
         assert called == [ACQUIRE, READ]
         await ann.leave("lock:a", waiter)
@@ -1002,7 +1008,7 @@ async def test_what_is_sent_on_to_a_node_that_never_serves(
             server = next(node for node in own_cluster.masters if node.port == used.address[1])
             name = f"lock:{name_at(own_cluster, server)}"
             server.pause()
-            answer = ann.store.resize(name, 1, 1, 1000)
+            answer = ann.store.submit(Resize(name, 1, 1, 1000))
             other = store._node_at(("127.0.0.1", mute.getsockname()[1]))
             store._topology.assign(slot_of(name), other)
             store._hand_on(used, {slot_of(name)})

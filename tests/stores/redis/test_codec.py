@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aiolock.store import CLAIM, Form, Rule, WaiterId
+from aiolock.protocol import CLAIM, Form, Rule, WaiterId
 from aiolock.stores.redis._codec import decode, decode_any, encode, stem, waiter_of
 
 ADA = WaiterId("ada", 7)

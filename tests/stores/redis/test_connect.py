@@ -24,6 +24,7 @@ from redis.asyncio.retry import Retry
 from redis.backoff import ExponentialBackoff
 
 import aiolock
+from aiolock.protocol import Break, ReadPosted, ReadStatus
 from aiolock.stores._opening import Opening
 from aiolock.stores.redis import RedisStore, _replies, _scripts, _wire
 from aiolock.stores.redis._errors import ACL_RULE
@@ -348,8 +349,8 @@ async def test_subscription_breaks_while_opening(
 
     monkeypatch.setattr(RedisStore, "_introduce", introduce_and_break)
     store = store_on(server.url, prefix)
-    inbox: Any = Unheeded()
-    await store.open("me", inbox)
+    deliver: Any = Unheeded()
+    await store.open("me", deliver)
     assert not store._blind
     await store.aclose()
 
@@ -505,7 +506,7 @@ def test_blocking_client(kind: type) -> None:
 
 
 class Unheeded:
-    """An inbox for what nobody waits for."""
+    """An deliver for what nobody waits for."""
 
     def __getattr__(self, _: str) -> Callable[..., None]:
         return lambda *_: None
@@ -519,12 +520,12 @@ def connections(server: RedisServer) -> int:
 async def test_store_opens_again(server: RedisServer, prefix: str) -> None:
     """A store that was closed opens anew, as often as one likes."""
     store = store_on(server.url, prefix)
-    inbox: Any = Unheeded()
+    deliver: Any = Unheeded()
     await store.aclose()
     for _ in range(3):
-        await store.open("me", inbox)
+        await store.open("me", deliver)
         assert not store._blind
-        assert (await store.read("x")).count == 0
+        assert (await store.submit(ReadPosted("x"))).count == 0
         await store.aclose()
         await store.aclose()
 
@@ -535,10 +536,10 @@ def test_store_opens_again_in_another_loop(server: RedisServer, prefix: str, loo
     store = store_on(server.url, prefix)
 
     async def main() -> None:
-        inbox: Any = Unheeded()
-        await store.open("me", inbox)
+        deliver: Any = Unheeded()
+        await store.open("me", deliver)
         assert not store._blind
-        assert (await store.read("x")).count == 0
+        assert (await store.submit(ReadPosted("x"))).count == 0
         await store.aclose()
 
     for _ in range(2):
@@ -553,12 +554,12 @@ async def test_ended_while_opening(
 ) -> None:
     """A store that is closed, or whose opening is cancelled, leaves no connection behind."""
     store = store_on(own_server.url, prefix)
-    inbox: Any = Unheeded()
+    deliver: Any = Unheeded()
     scope = anyio.CancelScope()
 
     async def opens() -> None:
         with scope:
-            await store.open("me", inbox)
+            await store.open("me", deliver)
 
     opening = asyncio.create_task(opens())
     for _ in range(turns):
@@ -597,15 +598,15 @@ async def test_closed_after_the_opening_was_cancelled(proxy: Proxy, prefix: str)
 async def test_store_is_opened_while_it_closes(proxy: Proxy, prefix: str) -> None:
     """The end of one opening takes no connection from the next."""
     store = store_on(proxy.url, prefix)
-    inbox: Any = Unheeded()
-    await store.open("me", inbox)
+    deliver: Any = Unheeded()
+    await store.open("me", deliver)
     before = store._subscription
     await linked(proxy)
     commands = command_link(proxy)
     commands.deaf()
     closing = asyncio.create_task(store.aclose())
     await until(lambda: store._closing)
-    await store.open("me", inbox)
+    await store.open("me", deliver)
     commands.hear()
     await closing
     assert before._link.wire is None
@@ -796,13 +797,13 @@ async def test_clients_that_are_not_counted(server: RedisServer, prefix: str) ->
         waiting = [await bob.queue("n"), await cat.queue("n")]
         await bob.store.aclose()
         await ann.sees_end_of(cat)
-        status = await ann.store.status("n")
+        status = await ann.store.submit(ReadStatus("n"))
         assert [party.alive for party in status.waiters] == [True, False]
         await ann.release("n", grant)
-        (holder,) = (await ann.store.status("n")).holders
+        (holder,) = (await ann.store.submit(ReadStatus("n"))).holders
         assert (holder.client, holder.alive) == (bob.client, True)
         assert waiting[0].waiter.client == bob.client
-        assert await ann.store.break_("n", [holder.fence]) == 1
+        assert await ann.store.submit(Break("n", [holder.fence])) == 1
 
 
 @pytest.mark.parametrize("when", ["before", "meanwhile"])

@@ -10,7 +10,7 @@ from contextlib import aclosing
 import pytest
 
 import aiolock
-from aiolock.store import CLAIM
+from aiolock.protocol import CLAIM
 from tests.support.failures import (
     Lockers,
     Peek,

@@ -15,14 +15,19 @@ import pytest
 import aiolock
 from aiolock._engine.acquisition import Acquisition, Question
 from aiolock._engine.waiters import Waiters
-from aiolock.store import (
+from aiolock.protocol import (
     WAS_ABSENT,
     WAS_HOLDER,
     WAS_QUEUED,
+    Acquire,
     Form,
     Granted,
-    HandoffReport,
+    ReadPosted,
+    ReadStatus,
+    Release,
+    Renew,
     Renewal,
+    ReportHandoff,
     WaiterId,
 )
 from aiolock.stores._retry_window import LATE_AFTER
@@ -37,7 +42,7 @@ from tests.support.servers import RedisServer, store_on
 
 
 class Nobody:
-    """An inbox for what nobody waits for."""
+    """An deliver for what nobody waits for."""
 
     def __getattr__(self, _: str) -> Callable[..., None]:
         return lambda *_: None
@@ -47,8 +52,8 @@ class Nobody:
 async def store(proxy: Proxy, prefix: str) -> AsyncIterator[RedisStore]:
     """An open store behind the proxy."""
     store = store_on(proxy.url, prefix)
-    inbox: Any = Nobody()
-    await store.open("me", inbox)
+    deliver: Any = Nobody()
+    await store.open("me", deliver)
     yield store
     proxy.accept()
     await store.aclose()
@@ -82,14 +87,16 @@ def text(number: int) -> str:
 def ask(store: RedisStore, number: int, *, first: bool = True) -> asyncio.Future[Any]:
     """Ask for a lock of its own, as a waiter of its own, for the first time or once more."""
     ticket = 0 if first else 10**15
-    return store.acquire(
-        f"name {number}", waiter(number), FORM, 30000, ticket=ticket, wait=True, max_waiters=0
+    return store.submit(
+        Acquire(
+            f"name {number}", waiter(number), FORM, 30000, ticket=ticket, wait=True, max_waiters=0
+        )
     )
 
 
 def leave(store: RedisStore, number: int) -> asyncio.Future[int]:
     """Give up whatever that waiter has."""
-    return store.release(f"name {number}", waiter(number), FORM, 0)
+    return store.submit(Release(f"name {number}", waiter(number), FORM, 0))
 
 
 def look(store: RedisStore) -> asyncio.Future[Any]:
@@ -225,9 +232,11 @@ async def test_release_is_sent_though_nobody_listens(store: RedisStore, proxy: P
     leave(store, 1).cancel()
     proxy.accept()
     other = waiter(2)
-    answer = await store.acquire("name 1", other, FORM, 30000, ticket=0, wait=False, max_waiters=0)
+    answer = await store.submit(
+        Acquire("name 1", other, FORM, 30000, ticket=0, wait=False, max_waiters=0)
+    )
     assert isinstance(answer, Granted)
-    await store.release("name 1", other, FORM, answer.fence)
+    await store.submit(Release("name 1", other, FORM, answer.fence))
 
 
 # --- Nothing grows
@@ -279,8 +288,8 @@ async def test_ten_thousand_failures_at_a_server_that_refuses(
 ) -> None:
     """One command for each attempt to connect, with pauses between; and nothing is kept."""
     store = store_on(own_server.url, prefix)
-    inbox: Any = Nobody()
-    await store.open("me", inbox)
+    deliver: Any = Nobody()
+    await store.open("me", deliver)
     await ask(store, 0)
     assert store._timer is not None
     store._timer.cancel()  # a heartbeat would be kept, and rightly
@@ -312,8 +321,8 @@ async def test_one_command_for_each_attempt(
 ) -> None:
     """A server that refuses is not sent more the more there is to send; then all are served."""
     store = store_on(own_server.url, prefix)
-    inbox: Any = Nobody()
-    await store.open("me", inbox)
+    deliver: Any = Nobody()
+    await store.open("me", deliver)
     own_server.call("CONFIG", "SET", "min-replicas-to-write", "1")
     asked = [ask(store, 0)]
     await until(lambda: store._pipe._wire is None)
@@ -332,8 +341,8 @@ async def test_refused_for_too_long(
 ) -> None:
     """Whoever waits for a server that goes on refusing hears why, and that nothing was done."""
     store = store_on(own_server.url, prefix)
-    inbox: Any = Nobody()
-    await store.open("me", inbox)
+    deliver: Any = Nobody()
+    await store.open("me", deliver)
     # No other time limit may end it first, with another error.
     monkeypatch.setattr("aiolock.stores.redis._outbox.COMMAND_TIMEOUT", 1.5)
     monkeypatch.setattr("aiolock.stores.redis._outbox.LOOK", 0.05)
@@ -358,17 +367,17 @@ async def test_what_relies_on_a_refused_report_comes_behind_it(
         if forgets:
             redis_server.call("SCRIPT", "FLUSH", "SYNC")
             redis_server.call("SCRIPT", "LOAD", RELEASE.source)  # as another client may
-        passed = HandoffReport(
+        passed = ReportHandoff(
             "name 1", FORM, waiter(1), granted.fence, waiter(3), fence, (waiter(3),)
         )
         commands = (
-            store.report_handoff(passed),
-            store.release("name 1", waiter(3), FORM, fence),
+            store.submit(passed),
+            store.submit(Release("name 1", waiter(3), FORM, fence)),
             leave(store, 2),
         )
         answers = [await command for command in commands]
         assert answers == [WAS_HOLDER] * 3
-        assert not (await store.status("name 1")).holders
+        assert not (await store.submit(ReadStatus("name 1"))).holders
 
 
 async def test_renewals_keep_their_order(store: RedisStore, proxy: Proxy) -> None:
@@ -380,7 +389,7 @@ async def test_renewals_keep_their_order(store: RedisStore, proxy: Proxy) -> Non
         Renewal(f"name {number}", waiter(number), FORM, grant.fence, 5000)
         for number, grant in enumerate(grants, 1)
     ]
-    answers = [store.renew(renewals), store.renew(renewals[1:])]
+    answers = [store.submit(Renew(renewals)), store.submit(Renew(renewals[1:]))]
     looked = look(store)
     taken = store._pipe._take_later(store._pipe._sent[-3])
     assert [each.script for each in taken] == [RENEW, RENEW]
@@ -500,7 +509,7 @@ async def test_a_link_that_is_slow_is_not_dead(redis_server: RedisServer, prefix
         pipe = store._pipe
         wire = pipe._wire
         await client.lock("a").status()
-        pending = store.read("lock:a")
+        pending = store.submit(ReadPosted("lock:a"))
         pipe._sent[0].sent -= 100
         pipe._look()
         assert pipe._wire is wire, "it has just been heard"
@@ -543,7 +552,7 @@ async def test_newcomers_of_one_turn_ask_together(redis_server: RedisServer, pre
             lease = await take(other.lock("lock"))
             before = calls(redis_server)
             tasks = await newcomers(client, 20)
-            status = await client._engine.store.status("lock:lock")
+            status = await client._engine.store.submit(ReadStatus("lock:lock"))
             assert calls(redis_server) - before == 3
             seqs = [party.seq for party in status.waiters]
             assert len(seqs) == 20
@@ -558,7 +567,7 @@ async def test_more_newcomers_than_one_call_takes(redis_server: RedisServer, pre
         await (await take(client.lock("lock"))).release()
         before = calls(redis_server)
         tasks = await newcomers(client, 100)
-        status = await client._engine.store.status("lock:lock")
+        status = await client._engine.store.submit(ReadStatus("lock:lock"))
         assert calls(redis_server) - before == 1 + 4 + 1
         seqs = [party.seq for party in (*status.holders, *status.waiters)]
         assert seqs == list(range(seqs[0], seqs[0] + 100))
@@ -607,9 +616,11 @@ async def test_one_of_those_that_ask_together_gives_up(
 async def test_asked_together_and_released_in_the_same_turn(store: RedisStore) -> None:
     """The release is carried out behind the question, though that waits for others."""
     for number in range(4):
-        _ = store.acquire("lock", waiter(number), FORM, 30000, ticket=0, wait=True, max_waiters=0)
-    was = store.release("lock", waiter(3), FORM, 0)
-    status = await store.status("lock")
+        _ = store.submit(
+            Acquire("lock", waiter(number), FORM, 30000, ticket=0, wait=True, max_waiters=0)
+        )
+    was = store.submit(Release("lock", waiter(3), FORM, 0))
+    status = await store.submit(ReadStatus("lock"))
     assert await was == WAS_QUEUED
     assert [party.seq for party in (*status.holders, *status.waiters)] == [0, 1, 2]
 
@@ -648,7 +659,7 @@ async def test_those_that_ask_together_and_the_server_forgot_the_script(
             await client.lock("lock").status()
             before = calls(redis_server)
             tasks = await newcomers(client, 8)
-            await client._engine.store.status("lock:lock")
+            await client._engine.store.submit(ReadStatus("lock:lock"))
             assert calls(redis_server) - before == 3
             await one_after_the_other(tasks)
             redis_server.call("SCRIPT", "FLUSH")
@@ -715,7 +726,7 @@ async def test_answers_are_heard_in_the_order_in_which_they_come(
         heard.clear()
         for _ in range(60):  # seldom all three come at once where the machine is busy
             tasks = await newcomers(client, 2)
-            _ = store_of(client).read("lock:another")
+            _ = store_of(client).submit(ReadPosted("lock:another"))
             await until(lambda: len(heard) == 2)
             assert heard == sorted(heard)
             for task in tasks:
@@ -731,13 +742,15 @@ async def test_a_question_that_was_kept_back_was_never_written(
     """Where the connection is lost in that very turn it is forgotten, as any that waits for one."""
     proxy.refuse()
     asked = [
-        store.acquire("lock", waiter(number), FORM, 30000, ticket=0, wait=True, max_waiters=0)
+        store.submit(
+            Acquire("lock", waiter(number), FORM, 30000, ticket=0, wait=True, max_waiters=0)
+        )
         for number in range(3)
     ]
     assert store._pipe._link.wire is not None
     store._pipe._link.drop(ConnectionError("lost"))
     assert store._pipe._wire is None
-    left = [store.release("lock", waiter(number), FORM, 0) for number in (1, 2)]
+    left = [store.submit(Release("lock", waiter(number), FORM, 0)) for number in (1, 2)]
     assert [future.done() and future.result() for future in left] == [WAS_ABSENT] * 2
     assert [future.cancelled() for future in asked] == [False, True, True]
     asked[0].cancel()

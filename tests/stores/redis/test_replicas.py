@@ -15,7 +15,8 @@ import pytest
 
 import aiolock
 from aiolock._engine import policy
-from aiolock.store import Form, Granted, Store, WaiterId
+from aiolock.protocol import Acquire, Form, Granted, GrantUnconfirmed, WaiterId
+from aiolock.store import Store
 from aiolock.stores.memory import MemoryServer
 from aiolock.stores.redis import _barrier, _replicated, _session, from_url
 from aiolock.stores.redis._errors import ACL_RULE
@@ -358,12 +359,14 @@ async def test_given_back_though_nobody_waits_any_more(*, shared: bool) -> None:
     form = Form(claim=3000, shared=shared)
     async with aiolock.connect(MemoryServer()) as client:
         store, waiter = client._engine.store, WaiterId(client.id, 10**6)
-        granted = await store.acquire(
-            "lock:lock", waiter, form, 1000 * LONG, ticket=0, wait=True, max_waiters=0
+        granted = await store.submit(
+            Acquire("lock:lock", waiter, form, 1000 * LONG, ticket=0, wait=True, max_waiters=0)
         )
         assert isinstance(granted, Granted)
-        client._engine.waiters.unconfirmed(
-            "lock:lock", waiter, form, granted.fence, aiolock.StoreError("nobody has it")
+        client._engine.waiters.deliver(
+            GrantUnconfirmed(
+                "lock:lock", waiter, form, granted.fence, aiolock.StoreError("nobody has it")
+            )
         )
         async with asyncio.timeout(LONG / 2), client.lock("lock"):
             pass

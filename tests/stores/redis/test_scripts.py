@@ -14,7 +14,7 @@ import pytest
 import redis
 
 import aiolock
-from aiolock.store import (
+from aiolock.protocol import (
     MAX_AHEAD,
     WAS_ABSENT,
     WAS_HOLDER,

@@ -19,6 +19,7 @@ import pytest
 
 import aiolock
 from aiolock._engine import slow_monitor
+from aiolock.protocol import ReadPosted
 from aiolock.stores.sqlite import _places, _session
 from tests.support.failures import take
 
@@ -269,7 +270,7 @@ async def test_removed_file_of_a_holder_whose_loop_is_blocked_is_refused(
     async with aiolock.connect(url(path)) as ours:
         lease = await take(ours.lock("x", ttl=3600))
         remove(path)
-        asked = ours._engine.store.read("y")  # its thread notices at once
+        asked = ours._engine.store.submit(ReadPosted("y"))  # its thread notices at once
         done = subprocess.run(command, capture_output=True, check=False, text=True)
         assert "while it was in use" in done.stderr, done.stderr
         await asyncio.wait_for(lease.lost.wait(), 5)

@@ -26,7 +26,22 @@ from hypothesis import strategies as st
 import aiolock
 import aiolock.store
 from aiolock._engine import slow_monitor
-from aiolock.store import Answer, Form, Granted, Renewal, Rule, WaiterId
+from aiolock._engine.waiters import _PROCESS
+from aiolock.protocol import (
+    Acquire,
+    Answer,
+    Form,
+    Granted,
+    ReadPosted,
+    ReadStatus,
+    ReleaseRequested,
+    Renew,
+    Renewal,
+    RequestRelease,
+    Resize,
+    Rule,
+    WaiterId,
+)
 from aiolock.stores._codec import decode, encode
 from aiolock.stores._holders import Grant, Holder
 from aiolock.stores._operations import Operation
@@ -370,11 +385,11 @@ async def test_an_opening_that_is_cancelled(path: Path, url: str) -> None:
 async def test_a_closing_that_is_cancelled(path: Path, url: str) -> None:
     """What was asked is carried out all the same, and nothing is left open."""
     store = from_url(url, "aiolock")
-    inbox: Any = object()
-    await store.open("ada", inbox)
+    deliver: Any = object()
+    await store.open("ada", deliver)
     with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as database:
         database.execute("BEGIN IMMEDIATE")
-        asked = store.read("x")
+        asked = store.submit(ReadPosted("x"))
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(store.aclose(), 0.2)
     await asked
@@ -397,12 +412,12 @@ async def test_a_thread_that_ends_by_a_fault(url: str, monkeypatch: pytest.Monke
         store = client._engine.store
         monkeypatch.setattr(_presence.Presence, "is_there", is_there)
         await asyncio.to_thread(fails.wait)
-        question = store.read("x")
+        question = store.submit(ReadPosted("x"))
         asked.set()
         with pytest.raises(aiolock.StoreError, match="LookupError") as before:
             await question
         with pytest.raises(aiolock.StoreError, match="LookupError") as after:
-            await store.read("x")
+            await store.submit(ReadPosted("x"))
         assert before.value is not after.value
         assert after.value.refused
 
@@ -440,16 +455,16 @@ async def test_no_operation_waits_for_long(
     monkeypatch.setattr("aiolock.stores._worker._TOGETHER", 10)
     async with aiolock.connect(url) as client:
         store = client._engine.store
-        await store.read("x")
+        await store.submit(ReadPosted("x"))
         with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as database:
             database.execute("BEGIN IMMEDIATE")
             began = time.monotonic()
-            asked = [store.read(str(number)) for number in range(1000)]
+            asked = [store.submit(ReadPosted(str(number))) for number in range(1000)]
             answers = await asyncio.gather(*asked, return_exceptions=True)
             assert time.monotonic() - began < 4
         assert {type(answer) for answer in answers} == {aiolock.StoreError}
         assert len({id(answer) for answer in answers}) == 1000
-        await store.read("x")
+        await store.submit(ReadPosted("x"))
 
 
 async def test_a_batch_of_which_one_fails_where_the_file_is_locked_then(
@@ -474,8 +489,8 @@ async def test_a_batch_of_which_one_fails_where_the_file_is_locked_then(
         monkeypatch.setattr(Step, "request", fails)
         monkeypatch.setattr(database._connection, "begin", begins)
         monkeypatch.setattr(database, "sweep", list)
-        asked: list[asyncio.Future[Any]] = [store.request("x")]
-        asked += [store.read("x") for _ in range(9)]
+        asked: list[asyncio.Future[Any]] = [store.submit(RequestRelease("x"))]
+        asked += [store.submit(ReadPosted("x")) for _ in range(9)]
         await asyncio.gather(*asked, return_exceptions=True)
         assert len(times) == 2
         monkeypatch.undo()
@@ -841,8 +856,8 @@ async def test_what_a_stopped_process_is_told_is_there_when_it_goes_on(
 async def test_a_child_does_not_keep_its_parent_alive(url: str, path: Path) -> None:
     """A fork lets go of the lock that tells that the parent lives, and changes nothing of it."""
     store = SQLiteStore(path, "aiolock")
-    inbox: Any = object()
-    await store.open("parent", inbox)
+    deliver: Any = object()
+    await store.open("parent", deliver)
     assert store._session is not None
     presence = store._session._presence
     reads, writes = os.pipe()
@@ -927,10 +942,12 @@ async def test_after_another_start_of_the_machine(
 ) -> None:
     """The clock goes on from what it showed last, also where the wall clock is wrong then."""
     store = from_url(url, "aiolock")
-    inbox: Any = object()
-    await store.open("dead", inbox)
-    before = await store.acquire(
-        "lock:x", WaiterId("dead", 1), Form(claim=0), 300, ticket=0, wait=False, max_waiters=0
+    deliver: Any = object()
+    await store.open("dead", deliver)
+    before = await store.submit(
+        Acquire(
+            "lock:x", WaiterId("dead", 1), Form(claim=0), 300, ticket=0, wait=False, max_waiters=0
+        )
     )
     assert isinstance(before, Granted)
     await store.aclose()  # which gives nothing back
@@ -953,17 +970,17 @@ async def test_after_a_start_that_ended_a_renewed_lease(
     monkeypatch.setattr(_clock, "boot", lambda: "the first")
     monkeypatch.setattr(_clock, "since_boot", lambda: shown)
     store = from_url(url, "aiolock")
-    inbox: Any = object()
-    await store.open("dead", inbox)
+    deliver: Any = object()
+    await store.open("dead", deliver)
     form, waiter = Form(claim=0), WaiterId("dead", 1)
-    granted = await store.acquire(
-        "lock:x", waiter, form, 30_000, ticket=0, wait=False, max_waiters=0
+    granted = await store.submit(
+        Acquire("lock:x", waiter, form, 30_000, ticket=0, wait=False, max_waiters=0)
     )
     assert isinstance(granted, Granted)
     for _ in range(100):
         shown += 25_000_000
         again = Renewal("lock:x", waiter, form, granted.fence, 30_000)
-        assert await store.renew([again]) == [True]
+        assert await store.submit(Renew([again])) == [True]
     await store.aclose()  # which gives nothing back
     monkeypatch.setattr(_clock, "boot", lambda: "the next")
     monkeypatch.setattr(_clock, "wall", lambda: 10**15)
@@ -1530,7 +1547,7 @@ async def test_file_that_others_lock_in_turn_is_waited_for(
         store = client._engine.store
         with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as database:
             database.execute("BEGIN IMMEDIATE")
-            asked = store.read("x")
+            asked = store.submit(ReadPosted("x"))
             for _ in range(6):
                 time.sleep(0.1)
                 database.execute("UPDATE fence SET last = last + 1")
@@ -1600,7 +1617,7 @@ async def test_it_waits_for_the_transactions_of_others(path: Path, url: str) -> 
         with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as database:
             database.execute("BEGIN IMMEDIATE")
             database.execute("UPDATE fence SET last = 20000000000000000")
-            resized = client._engine.store.resize("semaphore:x", 5, 5, 60_000)
+            resized = client._engine.store.submit(Resize("semaphore:x", 5, 5, 60_000))
             await asyncio.sleep(0.1)
             assert not resized.done()
             database.execute("COMMIT")
@@ -1645,12 +1662,16 @@ async def test_an_operation_that_cannot_be_carried_out(
     async with aiolock.connect(url) as client:
         monkeypatch.setattr(Step, "request", fails)
         store = client._engine.store
-        asked: list[asyncio.Future[Any]] = [store.status("x"), store.request("x"), store.read("x")]
+        asked: list[asyncio.Future[Any]] = [
+            store.submit(ReadStatus("x")),
+            store.submit(RequestRelease("x")),
+            store.submit(ReadPosted("x")),
+        ]
         answers = await asyncio.gather(*asked, return_exceptions=True)
         assert [type(answer) for answer in answers] == [
             aiolock.Status,
             aiolock.StoreError,
-            aiolock.store.Posted,
+            aiolock.protocol.Posted,
         ]
         assert str(answers[1]) == (
             f"the SQLite file {path} could not carry that out: LookupError('a fault of ours')"
@@ -1715,8 +1736,7 @@ async def test_a_push_is_delivered_once(
     async with aiolock.connect(url) as ours, aiolock.connect(url) as theirs:
         await swept(ours)
         lease = await take(ours.lock("x", ttl=30))
-        waiters = type(session_of(ours)._inbox)
-        monkeypatch.setattr(waiters, "requested", lambda _, name, *__: heard.append(name))
+        monkeypatch.setitem(_PROCESS, ReleaseRequested, lambda _, event: heard.append(event.name))
         with contextlib.closing(sqlite3.connect(path)) as database:
             count = "SELECT count(*) FROM inbox"
             for times in (1, 2):

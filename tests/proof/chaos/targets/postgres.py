@@ -12,7 +12,7 @@ from typing import Any, Final
 import psycopg
 from psycopg.rows import dict_row
 
-from aiolock.store import Form, Rule, WaiterId
+from aiolock.protocol import Form, Rule, WaiterId
 from aiolock.stores.redis._codec import encode
 from tests.proof.chaos.faults import ATTACKS, Fault
 from tests.proof.chaos.history import History
