@@ -21,13 +21,13 @@ from typing import Any, Final
 
 from aiolock._engine import deadlock, error_factories
 from aiolock._engine.acquisition import Acquisition, Phase
-from aiolock._engine.grant import lasts
 from aiolock._engine.hold import Hold, Owned, Owner
 from aiolock._engine.labels import labelled
 from aiolock._engine.policy import Policy
 from aiolock._engine.slow_monitor import SlowMonitor
 from aiolock._engine.waiters import Waiters
-from aiolock._engine.watchdog import Watchdog, retrieve
+from aiolock._engine.watchdog import Watchdog
+from aiolock._futures import retrieve
 from aiolock._prompt import Prompt
 from aiolock._turns import turns
 from aiolock.errors import (
@@ -49,6 +49,7 @@ from aiolock.protocol import (
     Renewal,
     Rule,
     WaiterId,
+    lasts,
 )
 from aiolock.store import ServerStatus
 

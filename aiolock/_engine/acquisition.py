@@ -23,11 +23,12 @@ from enum import Enum
 from typing import Any, Final
 
 from aiolock._engine import error_factories
-from aiolock._engine.grant import ClockPair, Grant, lasts
+from aiolock._engine.grant import ClockPair, Grant
 from aiolock._engine.policy import Policy
+from aiolock._futures import failure_of
 from aiolock.errors import StoreError
 from aiolock.observer import LockRequest
-from aiolock.protocol import Answer, Busy, Differs, Done, Full, Granted, Queued, WaiterId
+from aiolock.protocol import Answer, Busy, Differs, Done, Full, Granted, Queued, WaiterId, lasts
 
 
 class Phase(Enum):
@@ -381,7 +382,5 @@ class Acquisition:
 
 def _was_refused(answer: asyncio.Future[Any]) -> bool:
     """Whether the store has certainly not carried out this question."""
-    if not answer.done() or answer.cancelled():
-        return False
-    error = answer.exception()
+    error = failure_of(answer) if answer.done() else None
     return isinstance(error, StoreError) and error.refused

@@ -28,12 +28,3 @@ class ClockPair(NamedTuple):
     """Seconds."""
     store: int
     """Microseconds."""
-
-
-def lasts(lease: int) -> float:
-    """Seconds for which a lease of so many ms is certainly ours, counted from before its request.
-
-    The safety margin is a hundredth, for clocks that run at different speeds (as in Redlock), and
-    2 ms for rounding.
-    """
-    return lease * 0.00099 - 0.002

@@ -14,10 +14,10 @@ from enum import Enum, StrEnum
 from typing import Any, Final, Protocol, TypeVar
 from weakref import ref
 
-from aiolock._engine.grant import Grant, lasts
+from aiolock._engine.grant import Grant
 from aiolock._engine.policy import Policy
 from aiolock.observer import LockRequest
-from aiolock.protocol import WaiterId
+from aiolock.protocol import WaiterId, lasts
 
 Item = TypeVar("Item")
 

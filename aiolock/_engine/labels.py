@@ -15,6 +15,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Final, NamedTuple
 
+from aiolock._futures import failure_of, succeeded
 from aiolock._turns import turns
 from aiolock.protocol import Participant, Post, Posted, ReadPosted, Status
 from aiolock.store import Store
@@ -132,7 +133,7 @@ class Labels:
         posted.add_done_callback(partial(self._posted, page))
 
     def _posted(self, page: _Page, posted: asyncio.Future[int]) -> None:
-        if not posted.cancelled() and posted.exception() is not None:
+        if failure_of(posted) is not None:
             # No error for anyone: labels are only shown to people.
             page.due = min(page.due, self._time() + _RETRIED)
             self._failed()
@@ -169,7 +170,7 @@ async def labelled(store: Store, statuses: Sequence[Status]) -> list[Status]:
 
 
 async def _read(answer: asyncio.Future[Posted]) -> dict[int, PostedLabel]:
-    if answer.cancelled() or answer.exception() is not None:
+    if not succeeded(answer):
         return {}
     value = answer.result().value
     await turns().take(1 + min(len(value), _LONGEST << _PAGE) // 100)

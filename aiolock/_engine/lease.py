@@ -17,6 +17,7 @@ from aiolock._engine.hold import ALIVE, Hold, LeaseState, LossReason, without
 from aiolock._engine.policy import to_ms
 from aiolock._engine.scope import Scope
 from aiolock._engine.watchdog import Watchdog
+from aiolock._futures import failure_of
 from aiolock._prompt import Prompt
 from aiolock.copying import Uncopyable
 from aiolock.entering import AsyncEnterable, Entered, Entry, current_task
@@ -263,7 +264,7 @@ class Lease(Uncopyable, AsyncEnterable["Lease"]):
         self._still_ours()
 
     def _undo_if_refused(self, downgraded: asyncio.Future[int]) -> None:
-        if not downgraded.cancelled() and isinstance(downgraded.exception(), Unsupported):
+        if isinstance(failure_of(downgraded), Unsupported):
             self._hold.shared = False  # the store has not carried it out
 
     async def _ask(self, ttl: int) -> bool:

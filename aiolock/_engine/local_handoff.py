@@ -28,9 +28,10 @@ from typing import Any, Final, TypeVar
 
 from aiolock._engine.acquisition import Acquisition, Phase
 from aiolock._engine.closed_store import ClosedStore
-from aiolock._engine.grant import Grant, lasts
+from aiolock._engine.grant import Grant
 from aiolock._engine.hold import Hold, LossReason
 from aiolock._engine.releases import FIRST_PAUSE, LONGEST, LONGEST_PAUSE
+from aiolock._futures import failure_of, succeeded
 from aiolock._turns import turns
 from aiolock.errors import StoreError
 from aiolock.protocol import (
@@ -48,6 +49,7 @@ from aiolock.protocol import (
     Renew,
     ReportHandoff,
     WaiterId,
+    lasts,
 )
 from aiolock.store import Store
 
@@ -378,7 +380,7 @@ class LocalHandoff:
 
     def _answered(self, queue: _NameQueue, batch: _Batch, answer: asyncio.Future[int]) -> None:
         queue.under_way -= 1
-        failure = None if answer.cancelled() else answer.exception()
+        failure = failure_of(answer)
         if failure is not None or answer.cancelled():
             self._failed(queue, batch, failure)
             return
@@ -526,6 +528,5 @@ class LocalHandoff:
 
 def _released(chain: _HandoffChain, released: asyncio.Future[Any]) -> None:
     """The present holder's release succeeded. If a report is unanswered, it came before that."""
-    succeeded = not released.cancelled() and released.exception() is None
-    if succeeded and chain.reports:
+    if succeeded(released) and chain.reports:
         chain.unknown = True

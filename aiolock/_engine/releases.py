@@ -13,6 +13,7 @@ from typing import Final
 
 from aiolock._engine.timers import shared_timers
 from aiolock._turns import Backlog
+from aiolock.backoff import Backoff
 from aiolock.errors import StoreError
 from aiolock.protocol import Form, Release, WaiterId
 from aiolock.store import Store
@@ -37,7 +38,7 @@ class Releases:
         self._call_later = shared_timers()
         self._left: dict[Release, float] = {}
         """The time until which each release is tried."""
-        self._pause = FIRST_PAUSE
+        self._backoff = Backoff(FIRST_PAUSE, LONGEST_PAUSE)
         self._timer: asyncio.TimerHandle | None = None
         self._closed = False
         self._again = Backlog(self._send_again, most=_TOGETHER)
@@ -68,7 +69,7 @@ class Releases:
             return
         failure = released.exception()
         if failure is None:
-            self._pause = FIRST_PAUSE
+            self._backoff.reset()
         elif isinstance(failure, StoreError):
             self._failed(release, until, failure)
         # Any other failure is a bug of ours or of the store: it would fail for ever.
@@ -78,8 +79,7 @@ class Releases:
         if not failure._under_way and self._loop.time() < until and not self._closed:
             self._left[release] = until
             if self._timer is None:
-                self._timer = self._call_later(self._pause, self._try_again)
-                self._pause = min(LONGEST_PAUSE, 2 * self._pause)
+                self._timer = self._call_later(self._backoff.pause(), self._try_again)
 
     def _try_again(self) -> None:
         self._timer = None

@@ -23,17 +23,17 @@ from aiolock._clock import clock
 from aiolock._dropped import DroppedLease, on_dropped
 from aiolock._engine.answer_deadlines import AnswerDeadlines
 from aiolock._engine.events import Events
-from aiolock._engine.grant import lasts
 from aiolock._engine.hold import ALIVE, Handle, Hold, LeaseState, LossReason, Owner, without
 from aiolock._engine.limits import Limits
 from aiolock._engine.local_handoff import LocalHandoff
 from aiolock._engine.pending_finishes import PendingFinishes
 from aiolock._engine.releases import Releases
 from aiolock._engine.timer_wheel import TimerWheel
+from aiolock._futures import failure_of, retrieve, succeeded
 from aiolock._turns import Backlog, turns
 from aiolock.async_library import check_not_trio
 from aiolock.errors import ClientClosed, StoreError
-from aiolock.protocol import Downgrade, Form, Release, Renew, Renewal, WaiterId
+from aiolock.protocol import Downgrade, Form, Release, Renew, Renewal, WaiterId, lasts
 from aiolock.store import Store
 
 _BATCH: Final = 256
@@ -308,7 +308,7 @@ class Watchdog:
 
     def release_answered(self, hold: Hold, released: asyncio.Future[int]) -> None:
         """Process the answer, or the failure, of a release that no task awaits."""
-        if not released.cancelled() and isinstance(failure := released.exception(), StoreError):
+        if isinstance(failure := failure_of(released), StoreError):
             self.release_failed(hold, failure)
 
     def release_failed(self, hold: Hold, failure: StoreError) -> None:
@@ -527,7 +527,7 @@ class Watchdog:
         sent: float,
         answer: asyncio.Future[list[bool | None]],
     ) -> None:
-        unknown = answer.cancelled() or answer.exception() is not None
+        unknown = not succeeded(answer)
         held: Sequence[bool | None] = [None] * len(batch) if unknown else answer.result()
         now = self.time()
         refused = list[Hold]()
@@ -554,12 +554,6 @@ class Watchdog:
         else:  # at once: a task that asked about this hold looks at its state next
             for hold in refused:
                 self.lose(hold, LossReason.REFUSED)
-
-
-def retrieve(answer: asyncio.Future[Any]) -> None:
-    """Retrieve the error of a future, which asyncio would log otherwise."""
-    if not answer.cancelled():
-        answer.exception()
 
 
 def _closes_as_lost(hold: Hold) -> bool:

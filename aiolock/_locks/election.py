@@ -17,8 +17,9 @@ from typing import Final
 from aiolock._engine.hold import ALIVE, LeaseState
 from aiolock._engine.lease import Lease, LostEvent
 from aiolock._engine.policy import Policy, to_ms
-from aiolock._engine.watchdog import retrieve
+from aiolock._futures import retrieve
 from aiolock._locks.lock import Lock
+from aiolock.backoff import Backoff
 from aiolock.copying import CopiedAsItself, Uncopyable
 from aiolock.errors import StoreError
 from aiolock.options import DEFAULT, Default, Seconds
@@ -226,8 +227,9 @@ class Election(CopiedAsItself):
 
     async def _announce(self, fence: int, value: str, until: float) -> None:
         """Post the value. A passing refusal must not end the term of a leader that has waited."""
-        loop, pause = asyncio.get_running_loop(), _FIRST_PAUSE
+        loop, backoff = asyncio.get_running_loop(), Backoff(_FIRST_PAUSE, _LONGEST_PAUSE)
         while True:
+            pause = backoff.pause()
             try:
                 await self._put_up(fence, value)
             except StoreError as error:
@@ -236,7 +238,6 @@ class Election(CopiedAsItself):
             else:
                 return
             await asyncio.sleep(pause)
-            pause = min(_LONGEST_PAUSE, 2 * pause)
 
     def _put_up(self, fence: int, value: str) -> asyncio.Future[int]:
         engine = self._lock._engine

@@ -14,6 +14,7 @@ from typing import Any, Final, NoReturn
 from aiolock._engine.lease import Lease
 from aiolock._locks.async_only import AsyncOnly
 from aiolock._locks.lock import Lock
+from aiolock.backoff import Backoff
 from aiolock.copying import CopiedAsItself
 from aiolock.entering import AsyncEnterable, Entered, Entry
 from aiolock.errors import LeaseLost, StoreError
@@ -24,6 +25,7 @@ Job = Callable[[], Awaitable[object]]
 
 log = logging.getLogger("aiolock")
 
+_FIRST_PAUSE: Final = 1.0
 _LONGEST_PAUSE: Final = 30.0
 """The longest pause between tries, in seconds, while the store cannot be reached."""
 
@@ -87,18 +89,18 @@ class Periodic(CopiedAsItself, AsyncEnterable[Lease], AsyncOnly):
         second, then less and less often. Raises the other errors of `Lock.acquire`, including
         `ClientClosed` when the client is closed.
         """
-        pause = 1.0
+        backoff = Backoff(_FIRST_PAUSE, _LONGEST_PAUSE)
         while True:
             try:
                 async with self._lock:
-                    pause = 1.0
+                    backoff.reset()
                     await self._once(job)
             except LeaseLost as lost:
                 log.warning("aiolock: a run of %r was cancelled: %s", self.name, lost)
             except StoreError as failure:
+                pause = backoff.pause()
                 log.warning("aiolock: %r is tried again in %g s: %s", self.name, pause, failure)
                 await asyncio.sleep(pause)
-                pause = min(_LONGEST_PAUSE, 2 * pause)
 
     async def _once(self, job: Job) -> None:
         try:

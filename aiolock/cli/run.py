@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 import aiolock
+from aiolock.backoff import Backoff
 from aiolock.cli.signals import Ended
 from aiolock.cli.store import (
     BUSY,
@@ -23,6 +24,7 @@ from aiolock.cli.store import (
 )
 from aiolock.text import plain
 
+_FIRST_PAUSE = 1.0
 _LONGEST_PAUSE = 30.0
 """The longest pause between tries to take part while the store cannot be reached, in seconds."""
 
@@ -168,19 +170,19 @@ async def _do(lease: aiolock.Lease, arguments: argparse.Namespace) -> None:
 async def _take_part(client: aiolock.LockClient, arguments: argparse.Namespace) -> NoReturn:
     """Run the command in each period that is ours, until a signal ends it."""
     periodic = client.periodic(arguments.name, every=arguments.every, ttl=arguments.ttl)
-    pause = 1.0
+    backoff = Backoff(_FIRST_PAUSE, _LONGEST_PAUSE)
     while True:
         try:
             async with periodic as lease:
-                pause = 1.0
+                backoff.reset()
                 if code := await _under(lease, arguments):
                     say(f"aiolock run: the command ended with {code}")
         except aiolock.LeaseLost as error:
             say(f"aiolock run: {error}; the command was ended")
         except aiolock.StoreError as error:
+            pause = backoff.pause()
             say(f"aiolock run: {error}; tried again in {pause:g} s")
             await asyncio.sleep(pause)
-            pause = min(_LONGEST_PAUSE, 2 * pause)
 
 
 async def _under(lease: aiolock.Lease, arguments: argparse.Namespace) -> int:

@@ -9,6 +9,7 @@ from contextlib import AbstractAsyncContextManager, contextmanager
 from typing import Final, NoReturn, ParamSpec, TypeVar
 
 import aiolock
+from aiolock.backoff import Backoff
 from aiolock.copying import CopiedAsItself
 from aiolock.errors import LeaseLost, StoreError
 from aiolock.naming import checked_result, formatter
@@ -149,18 +150,18 @@ class Periodic(Entrance[aiolock.Lease, Lease]):
         Raises the other errors of `Lock.acquire`, including `ClientClosed` when the client is
         closed.
         """
-        pause = _FIRST_PAUSE
+        backoff = Backoff(_FIRST_PAUSE, _LONGEST_PAUSE)
         while True:
             try:
                 with self:
-                    pause = _FIRST_PAUSE
+                    backoff.reset()
                     self._once(job)
             except LeaseLost as lost:
                 log.warning("aiolock: a run of %r went on without its lock: %s", self.name, lost)
             except StoreError as failure:
+                pause = backoff.pause()
                 log.warning("aiolock: %r is tried again in %g s: %s", self.name, pause, failure)
                 self._client.rest(pause)
-                pause = min(_LONGEST_PAUSE, 2 * pause)
 
     def _once(self, job: Callable[[], object]) -> None:
         try:

@@ -17,6 +17,8 @@ ROOT = Path(aiolock.__file__).parent
 # Each module of the core imports only those before it: the lower knows nothing of the higher.
 CORE = [
     "aiolock._clock",
+    "aiolock._futures",
+    "aiolock.backoff",
     "aiolock.copying",
     "aiolock._prompt",
     "aiolock._dropped",
@@ -85,7 +87,8 @@ CORE = [
     "aiolock",
 ]
 STORE = {
-    *("aiolock._clock", "aiolock.copying", "aiolock._prompt", "aiolock._turns", "aiolock._urls"),
+    *("aiolock._clock", "aiolock._futures", "aiolock.backoff", "aiolock.copying"),
+    *("aiolock._prompt", "aiolock._turns", "aiolock._urls"),
     *("aiolock.text", "aiolock.protocol", "aiolock._adapters", "aiolock.store", "aiolock.errors"),
 }
 # What authors of wrappers need as well.

@@ -21,11 +21,6 @@ PART: Final = 1000
 unit is a look at one acquisition, for one member: some two microseconds."""
 
 
-def lasts(lease: int) -> float:
-    """Seconds for which a lease of so many ms is certainly ours, computed as the engine does."""
-    return lease * 0.00099 - 0.002
-
-
 def lease_until(deadline: float, since: float, most: int) -> int:
     """The longest lease (ms) from ``since`` that ends by ``deadline`` as a client computes it."""
     return max(0, min(most, int((deadline - since + 0.002) / 0.00099 + 1e-6)))

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any, Final
 
 from aiolock.errors import StoreError
-from aiolock.protocol import PRIORITY, WaiterId
+from aiolock.protocol import PRIORITY, WaiterId, lasts
 from aiolock.stores._member import (
     OUTSIDE,
     Answer,
@@ -26,7 +26,6 @@ from aiolock.stores.quorum._acquisition import (
     KEEP_ALIVE,
     NameQueue,
     QuorumAcquisition,
-    lasts,
 )
 from aiolock.stores.quorum._connection import RETRY
 from aiolock.stores.quorum._counts import unheard

@@ -32,9 +32,10 @@ from aiolock.protocol import (
     Queued,
     ReleaseRequested,
     WaiterId,
+    lasts,
 )
 from aiolock.stores._member import LOST, OUTSIDE, UNBOUNDED, OnReply, QueueIsFull, VoteRequest
-from aiolock.stores.quorum._acquisition import NameQueue, QuorumAcquisition, lasts, lease_until
+from aiolock.stores.quorum._acquisition import NameQueue, QuorumAcquisition, lease_until
 from aiolock.stores.quorum._answers import Patience, denied, granted, is_due
 from aiolock.stores.quorum._connection import MemberConnection
 from aiolock.stores.quorum._counts import Concluded, Renewing, Tally, unheard

@@ -37,9 +37,10 @@ from aiolock.protocol import (
     Queued,
     Status,
     WaiterId,
+    lasts,
 )
 from aiolock.stores._member import GONE, SHARED
-from aiolock.stores.quorum._acquisition import NameQueue, QuorumAcquisition, lasts, lease_until
+from aiolock.stores.quorum._acquisition import NameQueue, QuorumAcquisition, lease_until
 from aiolock.stores.quorum._answers import ASK_AGAIN
 from aiolock.stores.quorum._marks import Marking
 from aiolock.stores.quorum._membership import Membership

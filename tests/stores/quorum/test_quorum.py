@@ -18,10 +18,10 @@ from redis.asyncio import Redis
 import aiolock
 import aiolock.sync
 from aiolock import LeaseState, LockClient
-from aiolock.protocol import CLAIM, WAS_HOLDER, Form, Full, Granted, Queued, Renew, WaiterId
+from aiolock.protocol import CLAIM, WAS_HOLDER, Form, Full, Granted, Queued, Renew, WaiterId, lasts
 from aiolock.stores._member import Memory, QuorumConfig
 from aiolock.stores.memory import MemoryServer
-from aiolock.stores.quorum._acquisition import NameQueue, lasts
+from aiolock.stores.quorum._acquisition import NameQueue
 from aiolock.stores.quorum._connection import OUT_AFTER
 from aiolock.stores.quorum._votes import YieldVote
 from aiolock.testing import Peer
