@@ -47,6 +47,25 @@ MAX_AHEAD: Final = 64
 """How many grants a client may be ahead of the store, at most. A grant that follows one whose end
 its client has not reported has a fence that is higher by this many."""
 
+A_MINUTE: Final = 60_000
+"""Milliseconds for which a declared number is remembered after the last lease has ended."""
+RESIZED: Final = 10_000
+"""Milliseconds for which a resize is recognized after its last copy may have arrived: until then
+the client may send another copy, with a later limit."""
+KEEP_ALIVE: Final = 60_000
+"""Milliseconds after which a waiter asks again if no lease will end."""
+
+STANDS_STILL: Final = 60_000_000
+"""Microseconds between the tickets of the first waiter and of a newcomer from which on a queue is
+considered not to move."""
+LOOKERS: Final = 32
+"""One newcomer in this many checks a short queue for dead waiters."""
+CHECKS: Final = 128
+"""The number of waiters that it checks on average, if the queue is longer."""
+GRANTS: Final = 128
+"""The most grants that one step makes, or ends: a step blocks all other clients. The rest follow in
+further steps, as `AskAgain` says."""
+
 WAS_ABSENT, WAS_HOLDER, WAS_QUEUED, WAS_UNKNOWN = 0, 1, 2, 3
 """The state in which `Release` found the waiter.
 

@@ -12,11 +12,12 @@ from collections.abc import Callable
 from itertools import islice
 from typing import Final
 
+from aiolock import protocol
 from aiolock._engine.acquisition import Acquisition, Phase
 from aiolock._engine.timers import shared_timers
 from aiolock.protocol import CLAIM, Queued, WaiterId
 
-KEEP_ALIVE: Final = 60.0
+KEEP_ALIVE: Final = protocol.KEEP_ALIVE / 1000
 """Seconds after which every waiter asks again: the store deletes a queue that nobody uses."""
 SOON: Final = 0.05
 """Seconds after which to ask when a waiter of ours has entered a shared lock: others hold it too,

@@ -12,13 +12,20 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 from aiolock.errors import StoreError
 from aiolock.protocol import Event, Form, Participant, WaiterId
 
 UNBOUNDED = -1
 """As ``upto``, releases any vote of a waiter that does not come back: see `Member.release`."""
+REMEMBERED: Final = 600_000
+"""Milliseconds for which the last number of a name is kept after the last vote has ended."""
+LOOKED_AT: Final = 128
+"""How many waiters in a queue are checked for other clients; a longer queue may have some."""
+COUNTED: Final = 31_536_000_000
+"""Milliseconds, a year: the lease of a vote for a count, which stays reached."""
+
 GONE, ALONE, SHARED = 0, 1, 2
 """Answers to `Member.reserve`: the vote has ended; all waiters in the queue are of its client;
 waiters of other clients may be in the queue."""

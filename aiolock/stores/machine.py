@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Final, NamedTuple
 
+from aiolock import protocol
 from aiolock.protocol import (
     FEW,
     MAX_AHEAD,
@@ -50,25 +51,6 @@ from aiolock.protocol import (
     WaiterId,
 )
 from aiolock.stores._holders import RESERVED, Grant, Holder, Holders
-
-A_MINUTE: Final = 60_000
-"""Milliseconds for which a declared number is remembered after the last lease has ended."""
-RESIZED: Final = 10_000
-"""Milliseconds for which a resize is recognized after its last copy may have arrived: until then
-the client may send another copy, with a later limit."""
-KEEP_ALIVE: Final = 60_000
-"""Milliseconds after which a waiter asks again if no lease will end."""
-
-STANDS_STILL: Final = 60_000_000
-"""Microseconds between the tickets of the first waiter and of a newcomer from which on a queue is
-considered not to move."""
-LOOKERS: Final = 32
-"""One newcomer in this many checks a short queue for dead waiters."""
-CHECKS: Final = 128
-"""The number of waiters that it checks on average, if the queue is longer."""
-GRANTS: Final = 128
-"""The most grants that one step makes, or ends: a step blocks all other clients. The rest follow in
-further steps, see `_advance` and `reap`."""
 
 _CLOSED: Final = WaiterId(RESERVED, 0)
 """The reserved holder of a lock that stays closed for a while."""
@@ -237,9 +219,9 @@ def looks_for_dead(ticket: int, queue: Sequence[tuple[int, WaiterId]]) -> bool:
     newcomer checks four waiters on average at most, however many there are; and apart from the
     first two hundred, there are seldom more dead waiters than living ones.
     """
-    if ticket % LOOKERS or ticket - queue[0][0] < STANDS_STILL:
+    if ticket % protocol.LOOKERS or ticket - queue[0][0] < protocol.STANDS_STILL:
         return False
-    return ticket // LOOKERS % len(queue) < CHECKS
+    return ticket // protocol.LOOKERS % len(queue) < protocol.CHECKS
 
 
 def _unknown(_: str) -> tuple[str, int]:
@@ -376,7 +358,7 @@ class Step:
         if ttl:
             self._state.holders.prolong(holder, self._ms + ttl)
             holder.claim = False
-            self._state.keep(holder.end + A_MINUTE + holder.form.closes)
+            self._state.keep(holder.end + protocol.A_MINUTE + holder.form.closes)
         return True
 
     def finish(
@@ -441,7 +423,7 @@ class Step:
             return state.resized[token][0]
         before = self._permits(declared)
         if token:
-            until = -(-(late or self._now) // 1000) + RESIZED
+            until = -(-(late or self._now) // 1000) + protocol.RESIZED
             alive = {each: known for each, known in state.resized.items() if known[1] > self._ms}
             state.resized = alive | {token: (before, until)}
             state.keep(until)
@@ -535,7 +517,7 @@ class Step:
         if own is not None and own.end <= self._ms:
             state.holders.remove(own.grant)
             ended.append(own)
-        ended += state.holders.take_ended(self._ms, GRANTS - len(ended))
+        ended += state.holders.take_ended(self._ms, protocol.GRANTS - len(ended))
         self._reaped = bool(ended)
         stuck = set[str]()
         for holder in ended:
@@ -592,7 +574,7 @@ class Step:
     ) -> Answer:
         state = self._state
         first = state.holders.first
-        until = max(0, first.end - self._ms) if first else KEEP_ALIVE
+        until = max(0, first.end - self._ms) if first else protocol.KEEP_ALIVE
         if wait:
             ticket, _ = state.waiting[waiter]
             before = self._before(waiter, form) if newcomer else None
@@ -665,7 +647,11 @@ class Step:
                 if counted and form.counts and not form.declared:
                     continue
                 break
-            if granted >= GRANTS and head != asking and form.rule in (Rule.ALWAYS, Rule.PERMITS):
+            if (
+                granted >= protocol.GRANTS
+                and head != asking
+                and form.rule in (Rule.ALWAYS, Rule.PERMITS)
+            ):
                 over.append((ticket, head, form))
                 self.pushes.append(PushDone(head))
                 break
@@ -693,7 +679,7 @@ class Step:
         grant, end = Grant(waiter, self.fence), self._ms + lease
         self._state.holders.add(Holder(grant, form, end, shared=form.shared, claim=claim))
         if form.shared:
-            self._state.keep(end + A_MINUTE + form.closes)
+            self._state.keep(end + protocol.A_MINUTE + form.closes)
         return self.fence
 
     def _fits(self, form: Form) -> bool:
@@ -746,7 +732,7 @@ class Step:
             fixed=True,
         )
         self._state.holders.add(Holder(closed, terms, opens, shared=holder.shared))
-        self._state.keep(opens + A_MINUTE)
+        self._state.keep(opens + protocol.A_MINUTE)
         if self._state.queue:
             self.pushes.append(PushDone(self._state.queue[0][1]))
         return True
@@ -774,7 +760,7 @@ class Step:
         """The number of permits; the declared one becomes it if there is none yet."""
         if self._state.limit is None:
             self._state.limit = declared
-            self._state.keep(self._ms + A_MINUTE)
+            self._state.keep(self._ms + protocol.A_MINUTE)
         return self._state.limit
 
     def _differs(self, declared: int) -> bool:

@@ -19,7 +19,10 @@ import psycopg
 import pytest
 
 import aiolock
+from aiolock import protocol
 from aiolock.protocol import (
+    LOOKERS,
+    STANDS_STILL,
     Answer,
     Busy,
     Form,
@@ -30,8 +33,7 @@ from aiolock.protocol import (
     Status,
     WaiterId,
 )
-from aiolock.stores import machine
-from aiolock.stores.machine import LOOKERS, STANDS_STILL, NameState, Push, Step
+from aiolock.stores.machine import NameState, Push, Step
 from aiolock.stores.postgres import _codec as codec
 from aiolock.stores.postgres import _schema
 from tests.support.databases import PostgresServer
@@ -80,11 +82,11 @@ def changed(schema: str, function: str, number: str, new: int) -> str:
 @pytest.fixture
 def few(stage: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """One enters in each step, and the next is told to ask; one lease ends in each step."""
-    schema, most = _schema.statements(), machine.GRANTS
+    schema, most = _schema.statements(), protocol.GRANTS
     bounds = {"_advance": f"granted >= {most} ", "_reap": f"LIMIT {most} "}
     for function, number in bounds.items():
         stage.execute(changed(schema, function, number, 1).encode())
-    monkeypatch.setattr(machine, "GRANTS", 1)
+    monkeypatch.setattr(protocol, "GRANTS", 1)
     yield
     for function, number in bounds.items():
         stage.execute(changed(schema, function, number, most).encode())
@@ -93,7 +95,7 @@ def few(stage: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch) -> Iter
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """The same for the state machine."""
-    monkeypatch.setattr(machine, "STANDS_STILL", 1_000_000)
+    monkeypatch.setattr(protocol, "STANDS_STILL", 1_000_000)
 
 
 PLAIN = Form(claim=3000)

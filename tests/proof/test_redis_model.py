@@ -31,6 +31,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from aiolock import protocol
 from aiolock.protocol import (
     FEW,
     WAS_HOLDER,
@@ -56,7 +57,6 @@ from aiolock.protocol import (
     Status,
     WaiterId,
 )
-from aiolock.stores import machine
 from aiolock.stores._holders import Holder
 from aiolock.stores.machine import NameState
 from aiolock.stores.memory import MemoryServer
@@ -64,7 +64,7 @@ from aiolock.stores.redis import _replies as replies
 from aiolock.stores.redis import _scripts as scripts
 from aiolock.stores.redis._codec import RESERVED, decode_any, encode
 from aiolock.stores.redis._names import Names
-from aiolock.stores.redis._store import KEPT
+from aiolock.stores.redis._scripts import KEPT
 from tests.support import looks
 from tests.support.servers import RedisServer
 
@@ -303,7 +303,7 @@ class Scripts:
         self._kept = None
         source = script.source
         if self.looks is not None:
-            source = looks.source(script, looks=self.looks, grants=machine.GRANTS)
+            source = looks.source(script, looks=self.looks, grants=protocol.GRANTS)
         try:
             reply = self.raw.eval(source, len(keys), *keys, *map(str, values))
             answer = reply if script is scripts.RELEASE else script.decode(reply)
@@ -952,7 +952,7 @@ def test_the_scripts_and_the_model_agree_if_few_enter_at_a_time(
     redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch, those: list[str]
 ) -> None:
     """The same, if one enters in each step, and the next is told to ask."""
-    monkeypatch.setattr(machine, "GRANTS", 1)
+    monkeypatch.setattr(protocol, "GRANTS", 1)
     agree(redis_server, monkeypatch, those)
 
 

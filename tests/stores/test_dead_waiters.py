@@ -11,9 +11,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from aiolock.protocol import Form, Granted, Queued, Rule, WaiterId
+from aiolock.protocol import LOOKERS, STANDS_STILL, Form, Granted, Queued, Rule, WaiterId
 from aiolock.stores._member import InQueue, Voted, VoteRequest
-from aiolock.stores.machine import LOOKERS, STANDS_STILL, NameState, Step, looks_for_dead
+from aiolock.stores.machine import NameState, Step, looks_for_dead
 from aiolock.stores.quorum._server import QuorumServerState, QuorumServerStep
 from tests.proof.test_quorum_model import Scripts as Voter
 from tests.proof.test_redis_model import Scripts

@@ -8,10 +8,10 @@ from collections.abc import Iterator
 import pytest
 
 import aiolock
-from aiolock.protocol import Busy, Form, Granted, Queued, WaiterId
-from aiolock.stores import machine
+from aiolock import protocol
+from aiolock.protocol import GRANTS, Busy, Form, Granted, Queued, WaiterId
 from aiolock.stores._holders import Grant, Holder, Holders
-from aiolock.stores.machine import GRANTS, NameState, PushDone, Step
+from aiolock.stores.machine import NameState, PushDone, Step
 from aiolock.stores.memory import MemoryServer
 from tests.proof.test_redis_model import READERS, Differential, Scripts
 from tests.support import looks
@@ -112,7 +112,7 @@ def test_a_newcomer_goes_on_for_one_that_was_told_to_ask(
     redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
     """Whose client may have died: the first in the queue fits, and the scripts see that, too."""
-    monkeypatch.setattr(machine, "GRANTS", 1)
+    monkeypatch.setattr(protocol, "GRANTS", 1)
 
     class OnThisServer(Differential):
         server = redis_server
@@ -195,7 +195,7 @@ async def test_client_all_readers_enter_at_once_though_few_do_in_a_step(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Those that were granted the lock and those that are told to ask are of one client."""
-    monkeypatch.setattr(machine, "GRANTS", 3)
+    monkeypatch.setattr(protocol, "GRANTS", 3)
     server, entered = MemoryServer(), list[float]()
     async with aiolock.connect(server) as ours, aiolock.connect(server) as theirs:
         loop = asyncio.get_running_loop()
@@ -219,7 +219,7 @@ async def test_client_a_try_finds_a_lock_free_of_which_many_leases_have_ended(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """However many steps that takes the store."""
-    monkeypatch.setattr(machine, "GRANTS", 3)
+    monkeypatch.setattr(protocol, "GRANTS", 3)
     loop = asyncio.get_running_loop()
     server = MemoryServer(clock=lambda: 1_700_000_000 + loop.time())
     async with aiolock.connect(server) as theirs, aiolock.connect(server) as ours:

@@ -12,6 +12,7 @@ from functools import cache
 
 import pytest
 
+from aiolock import protocol
 from aiolock.protocol import WaiterId
 from aiolock.stores import machine
 from aiolock.stores.quorum import _server
@@ -25,9 +26,9 @@ NUMBERS = {
 
 
 @cache
-def source(script: _scripts.Script, *, looks: bool, grants: int = machine.GRANTS) -> str:
+def source(script: _scripts.Script, *, looks: bool, grants: int = protocol.GRANTS) -> str:
     """A script in which newcomers look always, or never; and so many enter in one call."""
-    constants: dict[str, str] = {}
+    constants = dict(_scripts._CONSTANTS)
     text = _scripts._included(script.name, set(), constants)
     constants |= NUMBERS[looks] | {"GRANTS": str(grants)}
     names = re.compile(r"\b[A-Z_]+\b")

@@ -7,12 +7,13 @@ import math
 from collections.abc import Callable, Iterator
 from typing import Final
 
+from aiolock import protocol
 from aiolock._prompt import Prompt
 from aiolock.protocol import CLAIM, WaiterId
 from aiolock.stores._member import Answer, InQueue, VoteRequest
 from aiolock.stores.quorum._votes import Phase, VoteSet
 
-KEEP_ALIVE: Final = 60.0
+KEEP_ALIVE: Final = protocol.KEEP_ALIVE / 1000
 """Seconds after which every waiter asks again, so that a queue in use does not expire."""
 JUST_AFTER: Final = 0.003
 """Seconds to wait past the end of a lease: it must have ended by the member's clock."""

@@ -29,6 +29,7 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from aiolock.protocol import (
+    KEEP_ALIVE,
     PRIORITY,
     WAS_ABSENT,
     WAS_HOLDER,
@@ -39,9 +40,12 @@ from aiolock.protocol import (
 )
 from aiolock.stores._member import (
     ALONE,
+    COUNTED,
     GONE,
+    LOOKED_AT,
     LOST,
     OUTSIDE,
+    REMEMBERED,
     SHARED,
     UNBOUNDED,
     Answer,
@@ -58,7 +62,6 @@ from aiolock.stores._member import (
     VoteRequest,
 )
 from aiolock.stores.machine import (
-    KEEP_ALIVE,
     PushDone,
     PushGranted,
     PushLost,
@@ -66,17 +69,11 @@ from aiolock.stores.machine import (
     looks_for_dead,
 )
 
-REMEMBERED: Final = 600_000
-"""Milliseconds for which the last number of a name is kept after the last vote has ended."""
 RESERVED: Final = "-"
 """The reserved owner of a vote that keeps a name closed for a while."""
 _CLOSED: Final = WaiterId(RESERVED, 0)
 _DONE: Final = WaiterId(RESERVED, 1)
 """The reserved owner of a done marker."""
-LOOKED_AT: Final = 128
-"""How many waiters in a queue are checked for other clients; a longer queue may have some."""
-COUNTED: Final = 31_536_000_000
-"""Milliseconds, a year: the lease of a vote for a count, which stays reached."""
 
 
 class PushInquired(NamedTuple):

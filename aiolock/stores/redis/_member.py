@@ -11,6 +11,7 @@ from redis.asyncio.connection import ConnectionPool
 from aiolock.errors import QuorumMismatch, StoreError
 from aiolock.protocol import WAS_ABSENT, Deliver, ReleaseRequested, Status, WaiterId
 from aiolock.stores._member import (
+    REMEMBERED,
     UNBOUNDED,
     DeliverMember,
     MemberRegistered,
@@ -28,17 +29,14 @@ from aiolock.stores.redis._codec import waiter_of
 from aiolock.stores.redis._command import Called
 from aiolock.stores.redis._errors import ClusterNodeError, Place, code_of, store_error
 from aiolock.stores.redis._reading import FIRST, read, read_holders
-from aiolock.stores.redis._scripts import bulk
+from aiolock.stores.redis._scripts import KEPT, bulk
 from aiolock.stores.redis._sentinel import is_managed
 from aiolock.stores.redis._session import Session
-from aiolock.stores.redis._store import KEPT
 from aiolock.stores.redis._subscription import Subscription
 from aiolock.stores.redis._voting import Admitted, SeenVotes, VoteNames, VoteText
 
 _PAGE: Final = 1000
 """Keys that the server looks at for each page of names: less than a millisecond."""
-_REMEMBERED: Final = 600_000
-"""Milliseconds for which the last number is kept past the end of a lease, as in the scripts."""
 
 
 class _MemberSubscription(Subscription):
@@ -89,7 +87,7 @@ class RedisMember(Session):
         wait: bool,  # noqa: FBT001
     ) -> bytes:
         """The arguments that are the same for each request for a vote with these options."""
-        kept = bulk(ttl + KEPT + closes) + bulk(ttl + _REMEMBERED)
+        kept = bulk(ttl + KEPT + closes) + bulk(ttl + REMEMBERED)
         values = bulk(ttl) + kept + bulk(most) + bulk(int(wait))
         return self._names.three(name) + self._channels + values
 

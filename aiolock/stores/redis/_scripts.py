@@ -9,6 +9,8 @@ from functools import cache, cached_property
 from importlib import resources
 from typing import Any, Final
 
+from aiolock import protocol
+from aiolock.stores import _member
 from aiolock.stores.redis._replies import (
     answer,
     as_is,
@@ -23,6 +25,24 @@ from aiolock.stores.redis._replies import (
     was,
     was_before,
 )
+
+KEPT: Final = 60_000
+"""Milliseconds for which the holders are kept behind the end of the last lease: so that it is
+reaped, and its client notified, rather than forgotten."""
+_CONSTANTS: Final[dict[str, str]] = {
+    "PRIORITY": f"{protocol.PRIORITY}",
+    "MAX_AHEAD": f"{protocol.MAX_AHEAD}",
+    "STANDS_STILL": f"{protocol.STANDS_STILL}",
+    "LOOKERS": f"{protocol.LOOKERS}",
+    "CHECKS": f"{protocol.CHECKS}",
+    "GRANTS": f"{protocol.GRANTS}",
+    "KEEP_ALIVE": f"{protocol.KEEP_ALIVE}",
+    "KEPT": f"{KEPT}",
+    "REMEMBERED": f"{_member.REMEMBERED}",
+    "LOOKED_AT": f"{_member.LOOKED_AT}",
+    "COUNTED": f"{_member.COUNTED}",
+}
+"""The constants that the scripts have in common with the client and with other stores."""
 
 _FOLDERS: Final = ("", "quorum/")
 _INCLUDE: Final = re.compile(r"^--@include ([\w/]+)\n", re.MULTILINE)
@@ -58,7 +78,7 @@ def _source(name: str) -> str:
     A constant that every function uses would otherwise be an upvalue of each of them. Making those
     costs more than the whole release of a free lock.
     """
-    constants: dict[str, str] = {}
+    constants = dict(_CONSTANTS)
     text = _included(name, set(), constants)
     return _NAMED.sub(lambda found: constants.get(found[0], found[0]), text)
 

@@ -30,11 +30,9 @@ from aiolock.stores.redis import _replies
 from aiolock.stores.redis import _scripts as scripts
 from aiolock.stores.redis._errors import code_of
 from aiolock.stores.redis._reading import FIRST, read
-from aiolock.stores.redis._scripts import bulk
+from aiolock.stores.redis._scripts import KEPT, bulk
 from aiolock.stores.redis._session import Session
 
-KEPT: Final = 60_000
-"""Milliseconds for which the holders' key outlives the last lease: `KEPT` of the scripts."""
 _NEWCOMER: Final = bulk(0)
 """The ticket of a newcomer, which has none."""
 _PAGE: Final = 1000

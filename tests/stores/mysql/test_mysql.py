@@ -21,6 +21,7 @@ import pymysql
 import pytest
 
 import aiolock
+from aiolock import protocol
 from aiolock._engine import slow_monitor
 from aiolock.cli.main import main
 from aiolock.protocol import (
@@ -36,7 +37,7 @@ from aiolock.protocol import (
     Release,
     WaiterId,
 )
-from aiolock.stores import machine, mysql
+from aiolock.stores import mysql
 from aiolock.stores._codec import encode
 from aiolock.stores._operations import Operation, Steps, Told
 from aiolock.stores.machine import NameState
@@ -994,7 +995,7 @@ def test_pushes_for_more_waiters_than_a_packet_holds(
     own_mariadb: MariaDBServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All are left for them: so many enter in one step as a group does, which enters as a whole."""
-    monkeypatch.setattr(machine, "GRANTS", 400)
+    monkeypatch.setattr(protocol, "GRANTS", 400)
     database, other = small_packets(own_mariadb), alone(own_mariadb, "bob")
     other.open()
     writer = ask(database, asking("ada", "many"))

@@ -35,7 +35,7 @@ from aiolock.stores.redis import _voting as voting
 from aiolock.stores.redis._codec import encode
 from aiolock.stores.redis._errors import ACL_RULE
 from aiolock.stores.redis._names import Names
-from aiolock.stores.redis._store import KEPT
+from aiolock.stores.redis._scripts import KEPT
 from aiolock.testing import Peer
 from aiolock.testing._peer import Grant
 from tests.proof.test_redis_model import Scripts
@@ -232,7 +232,7 @@ def test_the_holders_live_as_long_as_the_longest_of_them(lua: Scripts) -> None:
 
 def test_the_client_knows_for_how_long_a_grant_is_kept() -> None:
     """It says so where it asks, which spares the script to read the terms of a free lock."""
-    assert f"local KEPT = {KEPT} " in FILES["names"]
+    assert f"lease + {KEPT} +" in scripts.ACQUIRE.source
 
 
 @pytest.mark.parametrize("mode", ["x", "s"])

@@ -7,7 +7,7 @@ local function end_grant(step, grant, reason, ended, claim)
   drop(step, grant)
   local client = grant:match(CLIENT) or grant
   -- The client may have handed the lock on by itself since, under higher fences (see `pass`).
-  step.floor = math.max(step.floor, (tonumber(grant:match(FENCE_OF)) or 0) + RUN)
+  step.floor = math.max(step.floor, (tonumber(grant:match(FENCE_OF)) or 0) + MAX_AHEAD)
   if client ~= NOBODY then
     tell(grant, client, 'l ' .. grant .. ' ' .. reason .. ' ' .. HOLDERS)
   end

@@ -1,4 +1,5 @@
--- names: the constants of the scripts. Each is replaced by its value before a script is sent (see
+-- names: the constants of the scripts; those that the client has too, as PRIORITY, MAX_AHEAD, GRANTS and KEPT,
+-- come from `_scripts.py`, `aiolock/protocol.py` and `_member.py`. Each is replaced by its value before a script is sent (see
 -- `_scripts.py`), so a name costs nothing. Apart from these, a function uses only its parameters, its
 -- includes, STAMP and NOW (see `clock`), and CHANNELS, the prefix of the clients' channels.
 --
@@ -22,15 +23,7 @@ local FENCE = KEYS[3]
 local UNCONFIRMED = 0.5
 local COUNTERS = 1e15
 local TOMBSTONES = 1.001e15
-local PRIORITY = 1e14 -- how much higher a ticket is for each step of `Form.priority`
-local RUN = 64 -- how many grants a client may be ahead of the server, see `pass`
-local STANDS_STILL = 6e7 -- µs between the tickets of the first waiter and a newcomer, in a queue that does not move
-local LOOKERS = 32 -- newcomers of which one looks for dead waiters in a short queue, see `look_for_dead`
-local CHECKS = 128 -- how many waiters one of them checks on average, if the queue is longer
-local GRANTS = 128 -- how many grants `advance` makes in one call, and `reap` ends: all others wait so long
 local QUEUE_LASTS = 300000 -- ms since a waiter last asked
-local KEPT = 60000 -- ms for which the holders are kept behind the end of a lease: so that it is
--- reaped, and its client notified, rather than forgotten
 
 -- How a waiter is written down by `_codec.py`, and patterns for the parts of it and of its grants. A client
 -- of a later version may write more, so each pattern passes over what it does not know.

@@ -13,7 +13,3 @@ local LAST = KEYS[3] -- the highest number known here
 local MARKER = KEYS[4] -- of the quorum: `<run> <votes from (ms)> <config>`
 local VOTE = '^(.*):(%d+):(%-?%d+):(%d+)$'
 local FLAGS_COUNT_CLIENT = '^s(%a*)%d+%^(%d+)[^:]*:([^:]+):' -- of a waiter for a count
-local COUNTED = 31536000000 -- ms, a year: the lease of a count
-local LOOKED_AT = 128 -- how many waiters in the queue are checked for other clients
-local KEEP_ALIVE = 60000 -- ms after which to ask again where no lease will end
-local REMEMBERED = 600000 -- ms for which the last number is kept past a lease
