@@ -76,7 +76,7 @@ for _phase, _steps in STEPS.items():
 
 
 class Question:
-    """One `Store.acquire`; an acquisition has at most one that is not answered."""
+    """One `Acquire`; an acquisition has at most one that is not answered."""
 
     __slots__ = ("answer", "outdated", "sent")
 

@@ -178,7 +178,7 @@ class Engine(Uncopyable):
     async def status(self, policy: Policy, *, waiters: bool = True) -> Status:
         """The status of a lock at the store, under the name that its user gave it.
 
-        Without ``waiters`` it has a few holders only, without their labels: see `Store.status`.
+        Without ``waiters`` it has a few holders only, without their labels: see `ReadStatus`.
         """
         self.check()
         with policy.errors_named():

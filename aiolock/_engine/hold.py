@@ -135,7 +135,7 @@ class Hold:
     handed_off = False
     """It was handed off: a report follows instead of a release (see `LocalHandoff`)."""
     finishes = False
-    """It is released by `Store.finish`."""
+    """It is released by `Finish`."""
     shared = False
     """It was downgraded. (A lock that was shared from the first has `Policy.shared`.)"""
     downgraded: asyncio.Future[int] | None = None

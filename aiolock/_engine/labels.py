@@ -2,7 +2,7 @@
 
 A label in each command would make it longer, and most locks are released before anyone could ask
 for their status. So each client posts labels only for its acquisitions that last, with
-`Store.post`: in pages of 256 acquisitions, under names of a kind that nothing else uses. A client
+`Post`: in pages of 256 acquisitions, under names of a kind that nothing else uses. A client
 that asks for a status reads the pages of the acquisitions in it, by `labelled`.
 """
 

@@ -3,7 +3,7 @@
 A queue is first-in, first-out, and newcomers join its tail. If a client knows that its own waiter
 stands directly behind its own holder, it also knows what the store will do on the release: grant
 the lock to that waiter. So the client hands the lock off itself, at once, and afterwards reports
-several hand-offs in one command (`Store.report_handoff`). The order stays exact across all
+several hand-offs in one command (`ReportHandoff`). The order stays exact across all
 clients, because a lock is only handed off where no other client's waiter stands between.
 
 Hand-offs that follow each other from one grant of the store are a *chain*. Three rules make them

@@ -303,7 +303,7 @@ class Member(Protocol):
     def take_away(self, name: str, waiter: WaiterId, on_reply: OnReply) -> None:
         """Take the vote from this waiter, notify it, and vote for the next; how many had it.
 
-        ``BREAK_UNKNOWN`` as of `Store.break_`.
+        ``BREAK_UNKNOWN`` as of `Break`.
         """
 
     def request(self, name: str, on_reply: OnReply) -> None:
@@ -312,7 +312,7 @@ class Member(Protocol):
     def status(self, name: str, on_reply: OnReply, *, waiters: bool = True) -> None:
         """The owner of the vote, and the waiters in the queue, unless not wanted: a `Status`.
 
-        If there are many, they may be read in parts: see `Store.status`.
+        If there are many, they may be read in parts: see `ReadStatus`.
         """
 
     def names(self, start: str, on_reply: OnReply) -> None:

@@ -82,7 +82,7 @@ class Operations(ByMethods, Uncopyable, ABC):
 
     @abstractmethod
     def snapshot(self, start: str = "") -> asyncio.Future[Page]:
-        """See `Store.snapshot`: the status of each state is `Step.status`."""
+        """See `ReadPage`: the status of each state is `Step.status`."""
 
     def _token(self) -> str:
         """A text that identifies a resize, if it may be carried out twice; else empty."""

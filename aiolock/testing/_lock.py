@@ -51,7 +51,7 @@ _ONCE: Final = Form(CLAIM, once=True)
 class LockContract(Contract):
     """The requirements of a store of locks, on one server or several: one test for each.
 
-    For a store that offers only exclusive locks (see `Limited`); for others, inherit from
+    For a store that offers only exclusive locks (see `Features`); for others, inherit from
     `StoreContract`, which says how.
     """
 

@@ -182,7 +182,7 @@ class Peer:
         return self.store.submit(Downgrade(name, waiter, self.form(waiter), fence))
 
     def renewal(self, name: str, grant: Grant, ttl: int) -> Renewal:
-        """One grant for `Store.renew`."""
+        """One grant for `Renew`."""
         waiter, fence = grant
         return Renewal(name, waiter, self.form(waiter), fence, ttl)
 

@@ -1,4 +1,4 @@
-"""The part of the suite about hand-offs by the clients themselves (see `Store.report_handoff`)."""
+"""The part of the suite about hand-offs by the clients themselves (see `ReportHandoff`)."""
 
 # a number in an assertion explains itself
 

@@ -172,7 +172,7 @@ class Transaction:
         return answer
 
     def snapshot(self, start: str) -> Page:
-        """The status of some names, none of which is locked; see `Store.snapshot`."""
+        """The status of some names, none of which is locked; see `ReadPage`."""
         if changes := self.changes():  # of earlier operations in this transaction
             self._link.run(*changes)
         own = self._prefix.encode() + b"\0"

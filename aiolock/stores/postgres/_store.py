@@ -340,7 +340,7 @@ class PostgresStore(ByMethods, Uncopyable):
         return await self._read(name, await self._ask(name, waiters=_PARTIES, holders=_PARTIES))
 
     async def _read(self, name: str, part: codec.Part) -> Status:
-        """The status that begins with this part; see `Store.status` for one of many parties."""
+        """The status that begins with this part; see `ReadStatus` for one of many parties."""
         waiters = [*part.status.waiters]
         if max(len(waiters), len(part.status.holders)) < _PARTIES:
             return part.status

@@ -84,7 +84,7 @@ class Candidates(Handing):
         wait: bool,
         most: int,
     ) -> Prompt:
-        """See `Store.acquire`."""
+        """See `Acquire`."""
         now, answer = self._time(), Prompt(loop=self._loop)
         acquisition = self._has(waiter)
         if acquisition is None:
@@ -336,7 +336,7 @@ class Candidates(Handing):
     # Renewing
 
     def renew(self, waiter: WaiterId, fence: int, ttl: int, concluded: Concluded) -> None:
-        """One renewal of `Store.renew`: True, False, or None for unknown."""
+        """One renewal of `Renew`: True, False, or None for unknown."""
         acquisition = self._has(waiter)
         if acquisition is None or not acquisition.inside or acquisition.vote_set.fence != fence:
             concluded(False)  # noqa: FBT003  # what is known
@@ -393,7 +393,7 @@ class Candidates(Handing):
     def release(
         self, name: str, waiter: WaiterId, form: Form, fence: int, *, entered: bool, lost: bool
     ) -> asyncio.Future[int]:
-        """See `Store.release`."""
+        """See `Release`."""
         acquisition = self._has(waiter)
         mine = (
             acquisition is not None and acquisition.inside and acquisition.vote_set.fence == fence

@@ -194,7 +194,7 @@ class Marking(Asking):
     def finish(
         self, name: str, waiter: WaiterId, form: Form, fence: int, remember: int
     ) -> asyncio.Future[int]:
-        """See `Store.finish`."""
+        """See `Finish`."""
         finish = self._finish_of(waiter, fence)
         if finish is None:
             remember = 0  # it was lost, or is done: the members can tell

@@ -34,7 +34,7 @@ class Names:
         return [f"{stem}:holders", f"{stem}:queue", f"{stem}:fence"]
 
     def value(self, name: str) -> str:
-        """The key of a posted value (see `Store.post`)."""
+        """The key of a posted value (see `Post`)."""
         return f"{self._prefix}:{{{escape(name)}}}:value"
 
     @property

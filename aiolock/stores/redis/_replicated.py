@@ -312,7 +312,7 @@ def _is_granted(answer: Answer) -> bool:
 def _without_before(answer: Any) -> Any:
     """The answer without ``before``: with it, the client would hand the lock off by itself.
 
-    The next body would then begin before replicas know of its grant. (See `Store.report_handoff`.)
+    The next body would then begin before replicas know of its grant. (See `ReportHandoff`.)
     """
     if isinstance(answer, Queued) and answer.before is not None:
         return answer._replace(before=None)

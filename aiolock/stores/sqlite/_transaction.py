@@ -71,7 +71,7 @@ class Transaction:
         return answer
 
     def snapshot(self, start: str) -> Page:
-        """The status of some names; see `Store.snapshot`."""
+        """The status of some names; see `ReadPage`."""
         self.save()  # earlier operations of this transaction must be visible
         first = bytes.fromhex(start) or self._key("")
         rows = self._database.execute(
