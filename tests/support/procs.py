@@ -107,9 +107,11 @@ class Worker(asyncio.SubprocessProtocol):
     Python command line; the source may be indented. Used with `async with`, at whose end the child
     is killed. `history` is all that it said so far: the event loop takes it in as it comes, so a
     worker never blocks on a slow test. A line that isn't a message becomes the event "print".
+    Another Python than that of the tests may be given.
     """
 
-    def __init__(self, *args: str) -> None:
+    def __init__(self, *args: str, python: str | Path = sys.executable) -> None:
+        self._python = str(python)
         self._args = list(args)
         if "-c" in self._args:
             source = self._args.index("-c") + 1
@@ -125,7 +127,7 @@ class Worker(asyncio.SubprocessProtocol):
         path = os.pathsep.join(filter(None, [str(_ROOT), os.environ.get("PYTHONPATH")]))
         await asyncio.get_running_loop().subprocess_exec(
             lambda: self,
-            *tied(sys.executable, *self._args),
+            *tied(self._python, *self._args),
             stderr=None,
             env=os.environ | {"PYTHONPATH": path},
             start_new_session=True,

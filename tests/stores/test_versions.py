@@ -1,0 +1,201 @@
+"""Two versions of aiolock, each in a process of its own, share the locks of a store.
+
+What a client writes to a store is read by clients of the version before it, and the other way
+round, while a deployment goes on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any, Self
+
+import pytest
+
+import aiolock
+from tests.support import versions
+from tests.support.majorities import LONGEST, Majority
+from tests.support.procs import Worker
+from tests.support.versions import Version
+
+pytestmark = pytest.mark.one_loop
+
+CHILD = Path(__file__).parents[1] / "support" / "children" / "neighbour.py"
+TTL = 0.5
+"""Seconds of a lease that ends."""
+STORES = ("sqlite", "redis", "redis/cluster", "redis/quorum", "postgres", "mysql")
+
+
+class Neighbour(Worker):
+    """A process with a client of one version."""
+
+    def __init__(self, python: Path, target: object, options: dict[str, object]) -> None:
+        arguments = (str(CHILD), json.dumps(target), json.dumps(options))
+        super().__init__("-I", *arguments, python=python)
+
+    async def __aenter__(self) -> Self:
+        await super().__aenter__()
+        ready = await self.expect("ready", within=30)
+        self.client: str = ready["client"]
+        self.package = Path(ready["package"]).parent
+        return self
+
+    async def ask(self, name: str, who: str, **options: object) -> None:
+        """Have a task ask for a lock."""
+        await self.send({"do": "acquire", "name": name, "who": who, **options})
+
+    async def holds(self, who: str) -> int:
+        """Return the fence of that task when it has it."""
+        return int((await self.expect(f"{who} holds", within=20))["fence"])
+
+    async def acquire(self, name: str, who: str, **options: object) -> int:
+        """Both."""
+        await self.ask(name, who, **options)
+        return await self.holds(who)
+
+    async def release(self, who: str) -> bool:
+        """Have that task release it; whether it still had it."""
+        await self.send({"do": "release", "who": who})
+        return bool((await self.expect(f"{who} released"))["held"])
+
+    async def status(self, name: str) -> tuple[list[str], list[str]]:
+        """The clients that hold a lock, and those that wait for it."""
+        await self.send({"do": "status", "name": name})
+        said = await self.expect(f"{name} has")
+        return said["holders"], said["waiters"]
+
+
+@pytest.fixture(scope="module")
+def other() -> Version:
+    """The other version."""
+    try:
+        return versions.other()
+    except versions.Unavailable as error:
+        pytest.skip(f"no other version: {error}")
+
+
+@pytest.fixture(scope="module")
+def majority() -> Iterator[Majority]:
+    """Three servers that vote."""
+    with Majority() as servers:
+        yield servers
+
+
+@pytest.fixture(params=STORES)
+def place(request: pytest.FixtureRequest, prefix: str) -> tuple[object, dict[str, object]]:
+    """An empty store of each kind, as both connect to it."""
+    fixture: Any = request.getfixturevalue
+    options: dict[str, object] = {"prefix": prefix}
+    match request.param:
+        case "sqlite":
+            return f"sqlite:///{fixture('tmp_path')}/locks.db", options
+        case "redis":
+            return fixture("redis_server").url, options
+        case "redis/cluster":
+            return fixture("cluster").url, options
+        case "redis/quorum":
+            servers: Majority = fixture("majority")
+            servers.vouch(prefix)
+            return servers.urls, options | {"longest_ttl": LONGEST}
+        case "postgres":
+            return fixture("postgres_server").url("app"), options
+    return fixture("mariadb_server").url("app"), options
+
+
+@pytest.fixture
+async def both(
+    other: Version, place: tuple[object, dict[str, object]]
+) -> AsyncIterator[dict[str, Neighbour]]:
+    """A process of the other version, and one of this."""
+    async with AsyncExitStack() as stack:
+        pythons = (other.python, Path(sys.executable))
+        made = (stack.enter_async_context(Neighbour(python, *place)) for python in pythons)
+        theirs, ours = await asyncio.gather(*made)
+        assert theirs.package.is_relative_to(other.folder)
+        assert ours.package == Path(aiolock.__file__).parent
+        yield {"other": theirs, "this": ours}
+
+
+async def both_see(
+    sides: tuple[Neighbour, Neighbour], name: str, holders: list[Neighbour], *waiters: Neighbour
+) -> None:
+    """Wait until both see who holds a lock, and who waits for it."""
+    expected = ([each.client for each in holders], [each.client for each in waiters])
+    give_up = time.monotonic() + 20
+    for side in sides:
+        while (seen := await side.status(name)) != expected:
+            assert time.monotonic() < give_up, f"{side.package} sees {seen}, not {expected}"
+            await asyncio.sleep(0.01)
+
+
+def orders(both: dict[str, Neighbour]) -> Iterator[tuple[str, tuple[Neighbour, Neighbour]]]:
+    """Each version first, and a name for that."""
+    yield "other-this", (both["other"], both["this"])
+    yield "this-other", (both["this"], both["other"])
+
+
+async def test_a_released_lock_goes_to_the_other_version(both: dict[str, Neighbour]) -> None:
+    """In the order of one queue, with rising fences, and both see who holds it and who waits."""
+    for name, sides in orders(both):
+        first, second = sides
+        fences = [await first.acquire(name, "1")]
+        await both_see(sides, name, [first])
+        waiting = list[Neighbour]()
+        for place, side in enumerate((second, first, second), 2):
+            await side.ask(name, str(place))
+            waiting.append(side)
+            await both_see(sides, name, [first], *waiting)
+        assert await first.release("1")
+        for place in (2, 3, 4):
+            holder = waiting.pop(0)
+            fences.append(await holder.holds(str(place)))
+            await both_see(sides, name, [holder], *waiting)
+            assert await holder.release(str(place))
+        assert fences == sorted(set(fences))
+        await both_see(sides, name, [])
+
+
+async def test_an_ended_lease_goes_to_the_other_version(both: dict[str, Neighbour]) -> None:
+    """Not before it has ended, whichever version noticed it."""
+
+    async def end(name: str, sides: tuple[Neighbour, Neighbour]) -> None:
+        first, second = sides
+        began = time.monotonic()
+        fence = await first.acquire(name, f"ends {name}", ttl=TTL, renew=False)
+        await second.ask(name, f"follows {name}")
+        assert await second.holds(f"follows {name}") > fence
+        assert time.monotonic() - began > TTL
+        await both_see(sides, name, [second])
+        assert not await first.release(f"ends {name}")
+        assert await second.release(f"follows {name}")
+
+    await asyncio.gather(*(end(name, sides) for name, sides in orders(both)))
+
+
+def test_the_other_version_is_the_last_release_before_this(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Not that of this very commit, and no tag that is none of a version."""
+    monkeypatch.setattr(versions, "ROOT", tmp_path)
+    me = ("-c", "user.name=me", "-c", "user.email=me@example.org")
+    versions._git("init", "--quiet")
+    for tag in ("v1.0", "v1.1", "nightly", "v2.0"):
+        versions._git(*me, "commit", "--quiet", "--allow-empty", "--no-gpg-sign", "-m", tag)
+        versions._git("tag", tag)
+    expected = versions._git("rev-parse", "v1.1").decode().strip()
+    assert versions._chosen() == ("v1.1", expected)
+
+
+def test_a_version_that_cannot_be_had_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where there is no history, or the commit is not in it: the reason for which tests skip."""
+    monkeypatch.setattr(versions, "_git", lambda *_: versions._run("false", "--verify"))
+    with pytest.raises(versions.Unavailable, match="false --verify"):
+        versions.other()
+    monkeypatch.setattr(versions, "ROOT", CHILD.parent)
+    with pytest.raises(versions.Unavailable, match="no checkout"):
+        versions.other()
