@@ -59,12 +59,17 @@ STANDS_STILL: Final = 60_000_000
 """Microseconds between the tickets of the first waiter and of a newcomer from which on a queue is
 considered not to move."""
 LOOKERS: Final = 32
-"""One newcomer in this many checks a short queue for dead waiters."""
+"""One newcomer in this many looks for dead waiters."""
 CHECKS: Final = 128
-"""The number of waiters that it checks on average, if the queue is longer."""
+"""The number of waiters that it checks, if the queue is longer."""
+CHECKS_IF_FULL: Final = 1024
+"""The number of waiters that a newcomer checks which finds the queue full."""
 GRANTS: Final = 128
 """The most grants that one step makes, or ends: a step blocks all other clients. The rest follow in
 further steps, as `AskAgain` says."""
+PART: Final = 256
+"""The most waiters of a queue that one step looks at. The rest follows in further steps, for which
+nobody needs to ask."""
 
 WAS_ABSENT, WAS_HOLDER, WAS_QUEUED, WAS_UNKNOWN = 0, 1, 2, 3
 """The state in which `Release` found the waiter.

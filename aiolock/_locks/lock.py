@@ -9,7 +9,7 @@ from collections.abc import Callable, Coroutine, Generator
 from dataclasses import dataclass
 from functools import partial
 from types import FrameType, TracebackType
-from typing import Any, TypeVar, Unpack, cast
+from typing import Any, Final, TypeVar, Unpack, cast
 
 from aiolock._engine.deadlock import remember
 from aiolock._engine.engine import Engine
@@ -25,6 +25,9 @@ from aiolock.options import DEFAULT, Default, Seconds
 from aiolock.protocol import BREAK_UNKNOWN, Break, ReadStatus, RequestRelease, Status
 from aiolock.signatures import NoOptions, unexpected, without_unknown
 from aiolock.validation import checked_label, checked_number, checked_timeout, checked_wait
+
+_AT_ONCE: Final = 128
+"""Grants that one request to the store breaks."""
 
 Got_co = TypeVar("Got_co", bound=Lease, covariant=True)
 
@@ -359,7 +362,8 @@ class Lock(CopiedAsItself, AsyncEnterable[Lease], AsyncOnly):
         With a ``fence`` (see `status`), only the holder of that grant loses it. The holder is
         notified at once: its lease is lost and its body cancelled, but until that body ends, two
         bodies run. It is for a holder that hangs but still renews: the lease of a dead one ends by
-        itself. Two round trips, or one with a ``fence``. Cancelled, or on a `StoreError`, it may
+        itself. Two round trips, or one with a ``fence``; more if there are
+        more than a hundred holders. Cancelled, or on a `StoreError`, it may
         have been carried out. With a ``fence`` it is a `StoreError`, too, if the store's first
         answer got lost and that grant is not held any more: this call may have broken it, or it may
         have ended before.
@@ -375,8 +379,12 @@ class Lock(CopiedAsItself, AsyncEnterable[Lease], AsyncOnly):
             fences = [holder.fence for holder in status.holders]
         if not fences:
             return False
+        broken = 0
         with self._policy.errors_named():
-            broken = await self._engine.submit(Break(self._policy.key, fences))
+            # Not too many at once: all other clients wait for the store meanwhile.
+            for start in range(0, len(fences), _AT_ONCE):
+                part = fences[start : start + _AT_ONCE]
+                broken = await self._engine.submit(Break(self._policy.key, part))
         if fence is not None and broken == BREAK_UNKNOWN:
             raise self._policy.with_name(
                 StoreError(

@@ -57,11 +57,13 @@ class _End(NamedTuple):
 class Holders(Mapping[Grant, Holder]):
     """The holders of one name by their grants, in the order in which they were added."""
 
-    __slots__ = ("_by_grant", "_by_waiter", "_ends", "permits")
+    __slots__ = ("_by_fence", "_by_grant", "_by_waiter", "_ends", "permits")
 
     def __init__(self) -> None:
         self._by_grant = dict[Grant, Holder]()
         self._by_waiter = dict[WaiterId, Holder]()
+        self._by_fence = dict[int, Holder]()
+        """Those that are not reserved: a reserved grant has the fence of the one that ended."""
         self._ends = list[_End]()
         """The ends of all leases, in order."""
         self.permits = 0
@@ -87,6 +89,8 @@ class Holders(Mapping[Grant, Holder]):
         grant = holder.grant
         self.remove(grant)
         self._by_grant[grant] = self._by_waiter[grant.waiter] = holder
+        if not holder.is_reserved:
+            self._by_fence[grant.fence] = holder
         insort(self._ends, _End(holder.end, grant.fence, grant))
         self.permits += holder.form.permits
 
@@ -117,6 +121,10 @@ class Holders(Mapping[Grant, Holder]):
         """The grant that this waiter holds, if any."""
         return self._by_waiter.get(waiter)
 
+    def with_fence(self, fence: int) -> Holder | None:
+        """The holder with this fence, if any; not a reserved one."""
+        return self._by_fence.get(fence)
+
     @property
     def first(self) -> Holder | None:
         """The holder whose lease ends first."""
@@ -141,6 +149,8 @@ class Holders(Mapping[Grant, Holder]):
         del self._by_grant[grant]
         if self._by_waiter.get(grant.waiter) is holder:
             del self._by_waiter[grant.waiter]
+        if self._by_fence.get(grant.fence) is holder:
+            del self._by_fence[grant.fence]
         self.permits -= holder.form.permits
 
 

@@ -9,16 +9,16 @@ of the same name.
 What holds after every step: an exclusive holder is alone; a fence is higher than all earlier ones
 of its name, including those that a client may have given by local hand-offs; and a step that ends a
 grant also grants the lock to the next waiters that fit, so it is never free and wanted without an
-owner. Where that would make a step too long, the step sends `PushDone` instead: a client asks, and
-the next step goes on.
+owner. Where that would make a step too long, another step goes on: a client that gets `PushDone`
+asks, or the store itself carries out the `Rest` of the step.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
+from bisect import bisect_left, bisect_right, insort
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from typing import Final, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 from aiolock import protocol
 from aiolock.protocol import (
@@ -51,6 +51,9 @@ from aiolock.protocol import (
     WaiterId,
 )
 from aiolock.stores._holders import RESERVED, Grant, Holder, Holders
+
+_ALL: Final = 1 << 60
+"""More waiters than a queue ever has."""
 
 _CLOSED: Final = WaiterId(RESERVED, 0)
 """The reserved holder of a lock that stays closed for a while."""
@@ -115,6 +118,31 @@ class PushDone(NamedTuple):
 
 
 Push = PushGranted | PushLost | PushRequested | PushOrderUnknown | PushDone
+
+
+Work = Literal["advance", "count", "stuck", "once"]
+"""What a step has left to the next one.
+
+``advance``: to grant the lock to the waiters at the head; ``count``: the same, for a count that was
+raised, to those behind the waiters that were passed over; ``stuck``: to remove the waiters of
+clients whose leases have ended, and then to grant the lock; ``once``: to remove the waiters whose
+work is done.
+"""
+
+
+class Rest(NamedTuple):
+    """The work that a step has left, since it would block other clients for too long.
+
+    Whoever carries out the step does this next, in a step of its own: see `Step.go_on`. If that
+    never comes, because this process ends, then the next step of anyone goes on with the head of
+    the queue.
+    """
+
+    work: Work
+    behind: int | None = None
+    """The ticket up to which the queue was looked at; None if it begins at the head."""
+    ended: tuple[Grant, ...] = ()
+    """For ``stuck``: a grant of each of those clients."""
 
 
 class NameState:
@@ -187,13 +215,19 @@ class NameState:
         del self.waiting[waiter]
         return True
 
-    def remove(self, goes: Callable[[WaiterId], bool]) -> list[WaiterId]:
-        """Take these out of the queue, and return them; all at once, as there may be many."""
-        gone = [waiter for _, waiter in self.queue if goes(waiter)]
+    def rank(self, behind: int | None) -> int:
+        """How many waiters have no higher ticket than this; 0 for None."""
+        return 0 if behind is None else bisect_right(self.queue, behind, key=_ticket)
+
+    def remove(self, goes: Callable[[WaiterId], bool], places: range) -> list[WaiterId]:
+        """Take these out of the queue, of those at these places, and return them."""
+        part = self.queue[places.start : places.stop]
+        gone = [waiter for _, waiter in part if goes(waiter)]
         for waiter in gone:
             del self.waiting[waiter]
         if gone:
-            self.queue = [place for place in self.queue if place[1] in self.waiting]
+            left = [place for place in part if place[1] in self.waiting]
+            self.queue[places.start : places.stop] = left
         return gone
 
     def keep(self, until: int) -> None:
@@ -210,18 +244,31 @@ class NameState:
         self.resized.clear()
 
 
+def _ticket(place: tuple[int, WaiterId]) -> int:
+    return place[0]
+
+
 def looks_for_dead(ticket: int, queue: Sequence[tuple[int, WaiterId]]) -> bool:
     """Whether a newcomer with this ticket, which is in the queue, removes dead waiters.
 
     Otherwise a dead waiter would stay until it came to the head: where a lock is held for long, the
     queue would grow with each client that dies. A queue that moves does not need this. The choice
     is pseudo-random, and alike in all stores: a ticket is a time, so the microsecond decides. A
-    newcomer checks four waiters on average at most, however many there are; and apart from the
-    first two hundred, there are seldom more dead waiters than living ones.
+    newcomer checks four waiters on average at most, however many there are, see `checked`; and
+    apart from the first two hundred, there are seldom more dead waiters than living ones.
     """
-    if ticket % protocol.LOOKERS or ticket - queue[0][0] < protocol.STANDS_STILL:
-        return False
-    return ticket // protocol.LOOKERS % len(queue) < protocol.CHECKS
+    return ticket % protocol.LOOKERS == 0 and ticket - queue[0][0] >= protocol.STANDS_STILL
+
+
+def checked(number: int, waiters: int, most: int = protocol.CHECKS) -> range:
+    """The places of those that are checked for dead ones: all of them, or so many side by side.
+
+    The number decides which. Each place has the same chance, the first and the last, too.
+    """
+    if waiters <= most:
+        return range(waiters)
+    first = number % (waiters + most - 1) - most + 1
+    return range(max(first, 0), min(first + most, waiters))
 
 
 def _unknown(_: str) -> tuple[str, int]:
@@ -234,7 +281,8 @@ class Step:
     ``now`` is the store's clock, in µs. ``listens`` says whether a client is alive, as far as the
     store can tell. ``fence`` is the last one that was made. Afterwards `pushes` must be sent, in
     order, and `fence` is the new last one. ``metadata`` gives the host and the process of a client,
-    for `status`.
+    for `status`. With ``in_parts``, what would take long is left to further steps: afterwards
+    `rest` must be carried out by `go_on`, if it is not None.
     """
 
     def __init__(
@@ -244,6 +292,8 @@ class Step:
         listens: Callable[[str], bool],
         fence: int = 0,
         metadata: Callable[[str], tuple[str, int]] = _unknown,
+        *,
+        in_parts: bool = False,
     ) -> None:
         self._state = state
         self._now = now
@@ -252,6 +302,12 @@ class Step:
         self._metadata = metadata
         self.fence = fence
         self.pushes: list[Push] = []
+        self.rest: Rest | None = None
+        self._in_parts = in_parts
+        self._part = protocol.PART if in_parts else _ALL
+        """The most waiters of the queue that it looks at."""
+        self._front = _ALL
+        """How many waiters are in front of those that the rest of this step is about."""
         self._asker = ""
         """The client that is being answered: it is alive, since it has just asked, listening or
         not."""
@@ -374,10 +430,25 @@ class Step:
         end = max(self._ms + remember, -(-tombstone_until // 1000))
         form = Form(claim=0, fixed=True, once=True)
         state.holders.add(Holder(done, form, end, shared=False))
-        waiting = state.remove(lambda each: state.waiting[each][1].once)
-        one_of_each = {each.client: each for each in reversed(waiting)}
-        self.pushes += [PushDone(each) for each in waiting if one_of_each[each.client] is each]
+        self._dismiss(None)
         return WAS_HOLDER
+
+    def go_on(self, rest: Rest) -> None:
+        """Go on with what an earlier step has left; it may leave a `rest` again."""
+        match rest.work:
+            case "once":
+                self._dismiss(rest.behind)
+            case "stuck":
+                removed = self._remove_stuck(rest.ended, rest.behind)
+                # Some of them may have come back before they were removed: they ask once more.
+                self.pushes += [
+                    PushLost(*grant, "expired")
+                    for grant in rest.ended
+                    if grant.waiter.client in removed
+                ]
+                self._advance()
+            case "advance" | "count":
+                self._advance(counted=rest.work == "count", behind=rest.behind)
 
     def request(self) -> int:
         """See `RequestRelease`."""
@@ -392,7 +463,8 @@ class Step:
     def break_(self, fences: Sequence[int]) -> int:
         """See `Break`."""
         holders = self._state.holders
-        broken = [h for h in holders.values() if h.grant.fence in fences and not h.is_reserved]
+        found = map(holders.with_fence, dict.fromkeys(fences))
+        broken = [holder for holder in found if holder is not None]
         for holder in broken:
             holders.remove(holder.grant)
             self._end(holder)
@@ -519,7 +591,7 @@ class Step:
             ended.append(own)
         ended += state.holders.take_ended(self._ms, protocol.GRANTS - len(ended))
         self._reaped = bool(ended)
-        stuck = set[str]()
+        stuck = dict[str, Grant]()
         for holder in ended:
             self._end(holder)
             if not holder.is_reserved:
@@ -527,11 +599,11 @@ class Step:
             self._close(holder, lost=holder.end)
             # A claim must be confirmed, whether or not the lease is renewed afterwards.
             if holder.claim or not holder.form.fixed:
-                stuck.add(holder.client)
+                stuck.setdefault(holder.client, holder.grant)
         # So a stuck client costs one claim, and not one for each of its waiters. If it was only
         # slow, the push makes them ask again, with their old tickets.
         if stuck:
-            state.remove(lambda waiter: waiter.client in stuck)
+            self._remove_stuck(tuple(stuck.values()), None)
         if self._more_ended and state.queue and state.queue[0][1] != asking:
             self.pushes.append(PushDone(state.queue[0][1]))
 
@@ -559,6 +631,7 @@ class Step:
                 self._advance()  # the ended leases may have blocked other waiters
             return Granted(holder.grant.fence, holder.end - self._ms, claim=holder.claim)
         if form.once and (done := state.holders.of(_DONE)):
+            state.dequeue(waiter)  # if `finish` has not come to it yet
             return Done(done.end - self._ms)
         return None
 
@@ -574,7 +647,7 @@ class Step:
     ) -> Answer:
         state = self._state
         first = state.holders.first
-        until = max(0, first.end - self._ms) if first else protocol.KEEP_ALIVE
+        until = max(0, first.end - self._ms) if first else 0 if self.rest else protocol.KEEP_ALIVE
         if wait:
             ticket, _ = state.waiting[waiter]
             before = self._before(waiter, form) if newcomer else None
@@ -604,7 +677,7 @@ class Step:
         if waiter in state.waiting:
             return True
         if not ticket and 0 < max_waiters <= len(state.queue):
-            self._remove_dead()
+            self._remove_dead(checked(self._now, len(state.queue), protocol.CHECKS_IF_FULL))
             if max_waiters <= len(state.queue):
                 return False
         is_new, ticket = not ticket, ticket or self._ticket(form)
@@ -614,7 +687,7 @@ class Step:
             if behind.client != waiter.client:
                 self.pushes.append(PushOrderUnknown(behind))
         if is_new and looks_for_dead(ticket, state.queue):
-            self._remove_dead()
+            self._remove_dead(checked(ticket // protocol.LOOKERS, len(state.queue)))
         return True
 
     def _ticket(self, form: Form) -> int:
@@ -623,37 +696,48 @@ class Step:
         before = bisect_left(queue, ticket + PRIORITY // 2, key=lambda place: place[0]) - 1
         return max(ticket, queue[before][0] + 1) if before >= 0 else ticket
 
-    def _advance(
-        self, *, asking: WaiterId | None = None, ttl: int = 0, counted: bool = False
+    def _advance(  # noqa: C901  # one loop, whose order is that of the script
+        self,
+        *,
+        asking: WaiterId | None = None,
+        ttl: int = 0,
+        counted: bool = False,
+        behind: int | None = None,
     ) -> int:
         """Grant the lock from the head of the queue while waiters fit; the fence of ``asking``.
 
-        With ``counted``, waiters for a count that is still too low are passed over. After `GRANTS`
-        grants, the next waiter's client is asked to ask again, and that step goes on. (If the push
-        is lost, the clients ask by themselves, as after any lost push.) Not within a group, which
-        enters as a whole; nor for a count, where each that asks enters, and no other.
+        With ``counted``, waiters for a count that is still too low are passed over; so were those
+        up to the ticket ``behind``. After `GRANTS` grants, the next waiter's client is asked to ask
+        again, and that step goes on. (If the push is lost, the clients ask by themselves, as after
+        any lost push.) For a count, where each that asks enters, and no other, it is the rest of
+        this step that goes on; so it is after many dead waiters. A group enters as a whole.
         """
-        state, mine, granted = self._state, 0, 0
+        state, mine, granted, looked = self._state, 0, 0, 0
         over: list[tuple[int, WaiterId, Form]] = []
-        while state.queue:
-            ticket, head = state.queue[0]
+        at = state.rank(behind)
+        while at < len(state.queue):
+            ticket, head = state.queue[at]
             _, form = state.waiting[head]
+            if looked >= min(self._part, self._front) and not self._passing:
+                self._leave(counted=counted, behind=behind)
+                break
+            looked += 1
             state.dequeue(head)
-            # Its client is gone, so it is skipped in this very step: a dead waiter costs nothing.
+            # Its client is gone, so it is skipped: a dead waiter costs nothing.
             if not self._is_there(head.client):
                 continue
             if not self._fits(form):
                 over.append((ticket, head, form))
                 if counted and form.counts and not form.declared:
+                    behind = ticket
                     continue
                 break
-            if (
-                granted >= protocol.GRANTS
-                and head != asking
-                and form.rule in (Rule.ALWAYS, Rule.PERMITS)
-            ):
+            if granted >= protocol.GRANTS and head != asking and self._is_enough(form):
                 over.append((ticket, head, form))
-                self.pushes.append(PushDone(head))
+                if form.counts:
+                    self._leave(counted=counted, behind=behind)
+                else:
+                    self.pushes.append(PushDone(head))
                 break
             granted += 1
             if head == asking:
@@ -671,6 +755,45 @@ class Step:
             state.enqueue(*each)
         self._passing = 0
         return mine
+
+    def _is_enough(self, form: Form) -> bool:
+        """Whether such waiters enter in several steps, if they are many."""
+        return form.rule in (Rule.ALWAYS, Rule.PERMITS) or (form.counts and self._in_parts)
+
+    def _leave(self, *, counted: bool, behind: int | None) -> None:
+        """Leave the rest of the waiters to another step, unless there is a rest already."""
+        self.rest = self.rest or Rest("count" if counted else "advance", behind)
+
+    def _remove_stuck(self, ended: tuple[Grant, ...], behind: int | None) -> set[str]:
+        """Remove waiters of the clients of these grants from the queue; the clients of these."""
+        clients = {grant.waiter.client for grant in ended}
+        gone, behind = self._remove_part(lambda each: each.client in clients, behind)
+        if behind is not None:
+            self.rest = Rest("stuck", behind, ended)
+            self._front = self._state.rank(behind)
+        return {waiter.client for waiter in gone}
+
+    def _dismiss(self, behind: int | None) -> None:
+        """Remove waiters whose work is done from the queue, and tell their clients."""
+        waiting = self._state.waiting
+        gone, behind = self._remove_part(lambda each: waiting[each][1].once, behind)
+        one_of_each = {each.client: each for each in reversed(gone)}
+        self.pushes += [PushDone(each) for each in gone if one_of_each[each.client] is each]
+        if behind is not None:
+            self.rest = Rest("once", behind)
+
+    def _remove_part(
+        self, goes: Callable[[WaiterId], bool], behind: int | None
+    ) -> tuple[list[WaiterId], int | None]:
+        """Remove these among the waiters behind that ticket, as many as a step looks at.
+
+        Returns the last ticket among those that it has looked at, too; None if there are no others.
+        """
+        state = self._state
+        start = state.rank(behind)
+        places = range(start, min(start + self._part, len(state.queue)))
+        behind = None if places.stop == len(state.queue) else state.queue[places.stop - 1][0]
+        return state.remove(goes, places), behind
 
     def _grant(self, waiter: WaiterId, form: Form, lease: int, *, claim: bool = False) -> int:
         # The clock lets fences grow even if the last one was forgotten, or lost in a fail-over; the
@@ -701,7 +824,7 @@ class Step:
             self._passing -= 1
             return True
         if len(self._state.queue) >= others:
-            self._remove_dead()
+            self._remove_dead(range(len(self._state.queue)))
         if len(self._state.queue) < others:
             return False
         self._passing = others
@@ -750,8 +873,8 @@ class Step:
         state.tombstones = alive | {waiter: until}
         state.keep(until)
 
-    def _remove_dead(self) -> None:
-        self._state.remove(lambda waiter: not self._is_there(waiter.client))
+    def _remove_dead(self, places: range) -> None:
+        self._state.remove(lambda waiter: not self._is_there(waiter.client), places)
 
     def _is_there(self, client: str) -> bool:
         return client == self._asker or self._listens(client)

@@ -34,7 +34,7 @@ from aiolock.protocol import (
     WaiterId,
 )
 from aiolock.store import Features
-from aiolock.stores.machine import NameState, Step
+from aiolock.stores.machine import NameState, Rest, Step
 
 Value = TypeVar("Value")
 
@@ -270,16 +270,26 @@ class MemoryServer:
             self._sweep()
             state = self._states[name] = NameState()
         # One counter of fences for all names: it only grows, so an idle name need not be kept.
-        step = Step(state, self.now(), self.listens, self._fence, _metadata)
+        step = Step(state, self.now(), self.listens, self._fence, _metadata, in_parts=True)
         answer = operation(step)
         self._done(name, state, step)
         return answer
+
+    def _go_on(self, name: str, rest: Rest) -> None:
+        """Go on with what a step has left."""
+        self._must_run(name, lambda step: step.go_on(rest))
+
+    def _later(self, call: Callable[[], None]) -> None:
+        """Call this soon, after all that is due now."""
+        asyncio.get_running_loop().call_soon(call)
 
     def _done(self, name: str, state: NameState, step: Step) -> None:
         self._fence = step.fence
         if step.pushes:
             for push in step.pushes:
                 self.push(push.waiter.client, push.event(name))
+        if step.rest is not None:
+            self._later(partial(self._go_on, name, step.rest))
         if not state.holders and state.idle:
             self._states.pop(name, None)
 
@@ -293,7 +303,7 @@ class MemoryServer:
         for name, state in list(islice(self._states.items(), _SWEPT)):
             self._states.move_to_end(name)
             if max(state.until, state.holders.last_end) <= now // 1000:
-                step = Step(state, now, self.listens, self._fence, _metadata)
+                step = Step(state, now, self.listens, self._fence, _metadata, in_parts=True)
                 step.reap()  # it may be closed from now on, and its numbers are kept for that
                 self._done(name, state, step)
 

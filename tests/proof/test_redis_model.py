@@ -206,6 +206,9 @@ class Model(MemoryServer):
     def hear(self, client: str) -> None:
         self.listen(client, Heard(self.log, self.texts, client))
 
+    def _later(self, call: Callable[[], None]) -> None:
+        call()
+
     def push(self, client: str, event: Event) -> None:
         if client in self._listeners:
             self._listeners[client](event)
@@ -297,21 +300,51 @@ class Scripts:
         self._kept: Kept | None = None
         self.looks: bool | None = None
         """Whether newcomers look for dead waiters; None: now and then."""
+        self.goes_on = True
+        """Whether what a call has left is done at once."""
+        self.rests: list[list[bytes]] = []
+        """What is still to be done, in order."""
 
     def _call(self, script: scripts.Script, keys: list[str], *values: object) -> Any:
         """The decoded reply, after the pushes have come."""
         self._kept = None
-        source = script.source
-        if self.looks is not None:
-            source = looks.source(script, looks=self.looks, grants=protocol.GRANTS)
         try:
-            reply = self.raw.eval(source, len(keys), *keys, *map(str, values))
+            reply = self.raw.eval(self._source(script), len(keys), *keys, *map(str, values))
+            reply = self._without_rest(reply)
             answer = reply if script is scripts.RELEASE else script.decode(reply)
         except redis.ResponseError as error:
             code, _, now = str(error).partition(" ")
             if code != "LATE":
                 raise
             answer = Late(int(now))
+        self._hear()
+        if self.goes_on:
+            self.go_on()
+        return answer
+
+    def go_on(self) -> int:
+        """Do all that was left to further calls; how many these were."""
+        calls = 0
+        while self.rests:
+            self._without_rest(self.raw.eval(self._source(scripts.GO_ON), 3, *self.rests.pop(0)))
+            self._kept = None
+            self._hear()
+            calls += 1
+        return calls
+
+    def _without_rest(self, reply: Any) -> Any:
+        if (rest := replies.left(reply)) is None:
+            return reply
+        self.rests += rest.calls
+        return rest.reply
+
+    def _source(self, script: scripts.Script) -> str:
+        if self.looks is None:
+            return script.source
+        return looks.source(script, looks=self.looks, grants=protocol.GRANTS, part=protocol.PART)
+
+    def _hear(self) -> None:
+        """Write down the pushes that have come."""
         with self.redis.pipeline(transaction=False) as pipeline:
             for client in self.pubsubs:
                 pipeline.publish(self.names.channels + client, "that is all")
@@ -319,7 +352,6 @@ class Scripts:
         for client, pubsub in self.pubsubs.items():
             while (push := pubsub.get_message(timeout=10)["data"]) != "that is all":
                 self._heard(push, client)
-        return answer
 
     def _heard(self, push: str, client: str) -> None:
         kind, *rest = push.split(" ", 3)
@@ -391,7 +423,7 @@ class Scripts:
 
     def finish(self, waiter: str, fence: int, remember: int, *, tombstone_until: int = 0) -> int:
         values = (waiter, fence, remember, self.names.channels, tombstone_until)
-        return int(self._call(scripts.FINISH, self.keys[:2], *values))
+        return int(self._call(scripts.FINISH, self.keys, *values))
 
     def renew(self, renewals: list[tuple[str, int, int]], not_after: int = 0) -> list[bool] | Late:
         """Each of a waiter, a fence and a ttl."""
@@ -953,6 +985,21 @@ def test_the_scripts_and_the_model_agree_if_few_enter_at_a_time(
 ) -> None:
     """The same, if one enters in each step, and the next is told to ask."""
     monkeypatch.setattr(protocol, "GRANTS", 1)
+    agree(redis_server, monkeypatch, those)
+
+
+@pytest.mark.timeout(60 + EXAMPLES)
+@pytest.mark.parametrize(
+    "those",
+    [WAITERS, READERS, TO_BE_DONE, PERMITS, PARTIES, WATCHERS],
+    ids=["locks", "readers", "to_be_done", "permits", "parties", "watchers"],
+)
+def test_the_scripts_and_the_model_agree_if_little_is_done_at_a_time(
+    redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch, those: list[str]
+) -> None:
+    """The same, if each step looks at one waiter of the queue, and leaves the rest to the next."""
+    monkeypatch.setattr(protocol, "GRANTS", 1)
+    monkeypatch.setattr(protocol, "PART", 1)
     agree(redis_server, monkeypatch, those)
 
 

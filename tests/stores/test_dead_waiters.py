@@ -7,13 +7,14 @@ newcomers, now and then, if the queue does not move: by their tickets, and no ne
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Iterator
 
 import pytest
 
-from aiolock.protocol import LOOKERS, STANDS_STILL, Form, Granted, Queued, Rule, WaiterId
+from aiolock.protocol import CHECKS, LOOKERS, STANDS_STILL, Form, Granted, Queued, Rule, WaiterId
 from aiolock.stores._member import InQueue, Voted, VoteRequest
-from aiolock.stores.machine import NameState, Step, looks_for_dead
+from aiolock.stores.machine import NameState, Step, checked, looks_for_dead
 from aiolock.stores.quorum._server import QuorumServerState, QuorumServerStep
 from tests.proof.test_quorum_model import Scripts as Voter
 from tests.proof.test_redis_model import Scripts
@@ -57,8 +58,24 @@ def test_a_newcomer_checks_four_waiters_at_most_on_average() -> None:
     for waiters in (1, 10, 100, 1000, 10_000):
         tickets = range(NOW, NOW + LOOKERS * waiters)
         queue = [(NOW - STANDS_STILL, WaiterId("ada", 1))] * waiters
-        checked = waiters * sum(looks_for_dead(ticket, queue) for ticket in tickets)
-        assert 0 < checked / len(tickets) <= 4
+        found = [
+            len(checked(ticket // LOOKERS, waiters))
+            for ticket in tickets
+            if looks_for_dead(ticket, queue)
+        ]
+        assert max(found) <= CHECKS
+        assert 0 < sum(found) / len(tickets) <= 4
+
+
+@pytest.mark.parametrize("waiters", [1, 127, 128, 129, 1000])
+def test_each_waiter_is_checked_as_often_as_any_other(waiters: int) -> None:
+    """Also the first and the last in the queue."""
+    times = Counter[int]()
+    numbers = max(waiters + CHECKS - 1, 1)
+    for number in range(numbers):
+        times.update(checked(number, waiters))
+    assert set(times) == set(range(waiters))
+    assert set(times.values()) == {CHECKS if waiters > CHECKS else numbers}
 
 
 @pytest.mark.parametrize("moves", [True, False])
@@ -102,20 +119,28 @@ def test_the_scripts_look_as_the_machine_does(lua: Scripts, others: int) -> None
     lua.acquire("x9000:bob:1", MINUTE, 0, 0)
     dead = {f"x9000:gone:{number}": 2 + number for number in range(others)}
     lua.redis.zadd(lua.keys[1], {"x9000:bob:1": 1} | dead)
-    found = left_it = 0
+    found, parts = 0, set[tuple[bool, bool]]()
     for number in range(others, 20_000):
-        before = lua.redis.zcard(lua.keys[1])
+        queue = lua.redis.zrange(lua.keys[1], 0, -1)
+        before = len(queue)
         newcomer = f"x9000:late{number}:1"
         answer = lua.acquire(newcomer, MINUTE, 0, 0)
         assert isinstance(answer, Queued)
         looked = looks_for_dead(answer.ticket, [(1, WaiterId("bob", 1))] * (before + 1))
-        assert lua.redis.zcard(lua.keys[1]) == (2 if looked else before + 1)
+        left = [*queue, newcomer]
+        if looked:
+            places = checked(answer.ticket // LOOKERS, len(left))
+            left = [
+                each
+                for place, each in enumerate(left)
+                if place not in places or each in {"x9000:bob:1", newcomer}
+            ]
+            parts.add((places.start > 0, places.stop < before + 1))
+        assert lua.redis.zrange(lua.keys[1], 0, -1) == left
         found += looked
-        left_it += answer.ticket % LOOKERS == 0 and not looked
         if looked and others:
             lua.redis.zadd(lua.keys[1], dead)
-        # In a short queue each of them looks, in a long one somewhat less than every other.
-        if found >= 3 and (left_it >= 3 or not others):
+        if found >= 3 and len(parts) >= (3 if others else 1):
             return
     raise AssertionError("it was the same each time")
 

@@ -26,11 +26,19 @@ NUMBERS = {
 
 
 @cache
-def source(script: _scripts.Script, *, looks: bool, grants: int = protocol.GRANTS) -> str:
-    """A script in which newcomers look always, or never; and so many enter in one call."""
+def source(
+    script: _scripts.Script,
+    *,
+    looks: bool,
+    grants: int = protocol.GRANTS,
+    part: int = protocol.PART,
+) -> str:
+    """A script in which newcomers look always, or never; and so many enter in one call, that looks
+    at so many waiters.
+    """
     constants = dict(_scripts._CONSTANTS)
     text = _scripts._included(script.name, set(), constants)
-    constants |= NUMBERS[looks] | {"GRANTS": str(grants)}
+    constants |= NUMBERS[looks] | {"GRANTS": str(grants), "PART": str(part)}
     names = re.compile(r"\b[A-Z_]+\b")
     return names.sub(lambda found: constants.get(found[0], found[0]), text)
 

@@ -319,13 +319,30 @@ BEGIN
     RETURN f;
 END $$;
 
--- Remove the waiters of dead clients from the queue.
-CREATE OR REPLACE FUNCTION aiolock._remove_dead(n bytea, me text) RETURNS void
-LANGUAGE plpgsql AS $$
+-- Remove the waiters of dead clients from the queue, which has so many: of `most` that stand side by
+-- side, where the number says, if there are more; NULL: of all.
+CREATE OR REPLACE FUNCTION aiolock._remove_dead(
+    n bytea, me text, number bigint, waiting bigint, most bigint
+) RETURNS void LANGUAGE plpgsql AS $$
+DECLARE
+    first bigint := 0;
 BEGIN
-    DELETE FROM aiolock.waiters WHERE name = n AND client IN (
-        SELECT each.client FROM (SELECT DISTINCT client FROM aiolock.waiters WHERE name = n) each
-        WHERE NOT aiolock._is_there(each.client, me));
+    IF waiting > most THEN
+        -- PostgreSQL's remainder of a number below 0 is below 0, or 0.
+        first := number % (waiting + most - 1);
+        first := first + CASE WHEN first < 0 THEN waiting ELSE 1 - most END;
+        most := least(most, first + most);
+        first := greatest(first, 0);
+    END IF;
+    WITH looked AS MATERIALIZED (
+        SELECT client, ticket, seq FROM aiolock.waiters WHERE name = n
+            ORDER BY name, ticket, client, seq LIMIT most OFFSET first
+    ), dead AS MATERIALIZED (
+        SELECT each.client FROM (SELECT DISTINCT client FROM looked) each
+            WHERE NOT aiolock._is_there(each.client, me)
+    ) DELETE FROM aiolock.waiters w USING looked, dead
+        WHERE w.name = n AND looked.client = dead.client
+        AND w.client = looked.client AND w.seq = looked.seq;
 END $$;
 
 -- How many permits are taken. It looks at all holders.
@@ -359,7 +376,7 @@ BEGIN
                     WHERE name = n AND (ticket, client, seq) > (w.ticket, w.client, w.seq);
                 fits := behind >= w.number - 1;
                 EXIT WHEN NOT fits OR attempt = 2;
-                PERFORM aiolock._remove_dead(n, me);
+                PERFORM aiolock._remove_dead(n, me, 0, 0, NULL);
             END LOOP;
             IF fits THEN
                 passing := w.number - 1;
@@ -614,7 +631,6 @@ DECLARE
     displaced int;
     opened boolean;
     passing bigint;
-    looks boolean := false; -- whether it looks for dead waiters
     f bigint := 0;
     t bigint;
     waiting bigint;
@@ -693,7 +709,7 @@ BEGIN
         IF asked = 0 AND max_waiters > 0 THEN
             SELECT count(*) INTO waiting FROM aiolock.waiters WHERE name = n;
             IF waiting >= max_waiters THEN
-                PERFORM aiolock._remove_dead(n, me);
+                PERFORM aiolock._remove_dead(n, me, us, waiting, 1024);
                 SELECT count(*), max(ticket) INTO waiting, last FROM aiolock.waiters
                     WHERE name = n;
             END IF;
@@ -732,11 +748,7 @@ BEGIN
                 ORDER BY name, ticket, client, seq LIMIT 1;
             IF w.ticket - t >= 60000000 THEN
                 SELECT count(*) INTO waiting FROM aiolock.waiters WHERE name = n;
-                -- PostgreSQL's remainder of a number below 0 is below 0, or 0.
-                looks := (w.ticket / 32 % waiting + waiting) % waiting < 128;
-            END IF;
-            IF looks THEN
-                PERFORM aiolock._remove_dead(n, me);
+                PERFORM aiolock._remove_dead(n, me, w.ticket / 32, waiting, 128);
                 SELECT max(ticket) INTO last FROM aiolock.waiters
                     WHERE name = n AND NOT (client = me AND seq = s);
             END IF;

@@ -29,7 +29,9 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from aiolock.protocol import (
+    CHECKS_IF_FULL,
     KEEP_ALIVE,
+    LOOKERS,
     PRIORITY,
     WAS_ABSENT,
     WAS_HOLDER,
@@ -66,6 +68,7 @@ from aiolock.stores.machine import (
     PushGranted,
     PushLost,
     PushRequested,
+    checked,
     looks_for_dead,
 )
 
@@ -445,17 +448,15 @@ class QuorumServerStep:
 
     def _reap(self) -> None:
         """Remove votes whose lease has ended, and the waiters of their clients, which are stuck."""
-        for vote in self._state.out:
+        state, stuck = self._state, set[str]()
+        for vote in state.out:
             if vote.end <= self._ms:
-                self._reap_one(vote)
-
-    def _reap_one(self, vote: Vote) -> None:
-        state = self._state
-        self._end(vote, "expired", vote.end)
-        if vote.unsure or not vote.form.fixed:
-            for _, waiter in list(state.queue):
-                if waiter.client == vote.waiter.client:
-                    state.leave(waiter)
+                self._end(vote, "expired", vote.end)
+                if vote.unsure or not vote.form.fixed:
+                    stuck.add(vote.waiter.client)
+        for _, waiter in list(state.queue) if stuck else ():
+            if waiter.client in stuck:
+                state.leave(waiter)
 
     def _end(self, vote: Vote, reason: str, lost: int) -> None:
         """A vote was lost."""
@@ -479,7 +480,7 @@ class QuorumServerStep:
         """The answer if ``most`` other waiters are in the queue; dead ones do not count."""
         state = self._state
         if 0 < most <= len(state.queue) and waiter not in state.waiting:
-            self._remove_dead()
+            self._remove_dead(checked(self._now, len(state.queue), CHECKS_IF_FULL))
             if most <= len(state.queue):
                 full = QueueIsFull(len(state.queue), self._now)
                 if state.shared:
@@ -492,12 +493,13 @@ class QuorumServerStep:
         state, (ticket, waiter) = self._state, place
         is_new = waiter not in state.waiting
         state.enqueue(place, form)
-        return is_new and looks_for_dead(ticket, state.queue) and self._remove_dead()
+        looks = is_new and looks_for_dead(ticket, state.queue)
+        return looks and self._remove_dead(checked(ticket // LOOKERS, len(state.queue)))
 
-    def _remove_dead(self) -> bool:
-        """Remove the waiters of dead clients; whether there were any."""
+    def _remove_dead(self, places: range) -> bool:
+        """Remove the waiters of dead clients at these places; whether there were any."""
         state, before = self._state, len(self._state.queue)
-        for _, waiter in list(state.queue):
+        for _, waiter in state.queue[places.start : places.stop]:
             if not self._is_there(waiter.client):
                 state.leave(waiter)
         return len(state.queue) < before

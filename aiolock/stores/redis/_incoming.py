@@ -21,8 +21,17 @@ from aiolock.stores.redis._command import Called, Command
 from aiolock.stores.redis._errors import Refusal, code_of, did_nothing
 from aiolock.stores.redis._protocol import mismatch
 from aiolock.stores.redis._redirects import Redirects
-from aiolock.stores.redis._replies import Opened, Present, several
-from aiolock.stores.redis._scripts import ACQUIRE_SEVERAL, BEAT, OPEN, PRESENCE, RENEW, Script
+from aiolock.stores.redis._replies import Opened, Present, left, several
+from aiolock.stores.redis._scripts import (
+    ACQUIRE_SEVERAL,
+    BEAT,
+    GO_ON,
+    OPEN,
+    PRESENCE,
+    RENEW,
+    Script,
+    bulk,
+)
 from aiolock.stores.redis._wire import FEW
 
 _AGAIN: Final = 5
@@ -34,6 +43,10 @@ _ELSEWHERE: Final = ("READONLY", "LOADING", "MASTERDOWN", "BUSY", "NOREPLICAS")
 """Answers of a server that cannot serve us now: connect again, to it or to its successor."""
 _ONLY_PATIENT: Final = ("READONLY", "NOREPLICAS")
 """Those that may last for ever: only a client that was served before waits for their end."""
+
+
+def _ignore(reply: Any, error: Exception | None) -> None:
+    """What a call is answered that nobody waits for."""
 
 
 def _not_an_answer(reply: Any) -> InvalidResponse:
@@ -77,10 +90,17 @@ class Incoming(Redirects):
         self.quiet_since = first.sent
         if not self._proved:
             self._is_proved()
+        self._split(commands, reply)
+
+    def _split(self, commands: list[Command], reply: Any) -> None:
         waiters = [waiter_of(command.waiter) for command in commands if command.waiter]
         try:
             answers = several(reply, waiters)
         except (AttributeError, IndexError, TypeError, ValueError):
+            answered = self._take_rest(reply)
+            if answered is not reply:
+                self._split(commands, answered)
+                return
             for command in commands:
                 self._fail(command, _not_an_answer(reply))
             return
@@ -125,7 +145,7 @@ class Incoming(Redirects):
                     decode = script.decode if command.times == 1 else script.decode_again
                     answer = decode(reply)
                 except (TypeError, ValueError, IndexError):
-                    self._fail(command, _not_an_answer(reply))
+                    self._undecoded(command, reply)
                 else:
                     if script in _CLOCKS and isinstance(answer, Opened | Present | Queued):
                         self.copies.read_clock(command.sent, answer.now)
@@ -135,6 +155,30 @@ class Incoming(Redirects):
                         future.set_result(answer)  # its function does the rest
                     else:
                         self._resolve(future, answer)
+            else:
+                self._unawaited(command, reply)
+
+    def _unawaited(self, command: Command, reply: Any) -> None:
+        answered = self._take_rest(reply)
+        if answered is not reply:
+            self._answered(command, answered)
+
+    def _undecoded(self, command: Command, reply: Any) -> None:
+        answered = self._take_rest(reply)  # which no decoder takes
+        if answered is not reply:
+            self._answered(command, answered)
+        else:
+            self._fail(command, _not_an_answer(reply))
+
+    def _take_rest(self, reply: Any) -> Any:
+        """The reply without the work that its script has left, which is asked for."""
+        rest = left(reply)
+        if rest is None:
+            return reply
+        for values in rest.calls:
+            arguments = bulk(3) + b"".join(map(bulk, values))
+            _ = self.call(GO_ON, 1 + len(values), arguments, reply=Called(_ignore))
+        return rest.reply
 
     def _resolve(self, future: asyncio.Future[Any], answer: Any) -> None:
         # Its task continues at once if few replies are due. Otherwise it continues in the next

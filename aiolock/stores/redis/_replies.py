@@ -62,6 +62,26 @@ def _queued(  # noqa: PLR0917  # in the order of the reply
     return Queued(ticket, place, until, now, bool(displaced), Before(waiter_of(text), fence))
 
 
+class Left(NamedTuple):
+    """A reply of a script that has left work to another call, see ``with_rest.lua``."""
+
+    reply: Any
+    """The reply, apart from that."""
+    calls: list[list[bytes]]
+    """The keys and arguments of each call of the script ``go_on`` that is due."""
+
+
+def left(reply: Any) -> Left | None:
+    """The parts of such a reply; None if it is another."""
+    try:
+        kind, answered, call, *rests = reply
+    except (TypeError, ValueError):
+        return None
+    if kind != b"rest":
+        return None
+    return Left(answered, [[*call, *rest] for rest in rests])
+
+
 def several(reply: Any, waiters: Sequence[WaiterId]) -> list[Answer]:
     """The answers of the acquire_several script, for each of these waiters."""
     if not isinstance(reply[1], int):

@@ -35,7 +35,9 @@ _CONSTANTS: Final[dict[str, str]] = {
     "STANDS_STILL": f"{protocol.STANDS_STILL}",
     "LOOKERS": f"{protocol.LOOKERS}",
     "CHECKS": f"{protocol.CHECKS}",
+    "CHECKS_IF_FULL": f"{protocol.CHECKS_IF_FULL}",
     "GRANTS": f"{protocol.GRANTS}",
+    "PART": f"{protocol.PART}",
     "KEEP_ALIVE": f"{protocol.KEEP_ALIVE}",
     "KEPT": f"{KEPT}",
     "REMEMBERED": f"{_member.REMEMBERED}",
@@ -195,6 +197,7 @@ DOWNGRADE: Final = Script("downgrade", int)
 RESIZE: Final = Script("resize", int)
 POST: Final = Script("post", int)
 READ: Final = Script("read", posted)
+GO_ON: Final = Script("go_on", int)
 STATUS: Final = Script("status", as_is)
 LIST: Final = Script("list", listed)
 PRESENCE: Final = Script("presence", present)

@@ -149,11 +149,9 @@ class RedisStore(ByMethods, Session):
     def finish(
         self, name: str, waiter: WaiterId, form: Form, fence: int, remember: int
     ) -> asyncio.Future[int]:
-        keys = b"".join(map(bulk, (2, *self._names.keys(name)[:2])))
         values = b"".join(map(bulk, (self._text(name, waiter, form), fence, remember)))
-        return self._pipe.call(
-            scripts.FINISH, 7, keys + values + self._channels, leaves_tombstone=True
-        )
+        arguments = self._names.three(name) + values + self._channels
+        return self._pipe.call(scripts.FINISH, 8, arguments, leaves_tombstone=True)
 
     def request(self, name: str) -> asyncio.Future[int]:
         arguments = bulk(1) + self._names.holders(name) + self._channels

@@ -24,6 +24,7 @@ local CHANNELS = ARGV[4]
 --@include late
 --@include grant_exclusive
 --@include acquire_taken
+--@include with_rest
 
 local ttl, waiter, ticket = ARGV[1], ARGV[5], ARGV[6]
 local too_late = late(ARGV[7])
@@ -34,4 +35,4 @@ elseif waiter:byte() ~= SHARED and redis.call('EXISTS', HOLDERS, QUEUE) == 0 the
   local displaced = (ticket == '0' or ticket == '-1') and ' 0' or ' 1'
   return grant_exclusive(waiter, ttl, 0, 0, ARGV[2]) .. ' ' .. ttl .. displaced
 end
-return acquire_taken(waiter, tonumber(ticket), ttl, tonumber(ARGV[3]))
+return with_rest(acquire_taken(waiter, tonumber(ticket), ttl, tonumber(ARGV[3])))

@@ -1,6 +1,7 @@
 -- acquire_general(waiter, ticket, ttl, most, first): `acquire`, if no living holder excludes this waiter:
 -- the leases of the holders have ended, or they share the lock, or there are none. `first`: the first of
--- the holders with its score, and for an exclusive waiter the second, too. Returns the reply.
+-- the holders with its score, and for an exclusive waiter the second, too. Returns the reply, and the rest that
+-- is left (see `with_rest`), if any.
 --@include new_step
 --@include enqueue
 --@include busy
@@ -24,7 +25,7 @@ local function acquire_general(waiter, ticket, ttl, most, first)
     else
       fence = grant_exclusive(waiter, ttl, 0, step.floor)
     end
-    return {1, tonumber(fence), tonumber(ttl), displaced}
+    return {1, tonumber(fence), tonumber(ttl), displaced}, step.rest
   end
 
   -- What is known of this waiter: its grant, or that it gave up; and the number that others declared.
@@ -61,7 +62,7 @@ local function acquire_general(waiter, ticket, ttl, most, first)
     fence = string.format('%.0f', fence)
     local ends = redis.call('ZSCORE', HOLDERS, standing .. ':' .. fence)
     local claim = ends % 1 == UNCONFIRMED and 1 or 0
-    return {1, tonumber(fence), ends - NOW, 0, claim}
+    return {1, tonumber(fence), ends - NOW, 0, claim}, step.rest
   end
 
   -- It enters at once if it fits and the queue is empty. A waiter for a count blocks no other, so it enters
@@ -110,7 +111,7 @@ local function acquire_general(waiter, ticket, ttl, most, first)
     local fence_of_ours
     fence_of_ours, first_end = advance(step, not holder, waiter, ttl)
     if fence_of_ours then
-      return {1, tonumber(fence_of_ours), tonumber(ttl), displaced}
+      return {1, tonumber(fence_of_ours), tonumber(ttl), displaced}, step.rest
     end
     place = nil
     if not waits then
@@ -122,16 +123,17 @@ local function acquire_general(waiter, ticket, ttl, most, first)
   end
 
   if full then
-    return full
+    return full, step.rest
   end
-  lease_left = math.min(lease_left or first_end or KEPT, first_end or lease_left or KEPT)
+  local alone = step.rest and 0 or KEPT -- if there is no holder
+  lease_left = math.min(lease_left or first_end or alone, first_end or lease_left or alone)
   if lease_left <= 0 and not waits then
-    return {0, -1}
+    return {0, -1}, step.rest
   end
   lease_left = math.max(lease_left, 0)
   if not waits then
-    return busy(lease_left, holder)
+    return busy(lease_left, holder), step.rest
   end
   place = place or redis.call('ZRANK', QUEUE, waiter) + 1
-  return {2, ticket, place, lease_left, tonumber(STAMP), displaced}
+  return {2, ticket, place, lease_left, tonumber(STAMP), displaced}, step.rest
 end

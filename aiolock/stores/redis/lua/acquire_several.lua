@@ -13,18 +13,20 @@ local CHANNELS = ARGV[4]
 --@include grant_exclusive
 --@include look_for_dead
 --@include acquire_taken
+--@include with_rest
 
 local ttl, first = ARGV[1], ARGV[5]
+local unpacked = table.unpack or unpack -- where Lua 5.4 has it, and where 5.1 does
 local too_late = late(ARGV[#ARGV])
 if too_late then
   return too_late
 end
-local replies, ticket = {}, nil -- of the first, where it is the last in the queue, or would be
+local replies, rests, ticket = {}, {}, nil -- of the first, where it is the last in the queue, or would be
 if redis.call('EXISTS', HOLDERS, QUEUE) == 0 then
   ticket = tonumber(STAMP)
   replies[1] = grant_exclusive(first, ttl, 0, 0, ARGV[2]) .. ' ' .. ttl .. ' 0'
 else
-  replies[1] = acquire_taken(first, 0, ttl, 0)
+  replies[1], rests[1] = acquire_taken(first, 0, ttl, 0)
   if replies[1][1] == 2 and redis.call('ZRANGE', QUEUE, -1, -1)[1] == first then
     ticket = replies[1][2]
   end
@@ -40,16 +42,15 @@ if ticket and #held == 1 and held[1]:byte() == EXCLUSIVE then
     places[#places + 1] = ARGV[i]
     known = known or ARGV[i] == holder
   end
-  local unpacked = table.unpack or unpack -- where Lua 5.4 has it, and where 5.1 does
   if not known and redis.call('ZADD', QUEUE, 'NX', unpacked(places)) == #ARGV - 6 then
     redis.call('PEXPIRE', QUEUE, QUEUE_LASTS)
     for looks = ticket + LOOKERS - ticket % LOOKERS, ticket + #ARGV - 6, LOOKERS do
       look_for_dead(looks, first:match(CLIENT))
     end
-    return {replies[1], ticket + 1}
+    return with_rest({replies[1], ticket + 1}, rests[1])
   end
 end
 for i = 6, #ARGV - 1 do
-  replies[#replies + 1] = acquire_taken(ARGV[i], 0, ttl, 0)
+  replies[#replies + 1], rests[#rests + 1] = acquire_taken(ARGV[i], 0, ttl, 0)
 end
-return replies
+return with_rest(replies, unpacked(rests))

@@ -1,4 +1,5 @@
--- acquire_taken(waiter, ticket, ttl, most): `acquire`, if the lock is not simply free. Returns the reply.
+-- acquire_taken(waiter, ticket, ttl, most): `acquire`, if the lock is not simply free. Returns the reply, and
+-- the rest that is left (see `with_rest`), if any.
 -- The most frequent case is handled here: an exclusive waiter and an exclusive holder.
 --@include enqueue
 --@include busy
@@ -25,6 +26,7 @@ local function acquire_taken(waiter, ticket, ttl, most)
     local claim = first[2] % 1 == UNCONFIRMED and 1 or 0
     return {1, tonumber(holder:match(FENCE_OF)), lease_left, 0, claim}
   elseif holder:sub(1, #DONE) == DONE and waiter:find(WANTS_ONCE) then
+    redis.call('ZREM', QUEUE, waiter) -- if `finish` has not come to it yet
     return {4, lease_left}
   elseif ticket == -1 then
     return busy(lease_left, holder)

@@ -1,7 +1,8 @@
--- advance(step, free, asking, ttl, counted): grants the lock from the head of the queue, while waiters fit.
+-- advance(step, free, asking, ttl, counted, behind): grants the lock from the head of the queue, while waiters fit.
 --   free     there is no holder
 --   asking   the waiter that is answered now, if any: if it is next, it gets `ttl` and no push
 --   counted  a count has been raised
+--   behind   the ticket of the last waiter that was passed over by an earlier call; nil: none
 -- Returns the fence of `asking`, nil if it did not enter; when the first of the new leases ends (ms), nil
 -- if there are none; and the first push to `step.reply_to`, which goes with the reply, nil if none.
 --
@@ -11,18 +12,29 @@
 -- have declared the same number.
 -- After many grants, the client of the next waiter is pushed to ask, and so goes on with them: this script
 -- blocks all other clients. Not within a group (&), which enters as a whole; nor for a count (^), where each
--- that asks enters, and no other.
+-- that asks enters, and no other: then `step.rest` says that another call goes on. So it does after many
+-- dead waiters, and before the first one that `remove_stuck` has not looked at.
 --@include listens
 --@include tell
 --@include fits
 --@include grant_exclusive
 --@include grant_shared
-local function advance(step, free, asking, ttl, counted)
+--@include leave
+local function advance(step, free, asking, ttl, counted, behind)
   local fence_of_asking, first_end, push_with_reply
-  local passed_over, granted = 0, 0
+  local passed_over, granted, looked, most = 0, 0, 0, math.min(PART, step.front or PART)
+  if behind then
+    local next_one = redis.call('ZRANGEBYSCORE', QUEUE, '(' .. behind, '+inf', 'LIMIT', 0, 1)[1]
+    passed_over = next_one and redis.call('ZRANK', QUEUE, next_one) or redis.call('ZCARD', QUEUE)
+  end
   -- pcall: a queue that has just become empty may be another node's, see `anchored`.
-  local waiter = redis.pcall('ZRANGE', QUEUE, 0, 0)[1]
+  local waiter = redis.pcall('ZRANGE', QUEUE, passed_over, passed_over)[1]
   while waiter do
+    if looked >= most and step.passing == 0 then
+      leave(step, counted, passed_over)
+      break
+    end
+    looked = looked + 1
     local mode, flags, claim, rule, client = waiter:match(MODE_FLAGS_CLAIM_RULE_CLIENT)
     -- Listeners are counted first and notified second: a push also reaches those that listen at a replica,
     -- where they are not counted, and they would enter although they had been taken for dead.
@@ -34,8 +46,12 @@ local function advance(step, free, asking, ttl, counted)
         break
       end
       passed_over = passed_over + 1
-    elseif enters and granted >= GRANTS and waiter ~= asking and rule ~= '&' and rule ~= '^' then
-      tell(waiter, client, 'd ' .. HOLDERS)
+    elseif enters and granted >= GRANTS and waiter ~= asking and rule ~= '&' then
+      if rule == '^' then
+        leave(step, counted, passed_over)
+      else
+        tell(waiter, client, 'd ' .. HOLDERS)
+      end
       break
     else
       redis.call('ZREM', QUEUE, waiter)

@@ -9,6 +9,7 @@ local CHANNELS = ARGV[4]
 --@include clock
 --@include late
 --@include acquire_taken
+--@include with_rest
 
 local waiter, ticket = ARGV[5], tonumber(ARGV[6])
 local too_late = late(ARGV[7])
@@ -17,4 +18,4 @@ if too_late then
 end
 -- pcall: an ACL may forbid it by now, which is no reason to give no answer.
 redis.pcall('PUBLISH', CHANNELS .. waiter:match(CLIENT), 'p')
-return acquire_taken(waiter, ticket, ARGV[1], tonumber(ARGV[3]))
+return with_rest(acquire_taken(waiter, ticket, ARGV[1], tonumber(ARGV[3])))

@@ -11,18 +11,24 @@ local CHANNELS = ARGV[1]
 --@include end_grant
 --@include keep_floor
 --@include advance
+--@include with_rest
 
-local condemned = {}
+-- The holders are found by their fences: those that share, or the only one.
+local first, grants = redis.call('ZRANGEBYSCORE', HOLDERS, '-inf', COUNTERS - 1, 'LIMIT', 0, 1)[1], {}
 for i = 2, #ARGV do
-  condemned[ARGV[i]] = true
+  local fence = ARGV[i]
+  local waiter = redis.call('ZRANGEBYSCORE', HOLDERS, fence, fence)[1]
+  local grant = waiter and waiter .. ':' .. fence or first and first:match(FENCE_OF) == fence and first
+  if grant and grant:match(CLIENT) ~= NOBODY then
+    grants[#grants + 1] = grant
+  end
 end
-local grants = redis.call('ZRANGEBYSCORE', HOLDERS, '-inf', COUNTERS - 1, 'WITHSCORES')
-return anchored(function()
+local reply = anchored(function()
   local step, broken = new_step(), 0
-  for i = 1, #grants, 2 do
-    local grant, claim = grants[i], grants[i + 1] % 1 == UNCONFIRMED
-    if condemned[grant:match(FENCE_OF)] and grant:match(CLIENT) ~= NOBODY then
-      end_grant(step, grant, 'broken', NOW, claim)
+  for _, grant in ipairs(grants) do
+    local ends = redis.call('ZSCORE', HOLDERS, grant)
+    if ends then
+      end_grant(step, grant, 'broken', NOW, ends % 1 == UNCONFIRMED)
       broken = broken + 1
     end
   end
@@ -30,5 +36,6 @@ return anchored(function()
     keep_floor(step)
     advance(step)
   end
-  return broken
+  return with_rest(broken, step.rest)
 end)
+return reply

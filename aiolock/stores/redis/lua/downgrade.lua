@@ -12,6 +12,7 @@ local CHANNELS = ARGV[3]
 --@include keep
 --@include as_shared
 --@include advance
+--@include with_rest
 
 local waiter, fence = ARGV[1], ARGV[2]
 local grant = waiter .. ':' .. fence
@@ -29,4 +30,4 @@ keep(math.floor(ends) - NOW + KEPT)
 local step = new_step()
 step.floor = tonumber(fence)
 advance(step)
-return 1
+return with_rest(1, step.rest)

@@ -1,5 +1,5 @@
 -- end_grant(step, grant, reason, ended, claim): the holder has lost its grant, at `ended` (ms), and gets the
--- reason by a push. `claim`: the lease was a claim, so it may never have been entered. Returns the holder's client.
+-- reason by a push. `claim`: the lease was a claim, so it may never have been entered.
 --@include drop
 --@include tell
 --@include close
@@ -12,5 +12,4 @@ local function end_grant(step, grant, reason, ended, claim)
     tell(grant, client, 'l ' .. grant .. ' ' .. reason .. ' ' .. HOLDERS)
   end
   close(step, grant, ended, claim)
-  return client
 end

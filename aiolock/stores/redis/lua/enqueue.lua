@@ -13,7 +13,7 @@ local function enqueue(waiter, ticket, most)
   end
   if ticket == 0 and not known then
     if most > 0 and redis.call('ZCARD', QUEUE) >= most then
-      remove_dead(waiter:match(CLIENT))
+      remove_dead(waiter:match(CLIENT), STAMP, CHECKS_IF_FULL)
       local waiting = redis.call('ZCARD', QUEUE)
       if waiting >= most then
         return nil, waiting

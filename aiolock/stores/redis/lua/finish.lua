@@ -2,7 +2,7 @@
 -- enters: those in the queue leave it and are notified, and later ones get that answer. A grant with a
 -- reserved owner holds the lock meanwhile, as in `close`.
 --
--- KEYS  1 holders  2 queue
+-- KEYS  1 holders  2 queue  3 fence
 -- ARGV  1 waiter  2 fence of the grant  3 for how long that is remembered (ms)
 --       4 prefix of the clients' channels
 --       5 until when older copies of its `acquire` may come (µs), 0: none are on their way
@@ -10,7 +10,8 @@
 --@include names
 local CHANNELS = ARGV[4]
 --@include clock
---@include tell
+--@include dismiss
+--@include with_rest
 
 local waiter, fence, remembered, copies = ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[5])
 local done = DONE .. '0:' .. fence
@@ -23,15 +24,6 @@ remembered = math.max(remembered, math.ceil(copies / 1000) - NOW)
 redis.call('PEXPIRE', HOLDERS, remembered + KEPT) -- first: at maxmemory it is allowed, then so is ZADD
 redis.call('ZADD', HOLDERS, NOW + remembered, done)
 redis.call('ZREM', HOLDERS, grant) -- now that they do not vanish, see `anchored`
-local told = {}
-for _, other in ipairs(redis.call('ZRANGE', QUEUE, 0, -1)) do
-  local client = other:find(WANTS_ONCE) and other:match(CLIENT)
-  if client then
-    redis.call('ZREM', QUEUE, other)
-    if not told[client] then
-      told[client] = true
-      tell(other, client, 'd ' .. HOLDERS)
-    end
-  end
-end
-return 1
+local step = {}
+dismiss(step, '-inf')
+return with_rest(1, step.rest)

@@ -5,5 +5,5 @@ local function look_for_dead(ticket, asker)
   if ticket % LOOKERS ~= 0 or ticket - redis.call('ZRANGE', QUEUE, 0, 0, 'WITHSCORES')[2] < STANDS_STILL then
     return false
   end
-  return math.floor(ticket / LOOKERS) % redis.call('ZCARD', QUEUE) < CHECKS and remove_dead(asker)
+  return remove_dead(asker, math.floor(ticket / LOOKERS), CHECKS)
 end

@@ -14,6 +14,7 @@ local CHANNELS = ARGV[6]
 --@include keep
 --@include differs
 --@include advance
+--@include with_rest
 
 local token, at_least, declared, value, remembered = ARGV[1], tonumber(ARGV[2]), ARGV[3], ARGV[4], ARGV[5]
 local step = new_step()
@@ -37,4 +38,4 @@ end
 redis.call('ZADD', HOLDERS, string.format('%.0f', COUNTERS + count), 'count')
 keep(tonumber(remembered))
 advance(step, nil, nil, nil, count > before)
-return count
+return with_rest(count, step.rest)

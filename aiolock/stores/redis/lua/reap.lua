@@ -8,15 +8,15 @@
 -- pushed grant must be confirmed all the same.
 --@include end_grant
 --@include keep_floor
+--@include remove_stuck
 --@include tell
 local function reap(step, asking, own)
-  local most, stuck = GRANTS, nil
+  local most, stuck = GRANTS, {}
   local function ends(grant, score)
     local claim = score % 1 == UNCONFIRMED
-    local client = end_grant(step, grant, 'expired', math.floor(score), claim)
+    end_grant(step, grant, 'expired', math.floor(score), claim)
     if claim or not (grant:match(FLAGS_CLIENT) or ''):find('f', 1, true) then
-      stuck = stuck or {}
-      stuck[client] = true
+      stuck[#stuck + 1] = grant
     end
   end
   local own_score = own and tonumber(redis.call('ZSCORE', HOLDERS, own))
@@ -29,12 +29,8 @@ local function reap(step, asking, own)
     ends(ended[i], tonumber(ended[i + 1]))
   end
   keep_floor(step)
-  if stuck then
-    for _, waiter in ipairs(redis.call('ZRANGE', QUEUE, 0, -1)) do
-      if stuck[waiter:match(CLIENT) or waiter] then
-        redis.call('ZREM', QUEUE, waiter)
-      end
-    end
+  if stuck[1] then
+    remove_stuck(step, stuck, '-inf')
   end
   local left = redis.call('ZRANGE', HOLDERS, 0, 0, 'WITHSCORES')
   if left[1] and tonumber(left[2]) <= NOW then

@@ -14,11 +14,12 @@
 local CHANNELS = ARGV[3]
 --@include hand_over
 --@include release_general
+--@include with_rest
 
 -- The most frequent case first: an exclusive holder, of which nothing is to be remembered.
 local waiter, fence, closes, copies = ARGV[1], ARGV[2], ARGV[4], ARGV[5]
 if fence == '0' or waiter:byte() ~= EXCLUSIVE or copies ~= '0' or closes ~= '0' then
-  return release_general(waiter, fence, closes, copies)
+  return with_rest(release_general(waiter, fence, closes, copies))
 end
 local grant = waiter .. ':' .. fence
 local head = redis.call('ZRANGE', QUEUE, 0, 0)[1]
@@ -26,4 +27,4 @@ if not head and redis.call('ZREM', HOLDERS, grant) == 1 then
   return 1
 end
 return head and redis.call('ZSCORE', HOLDERS, grant) and hand_over(grant, head, waiter:match(CLIENT), fence)
-    or release_general(waiter, fence, closes, copies)
+    or with_rest(release_general(waiter, fence, closes, copies))

@@ -1,4 +1,5 @@
--- release_general(waiter, fence, closes, copies): `release`, for all cases. Returns the reply.
+-- release_general(waiter, fence, closes, copies): `release`, for all cases. Returns the reply, and the
+-- rest that is left (see `with_rest`), if any.
 --@include clock
 --@include new_step
 --@include anchored
@@ -23,7 +24,7 @@ local function release_general(waiter, fence, closes, copies)
         return 2
       end
       advance(step)
-      return 2
+      return 2, step.rest
     end
     local exclusive = grant:byte() == EXCLUSIVE
     -- A lease that has ended was lost, although its holder could still release it.
@@ -33,7 +34,7 @@ local function release_general(waiter, fence, closes, copies)
     end
     step.floor, step.reply_to = tonumber(grant:match(FENCE_OF)), step.asker
     local _, _, push = advance(step, exclusive)
-    return push or 1
+    return push or 1, step.rest
   end
   -- With permits, their counters keep the holders from vanishing.
   if waits and not waiter:find(PERMITS) then

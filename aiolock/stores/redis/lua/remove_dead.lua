@@ -1,9 +1,18 @@
--- remove_dead(asker): removes the waiters of dead clients from the queue, when it matters how many wait.
--- Returns whether there were any. Its cost grows with the queue.
+-- remove_dead(asker, number, most): removes the waiters of dead clients from the queue, when it matters how many
+-- wait: of `most` that stand side by side, where the number says, if there are more (see `checked` of the state
+-- machine); nil: of all. Returns whether there were any.
 --@include listens
-local function remove_dead(asker)
+local function remove_dead(asker, number, most)
+  local first, last = 0, -1
+  if most then
+    local waiters = redis.call('ZCARD', QUEUE)
+    if waiters > most then
+      first = number % (waiters + most - 1) - most + 1
+      first, last = math.max(first, 0), first + most - 1
+    end
+  end
   local alive, found = {}, false
-  for _, waiter in ipairs(redis.call('ZRANGE', QUEUE, 0, -1)) do
+  for _, waiter in ipairs(redis.call('ZRANGE', QUEUE, first, last)) do
     local flags, client = waiter:match(FLAGS_CLIENT)
     if client and alive[client] == nil then
       alive[client] = listens(client, '', asker) and true or false

@@ -16,6 +16,7 @@ local CHANNELS = ARGV[4]
 --@include read_permits
 --@include give_up
 --@include advance
+--@include with_rest
 
 local declared, limit, remembered, token = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3]), ARGV[5]
 local too_late = late(ARGV[6])
@@ -45,4 +46,4 @@ end
 redis.call('ZADD', HOLDERS, COUNTERS + limit, 'limit')
 step.limit = limit
 advance(step)
-return before
+return with_rest(before, step.rest)

@@ -13,7 +13,7 @@ local CHANNELS = ARGV[5]
 --@include keep
 --@include tell
 --@include quorum/present_vote
---@include quorum/reap_vote
+--@include quorum/reap_votes
 
 local too_late = late(ARGV[6])
 if too_late then
@@ -29,10 +29,7 @@ end
 if remembered == 0 then
   return known and number == fence and 1 or 0
 elseif vote and vote:byte() == SHARED then
-  while vote and score <= NOW do
-    reap_vote(vote, score)
-    vote, score = present_vote()
-  end
+  vote, score = reap_votes()
   if vote then
     return 0
   end
@@ -40,8 +37,7 @@ elseif vote and who ~= waiter then
   if score > NOW and who:match(CLIENT) ~= NOBODY then
     return 0
   elseif score <= NOW then
-    reap_vote(vote, score)
-    vote, score = present_vote() -- the name may be closed for a while now
+    vote, score = reap_votes() -- the name may be closed for a while now
   end
 end
 local ends = NOW + remembered

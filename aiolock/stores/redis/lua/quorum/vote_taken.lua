@@ -3,7 +3,7 @@
 --@include quorum/counted
 --@include quorum/present_vote
 --@include quorum/vote_of
---@include quorum/reap_vote
+--@include quorum/reap_votes
 --@include quorum/first_of
 --@include quorum/cast
 --@include quorum/inquire_all
@@ -26,9 +26,8 @@ local function vote_taken(waiter, ticket, ttl, proposal, most, waits)
       return {0, tonumber(STAMP)}
     end
   end
-  while vote and score <= NOW do
-    reap_vote(vote, score)
-    vote, score = present_vote()
+  if vote and score <= NOW then
+    vote, score = reap_votes()
   end
   local is_shared = vote and vote:byte() == SHARED
   local fits = not vote or is_shared and waiter:byte() == SHARED

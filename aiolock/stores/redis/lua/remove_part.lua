@@ -1,0 +1,20 @@
+-- remove_part(goes, behind): removes waiters from the queue, of those with a higher ticket than `behind` ('-inf':
+-- of all) and of so many as one call looks at. `goes(waiter)` says whether it is one of them, and notes that.
+-- Returns the last ticket among those that it has looked at, and how many waiters are up to there now; nil if
+-- no others are behind them.
+local function remove_part(goes, behind)
+  local found = redis.call('ZRANGEBYSCORE', QUEUE, '(' .. behind, '+inf', 'WITHSCORES', 'LIMIT', 0, PART + 1)
+  local last, upto = found[2 * PART - 1], nil
+  if found[2 * PART + 1] then
+    upto = redis.call('ZRANK', QUEUE, last) + 1
+  end
+  for i = 1, math.min(#found, 2 * PART), 2 do
+    if goes(found[i]) then
+      redis.call('ZREM', QUEUE, found[i])
+      upto = upto and upto - 1
+    end
+  end
+  if upto then
+    return found[2 * PART], upto
+  end
+end

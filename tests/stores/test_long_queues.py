@@ -1,0 +1,584 @@
+"""Long queues are worked through in parts: no command is long, and nobody waits for a part.
+
+The first kind of test looks at how long a server is busy with one command, the other at what comes
+of it: that the parts follow each other without a waiter that asks, and that the result is that of
+one step. That scripts and machine agree on each part is tested in ``tests/proof``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Final
+
+import pytest
+
+import aiolock
+from aiolock.protocol import (
+    CHECKS_IF_FULL,
+    GRANTS,
+    PART,
+    WAS_HOLDER,
+    WAS_QUEUED,
+    Break,
+    Busy,
+    Done,
+    Form,
+    Full,
+    Granted,
+    Post,
+    Queued,
+    ReadStatus,
+    WaiterId,
+)
+from aiolock.stores._holders import Grant, Holder
+from aiolock.stores.machine import NameState, PushGranted, PushLost, Step
+from aiolock.stores.memory import MemoryServer, MemoryStore
+from aiolock.stores.redis import _scripts as scripts
+from aiolock.testing import Peer
+from aiolock.testing._peer import LONG, PLAIN, READER, Place, count_of
+from tests.proof.test_quorum_model import Scripts as Voter
+from tests.proof.test_redis_model import Scripts
+from tests.support.servers import RedisServer, store_on
+from tests.support.worlds import asking
+
+MANY: Final = 10_000
+LIMIT: Final = 10.0
+"""Milliseconds for one command, with `MANY` of everything."""
+MINUTE: Final = 60_000
+NOW: Final = 1_700_000_000_000_000
+LOCK: Final = Form(claim=9000)
+
+
+@pytest.fixture
+def lua(own_server: RedisServer) -> Iterator[Scripts]:
+    """The scripts of a server that does nothing else."""
+    lua = Scripts(own_server)
+    lua.goes_on = False
+    yield lua
+    lua.close()
+
+
+def stamp(lua: Scripts) -> int:
+    """The server's clock, in µs."""
+    seconds, micros = lua.redis.time()
+    return int(seconds) * 1_000_000 + int(micros)
+
+
+def put(lua: Scripts, key: str, members: dict[str, float]) -> None:
+    """Write these there."""
+    every = list(members.items())
+    for at in range(0, len(every), 1000):
+        lua.redis.zadd(key, dict(every[at : at + 1000]))
+    lua._kept = None
+
+
+def waiters(lua: Scripts, form: str = "x9000", count: int = MANY, *, clients: int = MANY) -> None:
+    """Queue so many, of clients that do not listen."""
+    first = stamp(lua) - 10_000_000
+    put(
+        lua,
+        lua.keys[1],
+        {f"{form}:gone{seq % clients}:{seq}": first + seq for seq in range(count)},
+    )
+
+
+def readers(lua: Scripts, count: int = MANY, *, left: int = MINUTE) -> list[int]:
+    """Have so many clients hold it; their fences."""
+    first = stamp(lua) - 10_000_000
+    ends = first // 1000 + 10_000 + left
+    put(lua, lua.keys[0], {f"s9000:gone{n}:{n}:{first + n}": ends + n // 100 for n in range(count)})
+    put(lua, lua.keys[0], {f"s9000:gone{n}:{n}": first + n for n in range(count)})
+    return list(range(first, first + count))
+
+
+def holder(lua: Scripts, waiter: str = "x9000:ada:0") -> tuple[str, int]:
+    """Its grant: of a lock that was free."""
+    held = lua.acquire(waiter, MINUTE, 0, 0)
+    assert isinstance(held, Granted)
+    return waiter, held.fence
+
+
+def dead_at_the_head(lua: Scripts) -> Callable[[], object]:
+    """A release, before waiters whose clients are gone."""
+    held = holder(lua)
+    waiters(lua)
+    return lambda: lua.release(*held)
+
+
+def stuck(lua: Scripts) -> Callable[[], object]:
+    """A request that finds a lease ended, of a client with all the waiters."""
+    held = holder(lua, "x9000:gone0:0")
+    waiters(lua, clients=1)
+    put(lua, lua.keys[0], {f"{held[0]}:{held[1]}": 1})
+    return lambda: lua.acquire("x9000:ada:0", MINUTE, 0, 0)
+
+
+def stuck_readers(lua: Scripts) -> Callable[[], object]:
+    """The same, of leases of many clients, none of which waits."""
+    readers(lua, left=-MINUTE)
+    waiters(lua)
+    return lambda: lua.acquire("x9000:ada:0", MINUTE, 0, 0)
+
+
+def full(lua: Scripts) -> Callable[[], object]:
+    """A newcomer to a queue that may have no more."""
+    holder(lua)
+    waiters(lua)
+    return lambda: lua.acquire("x9000:ada:1", MINUTE, 0, MANY)
+
+
+def done(lua: Scripts) -> Callable[[], object]:
+    """Work is done that all wait for."""
+    held = holder(lua, "xo9000:ada:0")
+    waiters(lua, "xo9000")
+    return lambda: lua.finish(*held, MINUTE)
+
+
+def broken(lua: Scripts) -> Callable[[], object]:
+    """A part of the grants is broken."""
+    fences = readers(lua)
+    waiters(lua)
+    return lambda: lua.break_(fences[-GRANTS:])
+
+
+def count_reached(lua: Scripts) -> Callable[[], object]:
+    """A count that all wait for."""
+    waiters(lua, "sfb9000^2")
+    return lambda: lua.post(2, "", 0, "", MINUTE)
+
+
+def count_not_reached(lua: Scripts) -> Callable[[], object]:
+    """A count that nobody waits for."""
+    waiters(lua, "sfb9000^5")
+    return lambda: lua.post(2, "", 0, "", MINUTE)
+
+
+def permits(lua: Scripts) -> Callable[[], object]:
+    """As many permits as waiters."""
+    waiters(lua, f"sb9000*1/{MANY}")
+    return lambda: lua.resize(1, MANY, MINUTE)
+
+
+def status(lua: Scripts) -> Callable[[], object]:
+    """A part of a status."""
+    readers(lua)
+    waiters(lua)
+    values = (lua.names.channels, 256, "-inf", 256, "", "")
+    return lambda: lua._call(scripts.STATUS, lua.keys[:2], *values)
+
+
+@pytest.mark.alone
+@pytest.mark.one_loop
+@pytest.mark.parametrize(
+    "case",
+    [
+        dead_at_the_head,
+        stuck,
+        stuck_readers,
+        full,
+        done,
+        broken,
+        count_reached,
+        count_not_reached,
+        permits,
+        status,
+    ],
+)
+def test_no_redis_command_is_long_with_ten_thousand_of_each(
+    lua: Scripts, case: Callable[[Scripts], Callable[[], object]]
+) -> None:
+    """By the server's own account, and the quickest of some: the machine may be busy."""
+    tries = list[list[float]]()
+    for _ in range(4):
+        lua.redis.config_set("slowlog-log-slower-than", -1)
+        lua.redis.flushall()
+        lua.rests.clear()
+        call = case(lua)
+        lua.redis.config_set("slowlog-log-slower-than", 0)
+        lua.redis.config_set("slowlog-max-len", 10_000)
+        lua.redis.slowlog_reset()
+        call()
+        lua.go_on()
+        log = lua.redis.slowlog_get(10_000)
+        tries.append([e["duration"] / 1000 for e in reversed(log) if b"EVAL" in e["command"]])
+    quickest = [min(times) for times in zip(*tries, strict=True)]
+    assert max(quickest) < LIMIT, quickest
+
+
+ADA: Final = WaiterId("ada", 0)
+
+
+def put_queue(
+    form: Form, holder: WaiterId | None, *, ends: int = NOW // 1000 + MINUTE
+) -> NameState:
+    """So many waiters of one client, behind this holder."""
+    state = NameState()
+    for seq in range(1, MANY + 1):
+        state.enqueue(NOW + seq, WaiterId("gone", seq), form)
+    if holder is not None:
+        state.holders.add(Holder(Grant(holder, NOW), form, ends, shared=False))
+    return state
+
+
+def step_dead() -> tuple[Step, Callable[[Step], object]]:
+    """A release, before waiters whose client is gone."""
+    return step_on(put_queue(LOCK, ADA), alive="ada"), lambda step: step.release(ADA, NOW)
+
+
+def step_stuck() -> tuple[Step, Callable[[Step], object]]:
+    """A request that finds a lease ended."""
+    state = put_queue(LOCK, WaiterId("gone", 0), ends=NOW // 1000)
+    return step_on(state), lambda step: step.acquire(
+        ADA, LOCK, MINUTE, ticket=0, wait=True, max_waiters=0
+    )
+
+
+def step_done() -> tuple[Step, Callable[[Step], object]]:
+    """Work is done that all wait for."""
+    state = put_queue(replace(LOCK, once=True), ADA)
+    return step_on(state), lambda step: step.finish(ADA, NOW, MINUTE)
+
+
+def step_count() -> tuple[Step, Callable[[Step], object]]:
+    """A count that all wait for."""
+    state = put_queue(count_of(2), None)
+    return step_on(state, alive="gone"), lambda step: step.post(
+        2, token="", declared=0, value="", remember=MINUTE
+    )
+
+
+def step_break() -> tuple[Step, Callable[[Step], object]]:
+    """A part of the grants is broken."""
+    state = put_queue(LOCK, None)
+    for seq in range(MANY):
+        grant = Grant(WaiterId("bob", seq), NOW + seq)
+        state.holders.add(Holder(grant, READER, NOW // 1000 + MINUTE, shared=True))
+    fences = range(NOW + MANY - GRANTS, NOW + MANY)
+    return step_on(state), lambda step: step.break_(fences)
+
+
+@pytest.mark.alone
+@pytest.mark.one_loop
+@pytest.mark.parametrize("case", [step_dead, step_stuck, step_done, step_count, step_break])
+def test_no_step_is_long_with_ten_thousand_of_each(
+    case: Callable[[], tuple[Step, Callable[[Step], object]]],
+) -> None:
+    """Of the machine, which the memory store runs in the event loop."""
+
+    def run() -> list[float]:
+        took = list[float]()
+        step, operation = case()
+        while True:
+            began = time.thread_time()
+            operation(step)
+            took.append(1000 * (time.thread_time() - began))
+            if step.rest is None:
+                return took
+            operation = partial(Step.go_on, rest=step.rest)
+            step = Step(step._state, NOW, step._listens, step.fence, in_parts=True)
+
+    gc.collect()
+    gc.disable()
+    try:
+        tries = [run() for _ in range(4)]
+    finally:
+        gc.enable()
+    quickest = [min(times) for times in zip(*tries, strict=True)]
+    assert len(quickest) > 1 or case is step_break
+    assert max(quickest) < LIMIT, quickest
+
+
+@pytest.mark.alone
+@pytest.mark.one_loop
+def test_votes_that_have_ended_are_looked_for_once_in_a_queue(own_server: RedisServer) -> None:
+    """Not once for each of them: two thousand readers, and as many waiters, took seconds."""
+    voter = Voter(own_server)
+    try:
+        voter.redis.set(voter.marker, "run 0 charter")
+        many = 2000
+        votes = {f"s9000:gone{n}:{n}:{NOW + n}:{NOW + n}:{NOW // 1000}": 1 + n for n in range(many)}
+        queued = {f"x9000:late{n}:{n}": NOW + n for n in range(many)}
+        took = list[float]()
+        for _ in range(3):
+            voter.redis.zadd(voter.votes, votes)
+            voter.redis.zadd(voter.queue, queued)
+            began = time.perf_counter()
+            voter.vote("x9000:ada:1", 1, MINUTE, 0, True, 0, 0)
+            took.append(time.perf_counter() - began)
+            voter.redis.delete(voter.votes, voter.queue)
+        assert min(took) < 0.5, took
+    finally:
+        voter.close()
+
+
+# --- One part after the other
+
+
+@pytest.fixture(params=["redis", "memory"])
+def connect(
+    request: pytest.FixtureRequest, redis_server: RedisServer, prefix: str
+) -> Callable[[], Peer]:
+    """Makes clients of one store that ask nothing by themselves."""
+    server = MemoryServer()
+    return lambda: Peer(
+        MemoryStore(server) if request.param == "memory" else store_on(redis_server.url, prefix)
+    )
+
+
+async def queue(peer: Peer, count: int, form: Form = PLAIN) -> list[Place]:
+    """Queue so many waiters."""
+    return await asyncio.gather(*(peer.queue("n", peer.waiter(form)) for _ in range(count)))
+
+
+@pytest.mark.parametrize("side", ["release", "give up", "downgrade"])
+async def test_a_waiter_behind_many_dead_is_granted_the_lock_unasked(
+    connect: Callable[[], Peer], side: str
+) -> None:
+    """The client that let them pass waits for nothing, and yet it goes on."""
+    async with connect() as ours, connect() as theirs, connect() as gone:
+        form = replace(PLAIN, downgrades=True) if side == "downgrade" else PLAIN
+        reads = side == "give up"
+        held = await ours.take("n", ours.waiter(READER if reads else form))
+        before = await queue(ours, 1) if reads else []
+        await queue(gone, 3 * PART + 10)
+        last = await theirs.queue("n", theirs.waiter(PLAIN if side == "release" else READER))
+        await ours.sees_end_of(gone)
+        if side == "release":
+            assert await ours.release("n", held) == WAS_HOLDER
+        elif side == "give up":
+            assert await ours.leave("n", before[0].waiter) == WAS_QUEUED
+        else:
+            assert await ours.downgrade("n", held) == WAS_HOLDER
+        async with asyncio.timeout(10):
+            handed = await theirs.handed()
+        assert handed.waiter == last.waiter
+        assert not (await ours.store.submit(ReadStatus("n"))).waiters
+        await theirs.confirm("n", handed)
+
+
+async def test_a_try_behind_many_dead_asks_until_it_has_the_lock(
+    connect: Callable[[], Peer],
+) -> None:
+    """The answer is not that the lock is taken: nobody has it."""
+    async with connect() as ours, connect() as gone:
+        held = await ours.take("n")
+        await queue(gone, 3 * PART + 10)
+        await ours.sees_end_of(gone)
+        await ours.expire("n", held)
+        answer, asked = await ours.ask("n", wait=False), 1
+        while isinstance(answer, Busy):
+            assert answer == Busy(-1)
+            answer, asked = await ours.ask("n", wait=False), asked + 1
+        assert isinstance(answer, Granted)
+        assert asked > 1
+
+
+async def test_all_waiters_of_a_stuck_client_leave_a_long_queue(
+    connect: Callable[[], Peer],
+) -> None:
+    """They come back to their places, and are told to, however many parts that takes."""
+    async with connect() as ours, connect() as stuck:
+        held = await stuck.take("n")
+        first = await ours.queue("n")
+        theirs = await queue(stuck, 3 * PART + 10)
+        (last,) = await queue(ours, 1)
+        await stuck.expire("n", held)
+        answer = await ours.ask("n", first.waiter, ticket=first.ticket)
+        assert isinstance(answer, Granted)
+
+        async def only_ours() -> bool:
+            left = (await ours.store.submit(ReadStatus("n"))).waiters
+            return [WaiterId(each.client, each.seq) for each in left] == [last.waiter]
+
+        async with asyncio.timeout(10):
+            while not await only_ours():
+                pass
+        # Once for the lease that has ended, and once for each of the further parts.
+        for _ in range(4):
+            async with asyncio.timeout(10):
+                told = await stuck.told()
+            assert (told.waiter, told.fence) == held
+        back = [await stuck.ask("n", place.waiter, ticket=place.ticket) for place in theirs[-2:]]
+        assert all(isinstance(each, Queued) and each.displaced for each in back)
+        assert [each.seq for each in (await ours.store.submit(ReadStatus("n"))).waiters] == [
+            *(place.waiter.seq for place in theirs[-2:]),
+            last.waiter.seq,
+        ]
+
+
+@pytest.mark.parametrize("waits_for", [1, 2])
+async def test_all_waiters_for_a_count_enter(connect: Callable[[], Peer], waits_for: int) -> None:
+    """Also those behind many that wait for a higher one, which stay."""
+    async with connect() as ours, connect() as theirs:
+        await queue(theirs, PART + 10, count_of(9))
+        those = await queue(theirs, 2 * GRANTS + 10, count_of(waits_for))
+        await ours.store.submit(Post("n", 2, token="", declared=0, value="", remember=LONG))
+        async with asyncio.timeout(10):
+            handed = [await theirs.handed() for _ in those]
+        assert [each.waiter for each in handed] == [each.waiter for each in those]
+        assert len((await ours.store.submit(ReadStatus("n"))).waiters) == PART + 10
+
+
+async def test_all_waiters_for_work_that_is_done_leave_a_long_queue(
+    connect: Callable[[], Peer],
+) -> None:
+    """And each client is told so; one that asks before its turn has left, too."""
+    once = replace(PLAIN, once=True)
+    async with connect() as ours, connect() as theirs, connect() as others:
+        held = await ours.take("n", ours.waiter(once))
+        await queue(theirs, 2 * PART + 10, once)
+        (last,) = await queue(others, 1, once)
+        assert await ours.finish("n", held, LONG) == WAS_HOLDER
+        answer = await others.ask("n", last.waiter, ticket=last.ticket)
+        assert isinstance(answer, Done)
+        async with asyncio.timeout(10):
+            await theirs.told_done()
+            while (await ours.store.submit(ReadStatus("n"))).waiters:
+                pass
+
+
+def test_who_asks_before_it_is_dismissed_leaves_the_queue(lua: Scripts) -> None:
+    """Its answer is final, so its place would be left to nobody."""
+    held = holder(lua, "xo9000:ada:0")
+    waiters(lua, "xo9000", PART + 10)
+    last = lua.acquire("xo9000:bob:1", MINUTE, 0, 0)
+    assert isinstance(last, Queued)
+    assert lua.finish(*held, MINUTE) == WAS_HOLDER
+    assert len(lua.kept.queue) == 11
+    assert isinstance(lua.acquire("xo9000:bob:1", MINUTE, last.ticket, 0), Done)
+    assert len(lua.kept.queue) == 10
+    assert "xo9000:bob:1" not in lua.kept.queue
+    lua.go_on()
+    assert not lua.kept.queue
+
+
+async def test_a_redis_store_goes_on_though_nobody_awaits_the_reply(
+    redis_server: RedisServer, prefix: str
+) -> None:
+    """Its caller was cancelled: the release is carried out, and so is the rest of it."""
+    ours, theirs, gone = (Peer(store_on(redis_server.url, prefix)) for _ in range(3))
+    async with ours, theirs, gone:
+        held = await ours.take("n")
+        await queue(gone, 2 * PART)
+        last = await theirs.queue("n")
+        await ours.sees_end_of(gone)
+        ours.release("n", held).cancel()
+        async with asyncio.timeout(10):
+            assert (await theirs.handed()).waiter == last.waiter
+
+
+async def test_a_break_ends_all_of_many_grants(connect: Callable[[], Peer]) -> None:
+    """They are found by their fences, those of others stay."""
+    async with connect() as ours, connect() as theirs:
+        held = [await theirs.take("n", theirs.waiter(READER)) for _ in range(9)]
+        fences = [grant.fence for grant in held]
+        assert await ours.store.submit(Break("n", [*fences[:4], *fences[:2], 12345])) == 4
+        assert [
+            each.fence for each in (await ours.store.submit(ReadStatus("n"))).holders
+        ] == fences[4:]
+        assert await ours.store.submit(Break("n", fences)) == 5
+
+
+async def test_a_lock_is_taken_from_all_of_many_holders() -> None:
+    """In several requests, none of which is long."""
+    server, asked = MemoryServer(), list[int]()
+    async with aiolock.connect(server) as client:
+        lock = client.rwlock("a", on_lost="signal")
+        leases = [await asking(lock.read()) for _ in range(2 * GRANTS + 10)]
+        breaks = server.break_
+
+        def counted(name: str, fences: Sequence[int]) -> int:
+            asked.append(len(fences))
+            return breaks(name, fences)
+
+        server.break_ = counted  # type: ignore[method-assign]  # to count them
+        assert await lock.break_()
+        assert asked == [GRANTS, GRANTS, 10]
+        await asyncio.gather(*(lease.lost.wait() for lease in leases))
+
+
+# --- The machine
+
+
+def step_on(state: NameState, *, alive: str = "", now: int = NOW, in_parts: bool = True) -> Step:
+    """A step for which these clients listen."""
+    return Step(state, now, lambda client: client in alive.split(), in_parts=in_parts)
+
+
+def crowd(count: int, client: str = "gone") -> NameState:
+    """So many waiters of a client, behind a holder."""
+    state = NameState()
+    for seq in range(count + 1):
+        step_on(state, alive=client, now=NOW + seq).acquire(
+            WaiterId("ada" if not seq else client, seq),
+            LOCK,
+            MINUTE,
+            ticket=0,
+            wait=True,
+            max_waiters=0,
+        )
+    return state
+
+
+def test_the_rest_is_done_in_one_step_where_nobody_would_go_on() -> None:
+    """A store that loads and saves all of a name gains nothing by parts."""
+    state = crowd(3 * PART)
+    (held,) = state.holders
+    step = step_on(state, in_parts=False)
+    assert step.release(held.waiter, held.fence) == WAS_HOLDER
+    assert step.rest is None
+    assert state.idle
+
+
+def test_a_newcomer_looks_for_dead_in_a_part_of_a_full_queue() -> None:
+    """One that finds some enters."""
+    state = crowd(3 * CHECKS_IF_FULL)
+    most = len(state.queue)
+    newcomer = WaiterId("bob", 1)
+    looked = list[str]()
+
+    def is_gone(client: str) -> bool:
+        looked.append(client)
+        return False
+
+    step = Step(state, NOW, is_gone, in_parts=True)
+    answer = step.acquire(newcomer, LOCK, MINUTE, ticket=0, wait=True, max_waiters=most)
+    assert isinstance(answer, Queued)
+    assert len(looked) <= CHECKS_IF_FULL
+    assert len(state.queue) == most - len(looked) + 1
+    for waiter in state.waiting:
+        assert waiter.client in {"gone", "bob"}
+    step = step_on(state, alive="gone bob")
+    full = step.acquire(WaiterId("cyd", 1), LOCK, MINUTE, ticket=0, wait=True, max_waiters=5)
+    assert full == Full(len(state.queue))
+
+
+def test_who_is_not_looked_at_yet_does_not_enter_though_it_fits() -> None:
+    """A waiter of a stuck client would cost a claim: the step ends before it."""
+    state = NameState()
+    reads = Form(claim=9000, shared=True)
+
+    def acquire(client: str, seq: int, form: Form, now: int) -> Step:
+        step = step_on(state, alive="ada stuck", now=now)
+        step.acquire(WaiterId(client, seq), form, MINUTE, ticket=0, wait=True, max_waiters=0)
+        return step
+
+    acquire("stuck", 0, LOCK, NOW)
+    for seq in range(1, PART + 1):
+        acquire("ada" if seq > PART - 3 else "stuck", seq, reads, NOW + seq)
+    acquire("stuck", PART + 1, reads, NOW + PART + 1)
+    step = acquire("ada", PART + 2, reads, NOW + 2 * MINUTE * 1000)
+    granted = [push.waiter for push in step.pushes if isinstance(push, PushGranted)]
+    assert granted == [WaiterId("ada", seq) for seq in range(PART - 2, PART + 1)]
+    assert step.rest is not None
+    assert step.rest.work == "stuck"
+    later = step_on(state, alive="ada stuck", now=NOW + 2 * MINUTE * 1000)
+    later.go_on(step.rest)
+    assert later.rest is None
+    assert [type(push) for push in later.pushes] == [PushLost, PushGranted]
+    assert {grant.waiter.client for grant in state.holders} == {"ada"}
