@@ -401,17 +401,17 @@ CREATE OR REPLACE FUNCTION aiolock._advance(
 ) RETURNS bigint LANGUAGE plpgsql AS $$
 DECLARE
     w aiolock.waiters;
-    over aiolock.waiters;
     room bigint;
     taken bigint;
     granted integer := 0;
     f bigint;
     mine bigint := 0;
 BEGIN
-    over.ticket := -9223372036854775808; over.client := ''; over.seq := 0;
+    w.ticket := -9223372036854775808; w.client := ''; w.seq := 0;
     LOOP
+        -- Behind the last one: until the transaction ends, this would look at all that it has removed.
         SELECT * INTO w FROM aiolock.waiters
-            WHERE name = n AND (ticket, client, seq) > (over.ticket, over.client, over.seq)
+            WHERE name = n AND (ticket, client, seq) > (w.ticket, w.client, w.seq)
             ORDER BY name, ticket, client, seq LIMIT 1;
         EXIT WHEN NOT FOUND;
         IF NOT aiolock._is_there(w.client, me) THEN
@@ -425,7 +425,6 @@ BEGIN
         room := aiolock._room(n, w, us, me, passing, taken);
         IF room IS NULL THEN
             EXIT WHEN NOT (counted AND w.rule = '^' AND w.declared = 0);
-            over := w;
             CONTINUE;
         END IF;
         IF granted >= 128 AND w.rule IN ('', '*') AND NOT (w.client = me AND w.seq = asking) THEN
