@@ -167,6 +167,13 @@ def permits(lua: Scripts) -> Callable[[], object]:
     return lambda: lua.resize(1, MANY, MINUTE)
 
 
+def tombstones(lua: Scripts) -> Callable[[], object]:
+    """A release that leaves a tombstone, where the time of many is over."""
+    held, over = holder(lua), 10**15 + stamp(lua) // 1000 - MINUTE
+    put(lua, lua.keys[0], {f"!x9000:gone:{seq}": over + seq % 1000 for seq in range(MANY)})
+    return lambda: lua.release(*held, tombstone_until=stamp(lua) + 1_000_000)
+
+
 def status(lua: Scripts) -> Callable[[], object]:
     """A part of a status."""
     readers(lua)
@@ -189,6 +196,7 @@ def status(lua: Scripts) -> Callable[[], object]:
         count_reached,
         count_not_reached,
         permits,
+        tombstones,
         status,
     ],
 )
