@@ -26,8 +26,8 @@ _FREED: Final = PART // 8
 class Turns:
     """The budget of one event loop for long work: `PART` units in each iteration."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._call_soon = loop.call_soon
+    def __init__(self) -> None:
+        # No reference to the loop: `_of_loops` would keep it for ever.
         self._left = PART
 
     async def take(self, units: int = 1) -> None:
@@ -35,7 +35,7 @@ class Turns:
         while self._left <= 0:  # noqa: ASYNC110  # an iteration of the loop, and nothing else
             await asyncio.sleep(0)
         if self._left == PART:
-            self._call_soon(self._begin, context=Context())
+            asyncio.get_running_loop().call_soon(self._begin, context=Context())
         self._left -= units
 
     def _begin(self) -> None:
@@ -50,7 +50,7 @@ def turns() -> Turns:
     loop = asyncio.get_running_loop()
     found = _of_loops.get(loop)
     if found is None:
-        found = _of_loops[loop] = Turns(loop)
+        found = _of_loops[loop] = Turns()
     return found
 
 

@@ -6,12 +6,12 @@ import asyncio
 import os
 import socket
 import time
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Generator, Sequence
 from functools import partial
 from itertools import count, islice
 from typing import Any, Final, TypeVar
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, ref
 
 from aiolock._adapters import ByMethods
 from aiolock._clock import clock as clock_of
@@ -46,6 +46,8 @@ _SWEPT: Final = 2
 """Names that are checked, to be forgotten, for each new one."""
 _PARTIES: Final = 100
 """Holders and waiters that are read at one moment, for a status."""
+_PART: Final = 64
+"""Operations in one part, each counted with the pushes that it sends."""
 
 
 class MemoryServer:
@@ -58,8 +60,10 @@ class MemoryServer:
 
     def __init__(self, clock: Callable[[], float] | None = None) -> None:
         self._clock = clock or self._own_clock
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._elapsed: Callable[[], float] = time.monotonic
+        # A server belongs to no loop, and `_servers` would keep one that it refers to for ever.
+        self._loop: ref[asyncio.AbstractEventLoop] | None = None
+        self._elapsed: Callable[[], float] | None = None
+        """The clock of that loop; None if it is the time of the loop itself."""
         self._epoch: float | None = None
         self._states = OrderedDict[str, NameState]()
         self._listings = OrderedDict[str, list[str]]()
@@ -67,6 +71,18 @@ class MemoryServer:
         self._numbers = count(1)
         self._fence = 0
         self._listeners: dict[str, Deliver] = {}
+        self.pushed = 0
+        """How many pushes it has sent."""
+        self._operations: ref[_Operations] | None = None
+
+    def operations(self) -> _Operations:
+        """Those of all clients in the running loop: they are carried out in one order."""
+        loop = asyncio.get_running_loop()
+        operations = None if self._operations is None else self._operations()
+        if operations is None or operations.loop is not loop:
+            operations = _Operations(self, loop)
+            self._operations = ref(operations)
+        return operations
 
     def now(self) -> int:
         """The server's clock, in microseconds."""
@@ -74,9 +90,10 @@ class MemoryServer:
 
     def _own_clock(self) -> float:
         loop = asyncio.get_running_loop()
-        if loop is not self._loop:
-            self._loop, self._elapsed = loop, clock_of(loop)
-        elapsed = self._elapsed()
+        if self._loop is None or self._loop() is not loop:
+            clock = clock_of(loop)
+            self._loop, self._elapsed = ref(loop), None if clock == loop.time else clock
+        elapsed = loop.time() if self._elapsed is None else self._elapsed()
         if self._epoch is None:
             self._epoch = time.time() - elapsed
         return self._epoch + elapsed
@@ -96,6 +113,7 @@ class MemoryServer:
         """Send an event to a client, if it listens."""
         deliver = self._listeners.get(client)
         if deliver is not None:
+            self.pushed += 1
             asyncio.get_running_loop().call_soon(deliver, event)
 
     def acquire(
@@ -313,8 +331,59 @@ def _metadata(_: str) -> tuple[str, int]:
     return socket.gethostname(), os.getpid()
 
 
+class _Operations:
+    """The operations on a server, carried out in the order in which they are asked for.
+
+    As a rule each is carried out in the very call. But what it pushes may make many tasks ask for
+    more at once, each of which makes more of them ask: of ten thousand readers that leave as soon
+    as they have entered, each lets in others. So after a number of operations, and of the pushes
+    that they send, the rest is carried out in the next iterations of the event loop.
+    """
+
+    def __init__(self, server: MemoryServer, loop: asyncio.AbstractEventLoop) -> None:
+        self.loop = loop
+        self._server = server
+        self._part = 0
+        self._left = _PART
+        """How much may be done in this part; nothing, if operations wait for the next one."""
+        self._waiting = deque[tuple[asyncio.Future[Any], Callable[[], Any]]]()
+
+    def ask(self, operation: Callable[[], Any]) -> asyncio.Future[Any]:
+        """The future of an operation's answer."""
+        future: asyncio.Future[Any] = self.loop.create_future()
+        if self._left > 0:
+            self._carry_out(future, operation)
+        else:
+            self._waiting.append((future, operation))
+        return future
+
+    def _carry_out(self, future: asyncio.Future[Any], operation: Callable[[], Any]) -> None:
+        before = self._server.pushed
+        answer = operation()
+        # Never at once: even a free lock takes an iteration, so no task starves the others.
+        self.loop.call_soon(self._answer, self._part, future, answer)
+        self._left -= 1 + self._server.pushed - before
+
+    def _answer(self, part: int, future: asyncio.Future[Any], answer: object) -> None:
+        if part == self._part:  # the first answer of that part: it is another iteration now
+            self._begin_part()
+        if not future.done():
+            future.set_result(answer)
+
+    def _begin_part(self) -> None:
+        self._part += 1
+        self._left = _PART
+        while self._waiting and self._left > 0:
+            future, operation = self._waiting.popleft()
+            try:
+                self._carry_out(future, operation)
+            except Exception as error:  # noqa: BLE001  # that of its caller, not of this one
+                if not future.done():
+                    future.set_exception(error)
+
+
 class MemoryStore(ByMethods, Uncopyable):
-    """One client's link to a `MemoryServer`; answers come in the next loop iteration."""
+    """One client's link to a `MemoryServer`; answers come in a later loop iteration."""
 
     features = Features()
 
@@ -328,6 +397,7 @@ class MemoryStore(ByMethods, Uncopyable):
     async def open(self, client: str, deliver: Deliver) -> None:
         self._client = client
         self._loop = asyncio.get_running_loop()
+        self._operations = self.server.operations()
         self.server.listen(client, deliver)
 
     async def aclose(self) -> None:
@@ -374,13 +444,17 @@ class MemoryStore(ByMethods, Uncopyable):
 
     def status(self, name: str, *, waiters: bool = True) -> asyncio.Future[Status]:
         if waiters and self._client is not None and self.server.is_large(name):
-            return self._loop.create_task(in_parts(self.server.status_in_parts(name)))
+            return self._loop.create_task(self._in_parts(self.server.status_in_parts(name)))
         return self._start(lambda: self.server.status(name, waiters=waiters))
 
     def snapshot(self, start: str = "") -> asyncio.Future[Page]:
         if self._client is None:
             return self._start(lambda: Page((), ""))
-        return self._loop.create_task(in_parts(self._snapshot(start)))
+        return self._loop.create_task(self._in_parts(self._snapshot(start)))
+
+    async def _in_parts(self, steps: Generator[int, None, Value]) -> Value:
+        await self._start(lambda: None)  # behind all operations that were asked for before
+        return await in_parts(steps)
 
     def _snapshot(self, start: str) -> Generator[int, None, Page]:
         statuses = list[Status]()
@@ -424,23 +498,12 @@ class MemoryStore(ByMethods, Uncopyable):
 
     def _start(self, operation: Callable[[], Value | Late]) -> asyncio.Future[Value]:
         if self._client is not None:
-            return self._soon(operation())
+            return self._operations.ask(operation)
         future: asyncio.Future[Value] = self._loop.create_future()
         error = StoreError("the store is closed")
         error.refused = True
         future.set_exception(error)
         return future
-
-    def _soon(self, answer: Value | Late) -> asyncio.Future[Value]:
-        # Never at once: even a free lock takes an iteration, so no task starves the others.
-        future: asyncio.Future[Value] = self._loop.create_future()
-        self._loop.call_soon(_resolve, future, answer)
-        return future
-
-
-def _resolve(future: asyncio.Future[Any], answer: object) -> None:
-    if not future.done():
-        future.set_result(answer)
 
 
 _servers: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, MemoryServer]] = (

@@ -286,11 +286,10 @@ async def test_holders(client: aiolock.LockClient, other: aiolock.LockClient, ho
     )
 
 
-@pytest.mark.parametrize("connect", ["redis"], indirect=True)
-async def test_readers_that_enter_at_once(
-    client: aiolock.LockClient, other: aiolock.LockClient
+async def check_readers(
+    client: aiolock.LockClient, other: aiolock.LockClient, count: int = MANY
 ) -> None:
-    """Ten thousand tasks wait for a writer, and its release lets all of them in."""
+    """So many tasks wait for a writer, whose release lets all of them in; each leaves at once."""
 
     async def reads() -> None:
         async with client.rwlock("book").read():
@@ -300,11 +299,11 @@ async def test_readers_that_enter_at_once(
     for _ in range(3):
         tasks = list[asyncio.Task[None]]()
         async with other.rwlock("book").write() as lease:
-            while len(tasks) < MANY:
+            while len(tasks) < count:
                 tasks += [asyncio.create_task(reads()) for _ in range(_AT_A_TIME)]
                 await asyncio.sleep(0.002)
             lock = other.rwlock("book")
-            while len((await lock.status()).waiters) < MANY:  # noqa: ASYNC110  # it sets no Event
+            while len((await lock.status()).waiters) < count:  # noqa: ASYNC110  # it sets no Event
                 await asyncio.sleep(0.05)
             with stretches.measured() as stretch:
                 await lease.release()
@@ -317,10 +316,17 @@ async def test_readers_that_enter_at_once(
     pytest.fail("; ".join(map(str, found)))
 
 
+async def test_readers_that_enter_at_once(
+    client: aiolock.LockClient, other: aiolock.LockClient
+) -> None:
+    """Ten thousand of them."""
+    await check_readers(client, other)
+
+
 async def test_readers_that_enter_at_once_and_stay(
     client: aiolock.LockClient, other: aiolock.LockClient
 ) -> None:
-    """The same, and each of them reads until all do."""
+    """Ten thousand tasks wait for a writer, and each of them reads until all do."""
 
     async def reads() -> None:
         async with client.rwlock("book").read():

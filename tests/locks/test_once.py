@@ -360,7 +360,7 @@ async def test_the_reply_that_it_is_remembered_is_lost() -> None:
         def finish(
             self, name: str, waiter: WaiterId, form: Form, fence: int, remember: int
         ) -> asyncio.Future[int]:
-            return self._soon(int(FINISH.decode_again(0)))
+            return self._start(lambda: int(FINISH.decode_again(0)))
 
     async with aiolock.connect(Forgetful(MemoryServer())) as client:
         with pytest.raises(StoreError, match="its confirmation was lost"):
