@@ -13,8 +13,10 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Final, NamedTuple, Protocol
 
+from aiolock._turns import Backlog
 from aiolock.errors import StoreError
 from aiolock.protocol import Deliver
 from aiolock.stores._operations import Operation, Told
@@ -25,6 +27,8 @@ _TOGETHER: Final = 256
 _FEWEST: Final = 16
 _STRETCH: Final = 0.1
 """Seconds for which a batch may block other clients: after a longer one, fewer are taken."""
+_DELIVERED: Final = 64
+"""Answers and pushes in one iteration of the event loop; others have a turn then."""
 _LOOK: Final = 0.05
 """Seconds between checks of whether the event loop that the thread waits for is closed."""
 _SHARE: Final = 4
@@ -181,6 +185,8 @@ class Worker:
         """When operations were last carried out."""
         self._going_on = True
         """Whether the thread has not been asked to stop yet."""
+        self._deliveries = Backlog[Callable[[], object]](lambda call: call(), most=_DELIVERED)
+        """In the loop, the answers and pushes to deliver: a batch may have thousands of them."""
         self._begun: asyncio.Future[None] = loop.create_future()
         self._ended = asyncio.Event()
         self._dead: StoreError | None = None
@@ -224,12 +230,6 @@ class Worker:
             job.settle()
         return job.future
 
-    def _answered(self, jobs: Sequence[Job], told: Sequence[Told]) -> None:
-        for job in jobs:
-            job.settle()
-        for name, push in told:
-            self._deliver(push.event(name))
-
     def _has_ended(self, why: StoreError) -> None:
         """The thread has ended: fail all operations that it has not carried out."""
         self._dead = why
@@ -249,12 +249,19 @@ class Worker:
 
     def tell(self, told: Sequence[Told]) -> None:
         """Deliver these pushes to the client."""
-        self.say(self._answered, (), told)
+        self._call_in_loop((), told)
+
+    def _call_in_loop(
+        self, calls: Sequence[Callable[[], object]], told: Sequence[Told] = ()
+    ) -> None:
+        """Have the event loop make these calls, and then deliver these pushes; all in order."""
+        pushes = [partial(self._deliver, push.event(name)) for name, push in told]
+        self.say(self._deliveries.add, [*calls, *pushes])
 
     def wait_for_loop(self, within: float) -> bool:
-        """Return when the event loop has made these calls; False if that takes longer."""
+        """Return when the event loop has delivered all pushes; False if that takes longer."""
         done = threading.Event()
-        self.say(done.set)
+        self._call_in_loop([done.set])
         until = time.monotonic() + within
         while not self._loop.is_closed() and not done.wait(_LOOK):
             if time.monotonic() > until:
@@ -273,7 +280,7 @@ class Worker:
             try:
                 self._work.end()
             finally:
-                self.say(self._has_ended, why)
+                self._call_in_loop([partial(self._has_ended, why)])
 
     def _serve(self) -> None:
         while (self._going_on or self._lanes) and not self._loop.is_closed():
@@ -345,7 +352,7 @@ class Worker:
                 job.failure = failure
             if not job.left:
                 finished.append(job)
-        self.say(self._answered, finished, told)
+        self._call_in_loop([job.settle for job in finished], told)
 
 
 def retrieve(done: asyncio.Future[Any]) -> None:

@@ -13,12 +13,12 @@ import pytest
 
 import aiolock
 from aiolock.errors import StoreError
-from aiolock.protocol import Deliver, Renew, Renewal
+from aiolock.protocol import AskAgain, Deliver, Event, Renew, Renewal, WaiterId
 from aiolock.stores import _worker
-from aiolock.stores._operations import Operation, Steps, joined
+from aiolock.stores._operations import Operation, Steps, Told, joined
 from aiolock.stores._outcomes import CarriedOut, Outcome, failed, refusal
 from aiolock.stores._worker import Worker
-from aiolock.stores.machine import Step
+from aiolock.stores.machine import PushDone, Step
 from aiolock.stores.mysql import _database as mysql_database
 from tests.support.databases import MariaDBServer
 from tests.support.failures import take, until
@@ -35,6 +35,7 @@ class Work:
         self.batches: list[list[Operation]] = []
         self.unreadable = set[str]()
         self.held: Callable[[int], float] = lambda _: 0.0
+        self.told: Sequence[Told] = ()
         self.go_on = threading.Event()
 
     def begin(self) -> None:
@@ -50,7 +51,7 @@ class Work:
             else Outcome(each.names[0])
             for each in operations
         ]
-        return CarriedOut(outcomes, (), held=self.held(len(operations)))
+        return CarriedOut(outcomes, self.told, held=self.held(len(operations)))
 
     def look_after(self) -> None:
         """Nothing is to be done."""
@@ -64,9 +65,9 @@ class Work:
 
 
 @contextlib.asynccontextmanager
-async def started(work: Work) -> AsyncGenerator[Worker]:
+async def started(work: Work, deliver: object = None) -> AsyncGenerator[Worker]:
     """A thread that is at work on something, until `Work.go_on` is set."""
-    worker = Worker("test", work, cast("Deliver", None))  # there are no pushes
+    worker = Worker("test", work, cast("Deliver", deliver))
     await worker.begin()
     first = worker.call(*operations("first"))
     await until(lambda: bool(work.batches))
@@ -136,6 +137,53 @@ async def test_renewals_behind_many_operations_are_in_the_next_transaction() -> 
         work.go_on.set()
         await asyncio.gather(renewed, *others)
     assert [each.renews for each in work.batches[1]] == [True] * 100 + [False] * 156
+
+
+class _Names(list[str]):
+    """Notes the names of events."""
+
+    def __call__(self, event: Event) -> None:
+        assert isinstance(event, AskAgain)
+        self.append(event.name)
+
+
+def _pushes(count: int) -> list[Told]:
+    return [Told(f"n{number}", PushDone(WaiterId("client", 1))) for number in range(count)]
+
+
+@pytest.mark.one_loop
+async def test_answers_and_pushes_of_one_batch_are_delivered_in_parts() -> None:
+    """In order, and all of them before the thread counts as ended."""
+    work, inbox, parts = Work(), _Names(), list[int]()
+    async with started(work, inbox) as worker:
+        asked = [worker.call(*operations(f"n{number}")) for number in range(200)]
+        asked[0].add_done_callback(lambda _: worker.stop())
+        work.told = _pushes(LEASES)
+        work.go_on.set()
+        ended = asyncio.create_task(worker.ended())
+        while not ended.done():
+            before = len(inbox) + sum(each.done() for each in asked)
+            await asyncio.sleep(0)
+            parts.append(len(inbox) + sum(each.done() for each in asked) - before)
+        assert max(parts) == 64
+        assert all(each.done() for each in asked)
+        assert inbox == [name for name, _ in _pushes(LEASES)] * 2
+
+
+@pytest.mark.one_loop
+async def test_the_thread_waits_until_all_pushes_are_delivered() -> None:
+    """However many: when a file was replaced, what was held by it must be known as lost."""
+    work, inbox = Work(), _Names()
+
+    def tell() -> int:
+        worker.tell(_pushes(LEASES))
+        assert worker.wait_for_loop(30)
+        return len(inbox)
+
+    async with started(work, inbox) as worker:
+        assert await asyncio.to_thread(tell) == LEASES
+        work.go_on.set()
+        await worker.call(*operations("last"))
 
 
 @pytest.mark.one_loop

@@ -12,6 +12,7 @@ import pytest
 
 import aiolock
 from aiolock import StoreError
+from aiolock.protocol import Break, ReadPage, ReadStatus, RequestRelease
 from aiolock.stores.memory import _PART, MemoryServer, MemoryStore
 from aiolock.testing import Peer
 from tests.support.worlds import settled, virtual
@@ -47,10 +48,12 @@ async def test_operations_that_push_are_fewer_in_a_part() -> None:
         for number in range(MANY):
             await ann.take(f"name:{number}")
             await ben.queue(f"name:{number}")
-        asked = [ann.store.break_(f"name:{number}", [server._fence]) for number in range(MANY)]
+        asked = [
+            ann.store.submit(Break(f"name:{number}", [server._fence])) for number in range(MANY)
+        ]
         await asyncio.sleep(0)
         most = done(asked)
-        asked = [ann.store.request(f"name:{number}") for number in range(MANY)]
+        asked = [ann.store.submit(RequestRelease(f"name:{number}")) for number in range(MANY)]
         assert most == _PART
         while not all(each.done() for each in asked):
             before = server.pushed
@@ -123,10 +126,12 @@ async def test_a_status_is_read_behind_operations_asked_for_before() -> None:
         for _ in range(MANY):
             await ann.queue("a")
         asked = [ann.ask("a") for _ in range(MANY)]
-        assert len((await ann.store.status("a")).waiters) == 2 * MANY
+        assert len((await ann.store.submit(ReadStatus("a"))).waiters) == 2 * MANY
         await asyncio.gather(*asked)
         asked = [ann.ask("b") for _ in range(MANY)]
-        names = {status.name: len(status.waiters) for status in (await ann.store.snapshot())[0]}
+        names = {
+            status.name: len(status.waiters) for status in (await ann.store.submit(ReadPage()))[0]
+        }
         assert names == {"a": 2 * MANY, "b": MANY - 1}
         await asyncio.gather(*asked)
         await ann.release("a", grant)

@@ -19,7 +19,15 @@ import aiolock
 import aiolock.sync
 from aiolock.protocol import FEW, ReadPosted, ReadStatus
 from aiolock.stores.memory import MemoryServer
-from tests.engine.test_stretches import _AT_A_TIME, MANY, _kept, all_wait, each, waits
+from tests.engine.test_stretches import (
+    _AT_A_TIME,
+    MANY,
+    _kept,
+    all_wait,
+    check_readers,
+    each,
+    waits,
+)
 from tests.support.servers import RedisServer
 from tests.support.stretches import check_short
 
@@ -124,6 +132,15 @@ async def test_holders(client: aiolock.LockClient, other: aiolock.LockClient, ta
     assert (len(few.holders), few.more_holders) == (FEW, _HOLDERS - FEW)
     status = await semaphore.status()
     assert len({holder.seq for holder in status.holders}) == _HOLDERS
+
+
+async def test_readers_that_enter_at_once(
+    client: aiolock.LockClient, other: aiolock.LockClient, target: Any
+) -> None:
+    """Some thousands of tasks wait for a writer, and each leaves as soon as it has entered."""
+    if isinstance(target, list):
+        pytest.skip("a server of a quorum lets all of them in at once")
+    await check_readers(client, other, _HOLDERS)
 
 
 async def test_replies_that_come_at_once(redis_server: RedisServer, prefix: str) -> None:

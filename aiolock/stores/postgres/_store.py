@@ -14,7 +14,7 @@ from typing import Any, Final
 import psycopg
 
 from aiolock._adapters import ByMethods
-from aiolock._turns import in_parts
+from aiolock._turns import Backlog, in_parts
 from aiolock.copying import Uncopyable
 from aiolock.errors import StoreError
 from aiolock.protocol import (
@@ -59,6 +59,8 @@ _PAGE: Final = 200
 """Names on one page of a snapshot."""
 _PARTIES: Final = 128
 """Waiters, or holders, that are read at one moment; a page of a snapshot has some more."""
+_DELIVERED: Final = 64
+"""Pushes in one iteration of the event loop; others have a turn then."""
 _SWEPT: Final = 100
 """Names that are checked in one sweep, and clients that are forgotten, at most."""
 
@@ -90,6 +92,8 @@ class PostgresStore(ByMethods, Uncopyable):
         self._deliver = deliver
         self._loop = asyncio.get_running_loop()
         self._links = links = LinkState(deliver, is_misconfigured)
+        self._pushes = Backlog[Callable[[], object]](lambda push: push(), most=_DELIVERED)
+        """The pushes to deliver: one answer may have a hundred of them."""
         self._pipe = Pipe(
             self._settings,
             on_pushes=self._on_pushes,
@@ -163,18 +167,19 @@ class PostgresStore(ByMethods, Uncopyable):
     async def _disconnect(self) -> None:
         await self._pipe.aclose(timeout=HEARTBEAT_TIMEOUT)
         await self._listener.aclose()
+        self._pushes.clear()
 
     # Pushes
 
     def _on_pushes(self, name: str, pushes: Sequence[str]) -> None:
-        for push in pushes:
-            try:
-                self._deliver(codec.event(push, self._client, name))
-            except Exception:
-                # It may be a push of a later version: its answer must be delivered all the same.
-                log.exception(
-                    "aiolock: a push of PostgreSQL's could not be delivered: %.200r", push
-                )
+        self._pushes.add([partial(self._deliver_push, push, name) for push in pushes])
+
+    def _deliver_push(self, push: str, name: str) -> None:
+        try:
+            self._deliver(codec.event(push, self._client, name))
+        except Exception:
+            # It may be a push of a later version: its answer must be delivered all the same.
+            log.exception("aiolock: a push of PostgreSQL's could not be delivered: %.200r", push)
 
     def _on_push(self, text: str) -> None:
         key, push = codec.push(text, self._client)
@@ -182,7 +187,7 @@ class PostgresStore(ByMethods, Uncopyable):
             raise ValueError("it speaks of no name")
         prefix, _, name = bytes.fromhex(key).decode().partition("\0")
         if prefix == self._prefix and not self._closing:
-            self._deliver(push.event(name))
+            self._pushes.add([partial(self._deliver, push.event(name))])
 
     def _back(self) -> None:
         """The command connection works again: ask for pushes that came with lost answers."""
