@@ -117,6 +117,7 @@ class Acquirer:
         self._loop = asyncio.get_running_loop()
         self._time = watchdog.time
         self._numbers = itertools.count(1)
+        self._searches = deadlock.Searches(watchdog.holders, waiters.blocked)
         self._children = dict[tuple[asyncio.Task[Any], str], deadlock.Children]()
         """Tasks that wait for a lock of their parent task, by parent and key."""
 
@@ -249,19 +250,19 @@ class Acquirer:
         acquisition.stands_still = acquisition.owner is self._watchdog.current_task()
         # A deadlock is possible only if a task of this process holds something.
         owned, task, blocked = self._watchdog.owned, acquisition.blocked, self._waiters.blocked
-        stop_warning = None
-        if task is not None and owned:
-            stop_warning = self._look_for_deadlock(acquisition, task, owned)
-        acquisition.waits_for = Prompt(loop=self._loop)
-        if task is not None:
-            blocked[task] = acquisition
+        stops: list[Callable[[], None]] = []
         try:
+            if task is not None and owned:
+                self._look_for_deadlock(acquisition, task, owned, stops)
+            acquisition.waits_for = Prompt(loop=self._loop)
+            if task is not None:
+                blocked[task] = acquisition
             await acquisition.waits_for
         finally:
             if task in blocked and blocked[task] is acquisition:
                 del blocked[task]
-            if stop_warning is not None:
-                stop_warning()
+            for stop in stops:
+                stop()
 
     def _declined(self, acquisition: Acquisition) -> bool:
         """False if the lock is not free; any other refusal raises an error."""
@@ -401,27 +402,32 @@ class Acquirer:
     # Deadlocks within this client
 
     def _look_for_deadlock(
-        self, acquisition: Acquisition, task: asyncio.Task[Any], owned: Owned
-    ) -> Callable[[], None] | None:
-        """`WouldDeadlock` if a deadlock is certain; if it is possible, a call to stop a warning."""
-        waited_for = self._waiters.acquisitions
+        self,
+        acquisition: Acquisition,
+        task: asyncio.Task[Any],
+        owned: Owned,
+        stops: list[Callable[[], None]],
+    ) -> None:
+        """`WouldDeadlock` if a deadlock is certain.
+
+        ``stops`` gets calls for when the task waits no more: then nothing is looked for or logged.
+        """
+        waited_for = self._waiters.acquisitions.keys()
         # Another task also holds something, and one waits for something that this task holds.
-        if len(owned) > 1 and task in owned and not waited_for.keys().isdisjoint(owned[task]):
-            cycle = (acquisition, task, self._watchdog.holders, self._waiters.blocked)
-            if deadlock.check(*cycle):
-                timer = self._loop.call_later(
-                    deadlock.SUSPICIOUS, partial(deadlock.warn_of_cycle, *cycle)
-                )
-                return timer.cancel
+        if len(owned) > 1 and task in owned and not waited_for.isdisjoint(owned[task].keys()):
+            search = self._searches.begin(acquisition, task)
+            stops.append(search.end)
+            if search.is_possible:
+                return
         parent = deadlock.parent()
         if parent is None or acquisition.policy.key not in owned.get(parent, {}):
-            return None
+            return
         key = parent, acquisition.policy.key
         children = self._children.get(key)
         if children is None:
             children = self._children[key] = deadlock.Children(self._time)
+        stops.append(partial(self._remove_child, acquisition, key))
         children.add(acquisition, task, parent)
-        return partial(self._remove_child, acquisition, key)
 
     def _remove_child(self, acquisition: Acquisition, key: tuple[asyncio.Task[Any], str]) -> None:
         if self._children[key].remove(acquisition):

@@ -203,13 +203,8 @@ class Watchdog:
             self._disown(hold)
 
     def _disown(self, hold: Hold) -> None:
-        task, key = hold.owner
-        if self.owned.get(task, {}).get(key) is hold:
-            del self.owned[task][key], self.holders[key][task]
-            if not self.owned[task]:
-                del self.owned[task]
-            if not self.holders[key]:
-                del self.holders[key]
+        key = hold.owner[1]
+        self._remove_owned(hold)
         hold.owner = (None, key)
         hold.leases = ()  # this may be the last reference to a lease
 
@@ -451,17 +446,22 @@ class Watchdog:
 
     def _forget(self, hold: Hold) -> None:
         self.holds.pop(hold.waiter, None)
-        task, key = hold.owner
-        owned = self.owned.get(task)
-        if owned is not None and owned.get(key) is hold:
-            del owned[key], self.holders[key][task]
-            if not owned:
-                del self.owned[task]
-            if not self.holders[key]:
-                del self.holders[key]
+        self._remove_owned(hold)
         if self._watched:
             self._unwatch(hold)
         self._wheel.forget(hold)
+
+    def _remove_owned(self, hold: Hold) -> None:
+        """Remove it from both indexes; each by itself, as `keep` may have been interrupted."""
+        task, key = hold.owner
+        if task in self.owned and key in (owned := self.owned[task]) and owned[key] is hold:
+            del owned[key]
+            if not owned:
+                del self.owned[task]
+        if key in self.holders and task in (held := self.holders[key]) and held[task] is hold:
+            del held[task]
+            if not held:
+                del self.holders[key]
 
     def _due(self, holds: Sequence[Hold], now: float) -> None:
         """Renew or expire the holds that are due."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Generator
+from collections.abc import AsyncGenerator, AsyncIterator, Generator
 
 import pytest
 
@@ -13,6 +13,8 @@ import aiolock
 from aiolock import WouldDeadlock
 from aiolock.stores.memory import MemoryServer
 from tests.support.worlds import queued, settled, virtual
+
+Task = asyncio.Task[None]
 
 
 @pytest.fixture
@@ -79,6 +81,190 @@ async def test_readers_and_a_writer(client: aiolock.LockClient) -> None:
     writing = asyncio.create_task(_holding(other, rates.write()))
     ends = await asyncio.gather(reading, writing, return_exceptions=True)
     assert sum(isinstance(end, WouldDeadlock) for end in ends) == 1
+
+
+@pytest.mark.parametrize("step", range(10))
+@virtual
+async def test_a_task_that_was_cancelled_closes_no_cycle(step: int) -> None:
+    """Though it has not run since, and so still holds its lock and seems to wait."""
+    async with aiolock.connect(MemoryServer()) as client:
+        a, b = client.lock("a"), client.lock("b")
+        cancelled = list[None]()
+        holding = asyncio.create_task(_holding(a, b))
+        async with b:
+
+            async def cancel() -> None:
+                for _ in range(step):
+                    await asyncio.sleep(0)
+                cancelled.append(None)
+                holding.cancel()
+
+            await queued(b, 1)
+            cancelling = asyncio.create_task(cancel())
+            try:
+                async with a:
+                    assert cancelled
+            except WouldDeadlock:
+                assert not cancelled
+            await cancelling
+
+
+MANY = 1200
+"""Readers: more than a search looks at in one iteration of the event loop."""
+
+
+@contextlib.asynccontextmanager
+async def _readers(
+    client: aiolock.LockClient, last: aiolock.Lock, first: aiolock.Lock | None = None
+) -> AsyncGenerator[list[Task]]:
+    """Tasks that read a book and wait for one lock; the first and the last one for another."""
+
+    async def read(then: aiolock.Lock) -> None:
+        async with client.rwlock("book").read(), then:
+            pass
+
+    free = asyncio.Event()
+
+    async def hold() -> None:
+        async with client.lock("busy"):
+            await free.wait()
+
+    holding = asyncio.create_task(hold())
+    await settled()
+    busy = client.lock("busy")
+    wants = [first or busy, *[busy] * (MANY - 2), last]
+    readers = [asyncio.create_task(read(each), name=f"reader {n}") for n, each in enumerate(wants)]
+    while len(client._engine.waiters.blocked) < MANY:  # noqa: ASYNC110  # it sets no Event
+        await asyncio.sleep(0)
+    try:
+        yield readers
+    finally:
+        free.set()
+        await asyncio.wait(readers, timeout=1)
+        for task in (holding, *readers):
+            task.cancel()
+        await asyncio.gather(holding, *readers, return_exceptions=True)
+    assert not client._engine.acquirer._searches._left
+    assert not client._engine.waiters.blocked
+
+
+@virtual
+async def test_a_cycle_by_way_of_one_of_many_readers() -> None:
+    """Found while the task waits already, and only by that task: all others go on."""
+    async with aiolock.connect(MemoryServer()) as client:
+        far, book = client.lock("far"), client.rwlock("book")
+        async with far, _readers(client, far) as readers:
+            with pytest.raises(WouldDeadlock) as caught:
+                await book.write().acquire()
+            assert f"of {readers[-1].get_name()!r}, while" in str(caught.value)
+            assert (caught.value.kind, caught.value.name) == ("lock", "book")
+            assert not (await book.status()).waiters
+            await far.release()
+        assert all(reader.exception() is None for reader in readers)
+
+
+@pytest.mark.parametrize("step", [0, 1, 2, 3, 4, 20])
+@virtual
+async def test_a_cycle_that_opens_while_it_is_looked_for(step: int) -> None:
+    """It is no deadlock, and the writer enters when all readers have left."""
+    async with aiolock.connect(MemoryServer()) as client:
+        far, book = client.lock("far"), client.rwlock("book")
+        entered = list[None]()
+
+        async def write() -> None:
+            async with far:
+                begun.set()
+                await asks.wait()
+                async with book.write():
+                    entered.append(None)
+
+        begun, asks = asyncio.Event(), asyncio.Event()
+        writing = asyncio.create_task(write())
+        await begun.wait()
+        async with _readers(client, far) as readers:
+            asks.set()
+            while not client._engine.acquirer._searches._left:  # noqa: ASYNC110  # it sets no Event
+                await asyncio.sleep(0)
+            for _ in range(step):
+                await asyncio.sleep(0)
+            told = not client._engine.acquirer._searches._left
+            readers[-1].cancel()
+        await asyncio.wait([writing])
+        assert (isinstance(writing.exception(), WouldDeadlock), bool(entered)) == (told, not told)
+        assert told == (step == 20)
+
+
+@pytest.mark.parametrize("step", range(7))
+@virtual
+async def test_a_cycle_that_opens_where_the_search_has_been(step: int) -> None:
+    """One of three tasks gives up, after the search went on from it and before its end."""
+    async with aiolock.connect(MemoryServer()) as client:
+        far, near, book = client.lock("far"), client.lock("near"), client.rwlock("book")
+        entered = list[None]()
+
+        async def write() -> None:
+            async with far:
+                await queued(far, 1)
+                async with book.write():
+                    entered.append(None)
+
+        writing = asyncio.create_task(write())
+        between = asyncio.create_task(_holding(near, far))
+        await queued(far, 0)
+        async with _readers(client, client.lock("busy"), near) as readers:
+            while not client._engine.acquirer._searches._left:  # noqa: ASYNC110  # it sets no Event
+                await asyncio.sleep(0)
+            for _ in range(step):
+                await asyncio.sleep(0)
+            told = not client._engine.acquirer._searches._left
+            readers[0].cancel()
+        ends = await asyncio.gather(writing, between, return_exceptions=True)
+        assert (isinstance(ends[0], WouldDeadlock), bool(entered)) == (told, not told)
+        assert ends[1] is None
+
+
+@pytest.mark.parametrize("ends", ["cancelled", "closed"])
+@virtual
+async def test_a_task_that_waits_no_more_while_a_cycle_is_looked_for(ends: str) -> None:
+    """Nothing is looked for any more."""
+    async with aiolock.connect(MemoryServer()) as client:
+        far, book = client.lock("far"), client.rwlock("book")
+
+        async def write() -> None:
+            async with far:
+                await queued(far, 1)
+                async with book.write():
+                    pass
+
+        async with _readers(client, client.lock("busy")):
+            writing = asyncio.create_task(write())
+            wants_far = asyncio.create_task(_holding(client.lock("other"), far))
+            while not client._engine.acquirer._searches._left:  # noqa: ASYNC110  # as above
+                await asyncio.sleep(0)
+            if ends == "cancelled":
+                writing.cancel()
+            else:
+                await client.aclose()
+            await asyncio.wait([writing])
+            await settled()
+            assert not client._engine.acquirer._searches._left
+            assert writing.cancelled() == (ends == "cancelled")
+            wants_far.cancel()
+            ended = await asyncio.gather(writing, wants_far, return_exceptions=True)
+            assert not any(isinstance(end, WouldDeadlock) for end in ended)
+
+
+async def test_a_cycle_of_many_tasks(client: aiolock.LockClient) -> None:
+    """Its text names some of them."""
+    locks = [client.lock(f"lock {number}") for number in range(30)]
+    tasks = [
+        asyncio.create_task(_holding(locks[n], locks[(n + 1) % 30]), name=f"task {n}")
+        for n in range(30)
+    ]
+    ends = await asyncio.gather(*tasks, return_exceptions=True)
+    (error,) = (end for end in ends if end is not None)
+    assert "'task 3' for 'lock 4' of 'task 4', and" in str(error)
+    assert "and so on for 19 more tasks, up to 'task 29', waits: none" in str(error)
 
 
 @pytest.mark.parametrize("why", ["timeout", "max_hold", "no renewal", "permits"])

@@ -157,6 +157,56 @@ async def test_waiters_that_hold_something(client: aiolock.LockClient) -> None:
     await asyncio.gather(*tasks)
 
 
+@pytest.mark.parametrize("own", [1, MANY])
+@pytest.mark.parametrize("connect", ["memory"], indirect=True)
+async def test_readers_that_wait(
+    client: aiolock.LockClient, other: aiolock.LockClient, own: int
+) -> None:
+    """Ten thousand read a lock, for which a task that holds something wanted begins to wait.
+
+    Each of them waits for another lock: all for the same, or each for one of its own.
+    """
+    far, book = client.lock("far"), client.rwlock("book")
+
+    async def reads(number: int) -> None:
+        async with book.read():
+            await waits(client.lock(f"own:{number % own}"))
+
+    async def waits_for_far() -> None:
+        async with client.lock("other"):
+            await waits(far)
+
+    async def writes() -> None:
+        async with far:
+            while len(waiters.blocked) <= MANY:  # noqa: ASYNC110  # it sets no Event
+                await asyncio.sleep(0)
+            async with book.write():
+                raise AssertionError
+
+    async def begins_to_wait() -> None:
+        writing = asyncio.create_task(writes())
+        await asyncio.sleep(0.01)
+        waiting = asyncio.create_task(waits_for_far())
+        while len(waiters.blocked) < MANY + 2:  # noqa: ASYNC110  # it sets no Event
+            await asyncio.sleep(0)
+        await asyncio.sleep(0.5)
+        for task in (writing, waiting):
+            task.cancel()
+        await asyncio.wait([writing, waiting])
+
+    waiters, tasks = client._engine.waiters, list[asyncio.Task[None]]()
+    await each(lambda number: other.lock(f"own:{number}").acquire(), own)
+    while len(tasks) < MANY:
+        numbers = range(len(tasks), len(tasks) + _AT_A_TIME)
+        tasks += [asyncio.create_task(reads(number)) for number in numbers]
+        await asyncio.sleep(0.002)
+    while len(waiters.blocked) < MANY:  # noqa: ASYNC110  # it sets no Event
+        await asyncio.sleep(0.05)
+    await check_short(begins_to_wait)
+    await client.aclose()
+    await asyncio.wait(tasks)
+
+
 async def test_leases(client: aiolock.LockClient, other: aiolock.LockClient) -> None:
     """Ten thousand names, each of them held."""
 
