@@ -247,17 +247,26 @@ class _Bodies:
 
 
 async def _send_releases(leases: Iterable[Lease], error: BaseException | None = None) -> None:
-    """Release them without waiting for answers; after this error, if there was one."""
+    """Release them without waiting for answers; after this error, if there was one.
+
+    Cancelled meanwhile, which a scope of anyio does in each pause, it still goes on in parts.
+    """
     left, number = deque(leases), 0
+    cancelled: asyncio.CancelledError | None = None
     try:
         while left:
             if number and number % _TOGETHER == 0 and _may_pause(error):
-                await turns().take(PART)
+                try:
+                    await turns().take(PART)
+                except asyncio.CancelledError as again:
+                    cancelled = again
             number += 1
             left.popleft().release_nowait()
     finally:
-        for lease in left:  # without a pause, because this was cancelled
+        for lease in left:  # without a pause, because the coroutine is closed
             lease.release_nowait()
+    if cancelled is not None:
+        raise cancelled
 
 
 async def _pause(

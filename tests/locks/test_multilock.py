@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import random
+from itertools import pairwise
 
+import anyio
 import pytest
 
 import aiolock
@@ -365,6 +367,40 @@ async def test_many_of_which_the_last_is_not_free() -> None:
             await waiting
         await settled()
         assert server.names() == [f"lock:{last.name}"]
+
+
+@pytest.mark.parametrize("how", ["acquire", "async with", "release"])
+async def test_many_are_released_in_parts_in_a_scope_that_was_cancelled(how: str) -> None:
+    """Every pause is cancelled there, and the others have turns all the same."""
+    server = MemoryServer()
+    async with aiolock.connect(server) as ours, aiolock.connect(server) as theirs:
+        holds, counts = ours._engine.watchdog.holds, list[int]()
+        lease = await ours.multilock(*NAMES[:-1]).acquire() if how == "release" else None
+
+        async def look() -> None:
+            all_held = len(NAMES) - 1
+            while (len(holds) < all_held) == (how != "release"):  # noqa: ASYNC110  # no Event
+                await asyncio.sleep(0)
+            scope.cancel()
+            while holds:
+                counts.append(len(holds))
+                await asyncio.sleep(0)
+
+        async with theirs.lock(NAMES[-1]):
+            looking = asyncio.create_task(look())
+            with anyio.CancelScope() as scope:
+                if lease is not None:
+                    await lease.release()
+                elif how == "acquire":
+                    await ours.multilock(*NAMES).acquire()
+                else:
+                    async with ours.multilock(*NAMES):
+                        raise AssertionError
+            assert scope.cancelled_caught
+            await looking
+            await settled()
+            assert server.names() == [f"lock:{NAMES[-1]}"]
+    assert max(before - after for before, after in pairwise([*counts, 0])) <= 150
 
 
 @virtual
