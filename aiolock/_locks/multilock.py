@@ -13,7 +13,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType, TracebackType
-from typing import Any, Final, TypeVar, Unpack
+from typing import Any, Final, Self, TypeVar, Unpack
 
 from aiolock._engine.hold import LeaseState
 from aiolock._engine.lease import Lease, LostEvent
@@ -54,11 +54,22 @@ class MultiLease(Uncopyable):
     def __init__(self, leases: Iterable[Lease]) -> None:
         self._leases = {lease.name: lease for lease in leases}
         self._lost = LostEvent()
-        for lease in self._leases.values():
+
+    async def _begin(self, *, raises: bool) -> Self:
+        """Watch all leases. If one was lost before: `LeaseLost`, or only the event is set."""
+        for number, lease in enumerate(self._leases.values()):
+            if number and number % _TOGETHER == 0:
+                await turns().take(PART)
+            if raises:
+                lease._still_ours()
             hold = lease._hold
             hold.lost = _LostEventOfOne(self._lost)
             if hold.state is LeaseState.LOST:
                 hold.lost.set()
+        if raises and self._lost.is_set():  # one that was watched, while others had a turn
+            for lease in self._leases.values():
+                lease._still_ours()
+        return self
 
     def __repr__(self) -> str:
         return f"<MultiLease {' '.join(self._leases)} {self.state} {self.remaining():.3f} s>"
@@ -196,10 +207,11 @@ class MultiLock(CopiedAsItself, AsyncEnterable[MultiLease], AsyncOnly):
                 if lease is None:
                     break
                 leases.append(lease)
-            for lease in leases:
-                lease._still_ours()  # the first may have been lost while the last was waited for
             if len(leases) == len(self._locks):
-                return MultiLease(leases)
+                # The first may have been lost while the last was waited for.
+                return await MultiLease(leases)._begin(raises=True)
+            for lease in leases:
+                lease._still_ours()
         except BaseException as error:
             await _send_releases(leases, error)
             raise
@@ -223,7 +235,7 @@ class MultiLock(CopiedAsItself, AsyncEnterable[MultiLease], AsyncOnly):
                     lock, timeout=self._timeout, since=since
                 )
                 leases.append(await stack.enter_async_context(asked))
-            lease = MultiLease(leases)
+            lease = await MultiLease(leases)._begin(raises=False)
             entered = stack.pop_all()
         try:
             entry.enters(self, _Bodies(self._engine.watchdog.current_task(), entered))

@@ -11,6 +11,7 @@ import pytest
 
 import aiolock
 from aiolock import AcquireTimeout, LeaseLost, LockError, NotHeld, StoreError, WouldDeadlock
+from aiolock._engine.hold import LossReason
 from aiolock.observer import LockRequest
 from aiolock.options import MultiLockOptions
 from aiolock.protocol import LinkChanged
@@ -401,6 +402,38 @@ async def test_many_are_released_in_parts_in_a_scope_that_was_cancelled(how: str
             await settled()
             assert server.names() == [f"lock:{NAMES[-1]}"]
     assert max(before - after for before, after in pairwise([*counts, 0])) <= 150
+
+
+@pytest.mark.parametrize("number", [0, -1])
+@pytest.mark.parametrize("how", ["acquire", "async with"])
+@virtual
+async def test_one_of_many_is_lost_when_all_are_there(how: str, number: int) -> None:
+    """Others have turns before the caller has its lease: what is lost then is known to be."""
+    server = MemoryServer()
+    async with aiolock.connect(server) as ours, aiolock.connect(server) as theirs:
+        entered = list[None]()
+
+        async def take() -> None:
+            many = ours.multilock(*NAMES)
+            if how == "acquire":
+                await many.acquire()
+                entered.append(None)
+            else:
+                async with many:
+                    entered.append(None)
+                    await asyncio.sleep(60)
+
+        taking = asyncio.create_task(take())
+        holds = ours._engine.watchdog.holds
+        while len(holds) < len(NAMES):  # noqa: ASYNC110  # it sets no Event
+            await asyncio.sleep(0)
+        ours._engine.watchdog.lose([*holds.values()][number], LossReason.EXPIRED)
+        await asyncio.wait([taking])
+        assert not entered
+        with pytest.raises(LeaseLost, match=NAMES[number]):
+            await taking
+        await settled()
+        await theirs.multilock(*NAMES[:-1] if number else NAMES[1:]).acquire()
 
 
 @virtual
