@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Final
 
-from aiolock._engine import deadlock, error_factories
+from aiolock._engine import deadlock, deadlock_cycles, error_factories
 from aiolock._engine.acquisition import Acquisition, Phase
 from aiolock._engine.hold import Hold, Owned, Owner
 from aiolock._engine.labels import labelled
@@ -117,7 +117,7 @@ class Acquirer:
         self._loop = asyncio.get_running_loop()
         self._time = watchdog.time
         self._numbers = itertools.count(1)
-        self._searches = deadlock.Searches(watchdog.holders, waiters.blocked)
+        self._searches = deadlock_cycles.Searches(watchdog.holders, waiters.blocked)
         self._children = dict[tuple[asyncio.Task[Any], str], deadlock.Children]()
         """Tasks that wait for a lock of their parent task, by parent and key."""
 
