@@ -55,6 +55,7 @@ CORE = [
     "aiolock._engine.events",
     "aiolock._engine.labels",
     "aiolock._engine.deadlock",
+    "aiolock._engine.deadlock_cycles",
     "aiolock._engine.closed_store",
     "aiolock._engine.answer_deadlines",
     "aiolock._engine.releases",
