@@ -93,8 +93,8 @@ async def _look_after_all(client: aiolock.LockClient) -> None:
     store: Any = client._engine.handoff._store
     (queue,) = store._candidates._queues.values()
     assert len(queue.acquisitions) == MANY
-    queue.look_by(-1.0, 0.0)
-    while queue._timer_at < 0 or queue._pass is not None:  # noqa: ASYNC110  # it sets no Event
+    queue.look_by(-1.0)
+    while queue._look_at < 0 or not store._candidates._passes.idle:  # noqa: ASYNC110  # no Event
         await asyncio.sleep(0)
 
 

@@ -3,8 +3,9 @@
 `_votes` counts votes, without I/O; `tests/proof/quorum` models it. `_server` is one server as a
 state machine. `_connection` is one member as a client sees it, `_membership` all members.
 `_candidates` has the acquisitions that ask for votes: it builds on `_handing` (hand-offs within one
-client), `_marks` (work that is done once) and `_asking` (the questions and their answers). `_store`
-is the store made of these.
+client), `_marks` (work that is done once) and `_asking` (the questions and their answers). Whatever
+goes over all acquisitions of a name or of the client does so in parts, by `_passes`. `_store` is
+the store made of these.
 """
 
 from __future__ import annotations

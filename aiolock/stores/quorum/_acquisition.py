@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
 from typing import Final
 
@@ -11,15 +12,13 @@ from aiolock import protocol
 from aiolock._prompt import Prompt
 from aiolock.protocol import CLAIM, WaiterId
 from aiolock.stores._member import Answer, InQueue, VoteRequest
+from aiolock.stores.quorum._passes import Passes, Timer
 from aiolock.stores.quorum._votes import Phase, VoteSet
 
 KEEP_ALIVE: Final = protocol.KEEP_ALIVE / 1000
 """Seconds after which every waiter asks again, so that a queue in use does not expire."""
 JUST_AFTER: Final = 0.003
 """Seconds to wait past the end of a lease: it must have ended by the member's clock."""
-PART: Final = 1000
-"""Units of work of a pass over all acquisitions of a name in one iteration of the event loop. A
-unit is a look at one acquisition, for one member: some two microseconds."""
 
 
 def lease_until(deadline: float, since: float, most: int) -> int:
@@ -70,6 +69,7 @@ class QuorumAcquisition:
         wait: bool,
         most: int,
         own: WaiterId | None = None,
+        counts: list[int] | None = None,
     ) -> None:
         self.request = request
         self.own = own or request.waiter
@@ -81,7 +81,7 @@ class QuorumAcquisition:
         self.admitted = False
         """It has a place in a queue, so `max_waiters` does not apply to it any more."""
         form = request.form
-        self.vote_set = VoteSet(servers, once=form.once, periodic=form.period > 0)
+        self.vote_set = VoteSet(servers, once=form.once, periodic=form.period > 0, counts=counts)
         self.asked = [False] * servers
         """Whether the member was ever asked, so that it has to be sent a release."""
         self.arrived = [False] * servers
@@ -91,9 +91,9 @@ class QuorumAcquisition:
         """Whether a question to the member has no answer yet."""
         self.sent = [0.0] * servers
         """The time of the first question to the member: it has given this waiter no vote before."""
-        self.last_answer: list[tuple[float, int] | None] = [None] * servers
-        """The time at which the last answered question was sent, and the member's clock in the
-        answer."""
+        self.last_answer: list[tuple[float, int, int] | None] = [None] * servers
+        """The time at which the last answered question was sent, the member's clock in the answer,
+        and the number of that clock: see `MemberConnection.clock`."""
         self.said: list[Answer | Exception | None] = [None] * servers
         """The member's last answer, if that was no vote."""
         self.ask_at = [math.inf] * servers
@@ -174,9 +174,9 @@ class QuorumAcquisition:
         """The lease that a vote has until it has entered, in ms."""
         return self.request.form.claim
 
-    def began(self, server: int, now: int, received: float) -> float:
-        """An upper bound for the local time at which a pushed vote was given: at ``now``, by the
-        member's clock.
+    def began(self, server: int, now: int, clock: int, received: float) -> float:
+        """An upper bound for the local time at which a pushed vote was given: at ``now``, by that
+        clock of the member.
 
         It was given before the push came. It also came so long after an answer of the member as the
         member's clock says, and the question of that answer had been sent by then. Without such an
@@ -186,19 +186,21 @@ class QuorumAcquisition:
         last_answer = self.last_answer[server]
         latest = (
             self.sent[server]
-            if last_answer is None
+            if last_answer is None or last_answer[2] != clock
             else last_answer[0] + (now - last_answer[1]) / 1e6
         )
         return min(latest, received)
 
-    def is_queued(self, server: int, answer: InQueue, sent: float, now: float) -> float:
+    def is_queued(  # where, and the answer
+        self, server: int, answer: InQueue, clock: int, sent: float, now: float
+    ) -> float:
         """Another waiter has the vote of that member; returns when to ask again.
 
         The waiter that is next asks when that lease ends: so a dead holder is noticed. A waiter
         further back gets no push about hand-offs before it, so it asks often enough to learn of
         each claim before that claim ends.
         """
-        self.said[server], self.last_answer[server] = answer, (sent, answer.now)
+        self.said[server], self.last_answer[server] = answer, (sent, answer.now, clock)
         until = answer.until if answer.place == 1 else min(answer.until, self.claim, CLAIM)
         self.ask_at[server] = now + min(until / 1000, KEEP_ALIVE) + JUST_AFTER
         return self.ask_at[server]
@@ -208,14 +210,11 @@ class NameQueue:
     """One client's acquisitions of one name; the first of them asks for all."""
 
     def __init__(
-        self,
-        due: Callable[[NameQueue], Iterator[int]],
-        servers: int,
-        time: Callable[[], float],
+        self, due: Callable[[NameQueue], Iterator[int]], servers: int, passes: Passes
     ) -> None:
-        """Call ``due`` for a pass over all; it yields after each step how many units that was."""
+        """``due`` is the pass over all of them that is made now and then: see `look_by`."""
         self._due = due
-        self._time = time
+        self._passes = passes
         self.alone = [-math.inf] * servers
         """The time of the question to which a member last answered `ALONE`."""
         self.shared_until = -math.inf
@@ -224,15 +223,20 @@ class NameQueue:
         """Whether each acquisition came behind all that were there."""
         self.last = -(1 << 62)
         """The ticket of the last one."""
-        self.timer_of_locals: asyncio.TimerHandle | None = None
-        self._loop = asyncio.get_running_loop()
         self.acquisitions: dict[WaiterId, QuorumAcquisition] = {}
-        self._timer: asyncio.Handle | None = None
-        """For the next pass, or for the next part of the one under way."""
-        self._timer_at = math.inf
+        self.locals = OrderedDict[WaiterId, QuorumAcquisition]()
+        """Those in no queue of a member, which wait at this client."""
+        self.timer_of_locals: Timer | None = None
+        self.enqueued_since = -math.inf
+        """Locals that have waited since then, or longer, are queued at the members just now."""
+        self.leaving = dict[QuorumAcquisition, Callable[[], object]]()
+        """What is done once these locals are queued there."""
+        self.to_ask: list[deque[QuorumAcquisition] | None] = [None] * servers
+        """By member: the acquisitions that are still to be asked for, if all are asked for anew."""
+        self._timer: Timer | None = None
+        """For the next pass."""
+        self._look_at = math.inf
         """The time of the next pass."""
-        self._pass: Iterator[int] | None = None
-        """What is left of the pass under way."""
 
     def join(self, acquisition: QuorumAcquisition) -> bool:
         """Add a new acquisition; returns whether each has come behind all that were there."""
@@ -245,51 +249,57 @@ class NameQueue:
     def leave(self, acquisition: QuorumAcquisition) -> bool:
         """Remove an ended acquisition; returns whether none is left."""
         self.acquisitions.pop(acquisition.request.waiter, None)
-        if not self.acquisitions and (self._timer or self._pass or self.timer_of_locals):
+        if acquisition.local:
+            self.locals.pop(acquisition.request.waiter, None)
+        if self.acquisitions:
+            return False
+        if self._timer or self.timer_of_locals or not self._passes.idle:
             self.close()
-        return not self.acquisitions
+        return True
+
+    def is_local(self, acquisition: QuorumAcquisition, *, local: bool) -> None:
+        """Whether the acquisition waits at this client, or is in the queues of members."""
+        acquisition.local = local
+        if local:
+            self.locals[acquisition.request.waiter] = acquisition
+        else:
+            self.locals.pop(acquisition.request.waiter, None)
 
     def close(self) -> None:
-        """Stop the timers, and the pass under way: no acquisition is left."""
+        """Stop the timers, and the passes under way: no acquisition is left, or counts."""
         for timer in (self._timer, self.timer_of_locals):
             if timer is not None:
                 timer.cancel()
-        self._timer = self.timer_of_locals = self._pass = None
-        self._timer_at = math.inf
+        self._timer = self.timer_of_locals = None
+        self._look_at = math.inf
+        for each in (self, self.pass_of_locals, *map(self.pass_there, range(len(self.to_ask)))):
+            self._passes.end(each)
+        self.acquisitions.clear()
+        self.locals.clear()
 
-    def look_by(self, when: float, now: float) -> None:
-        """Check by ``when`` which acquisitions have to ask again."""
-        if when < self._timer_at:
-            self._timer_at = when
-            if self._pass is None:  # else as soon as that is over
-                self._set_timer(now)
+    @property
+    def pass_of_locals(self) -> tuple[NameQueue, str]:
+        """The pass in which locals are queued at the members."""
+        return self, "locals"
 
-    def _set_timer(self, now: float) -> None:
+    def pass_there(self, server: int) -> tuple[NameQueue, int]:
+        """The pass in which that member is asked for all of them."""
+        return self, server
+
+    def look_by(self, when: float) -> None:
+        """Check by that time which acquisitions have to ask again."""
+        if when < self._look_at:
+            self._look_at = when
+            if not self._passes.is_under_way(self):  # else as soon as that is over
+                self._set_timer()
+
+    def _set_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        self._timer = self._loop.call_later(max(0.0, self._timer_at - now), self._look)
+            self._timer = None
+        if self._look_at < math.inf:
+            self._timer = self._passes.call_at(self._look_at, self._look)
 
     def _look(self) -> None:
-        self._timer_at = math.inf
-        self._pass = self._due(self)
-        self._continue()
-
-    def _continue(self) -> None:
-        """Do a part of the pass."""
-        self._timer, steps, left, over = None, self._pass, PART, True
-        assert steps is not None
-        try:
-            for units in steps:
-                left -= units
-                if left <= 0 or self._pass is not steps:
-                    over = False
-                    break
-        finally:
-            if self._pass is not steps:
-                pass  # a step has closed this
-            elif not over:
-                self._timer = self._loop.call_soon(self._continue)
-            else:
-                self._pass = None
-                if self._timer_at < math.inf:
-                    self._set_timer(self._time())
+        self._timer, self._look_at = None, math.inf
+        self._passes.begin(self, self._due(self), self._set_timer)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 from aiolock._prompt import Prompt
@@ -14,6 +13,7 @@ from aiolock.stores._member import DoneMarker, InQueue, NotVoting, QueueIsFull
 from aiolock.stores.quorum._acquisition import QuorumAcquisition, lease_until
 from aiolock.stores.quorum._connection import MemberConnection
 from aiolock.stores.quorum._membership import ANSWER_TIMEOUT, Membership
+from aiolock.stores.quorum._passes import ASKED, Passes
 
 ASK_AGAIN: Final = 10_000
 """Milliseconds after which a client checks whether a majority can still be asked."""
@@ -106,34 +106,45 @@ def _busy(taken: list[InQueue]) -> Busy:
 class Patience:
     """Questions with an answer due, all after the same time, with one timer for all of them."""
 
-    def __init__(self, membership: Membership) -> None:
+    def __init__(self, membership: Membership, passes: Passes) -> None:
         self._membership = membership
-        self._loop = asyncio.get_running_loop()
+        self._passes = passes
         self._waiting: deque[tuple[float, Prompt]] = deque()
-        self._timer: asyncio.TimerHandle | None = None
+        self._timed = False
+        """Whether there is a timer for the first of them, or a pass is under way."""
 
     def wait_for(self, answer: Prompt, now: float) -> None:
         """Fail the question when its time is over, unless it is answered."""
         waiting = self._waiting
-        while waiting and waiting[0][1].done():
-            waiting.popleft()
+        for _ in range(2):  # more than are added
+            if waiting and waiting[0][1].done():
+                waiting.popleft()
         waiting.append((now + ANSWER_TIMEOUT, answer))
-        if self._timer is None:
-            self._timer = self._loop.call_later(ANSWER_TIMEOUT, self._look)
+        if not self._timed:
+            self._timed = True
+            self._passes.call_at(now + ANSWER_TIMEOUT, self._look)
 
     def _look(self) -> None:
-        self._timer, now, waiting = None, self._membership.time(), self._waiting
+        self._passes.begin(self, self._end(), self._look_again)
+
+    def _end(self) -> Iterator[int]:
+        now, waiting = self._membership.time(), self._waiting
         while waiting and (waiting[0][1].done() or waiting[0][0] <= now):
             _, answer = waiting.popleft()
-            if not answer.done():
+            if answer.done():
+                yield 1
+            else:
                 answer.set_exception(self._membership.too_few())
-        if waiting:
-            left = max(0.01, waiting[0][0] - now)
-            self._timer = self._loop.call_later(left, self._look)
+                yield ASKED
 
-    def close(self) -> None:
-        """Cancel all questions that are still out."""
-        if self._timer is not None:
-            self._timer.cancel()
-        for _, answer in self._waiting:
-            answer.cancel()
+    def _look_again(self) -> None:
+        self._timed = bool(self._waiting)
+        if self._timed:
+            when = max(self._membership.time() + 0.01, self._waiting[0][0])
+            self._passes.call_at(when, self._look)
+
+    def closing(self) -> Iterator[int]:
+        """Cancel all questions that are still out, part by part."""
+        while self._waiting:
+            self._waiting.popleft()[1].cancel()
+            yield 1

@@ -1,9 +1,15 @@
-"""A client's questions to the members about its acquisitions, and their answers."""
+"""A client's questions to the members about its acquisitions, and their answers.
+
+If a member has to be asked for all acquisitions of a name, or of the client, that is done in parts
+(see `_passes`), in the order in which they came. Nobody overtakes another waiter of this client
+meanwhile: a newcomer is asked for behind those of its name that are still to be asked for.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import math
+from collections import deque
 from collections.abc import Iterator
 from functools import partial
 from typing import Any, Final
@@ -30,13 +36,14 @@ from aiolock.stores.quorum._acquisition import (
 from aiolock.stores.quorum._connection import RETRY
 from aiolock.stores.quorum._counts import unheard
 from aiolock.stores.quorum._membership import Membership
+from aiolock.stores.quorum._passes import ASKED, Passes
 from aiolock.stores.quorum._periods import ENDLESS, UNKNOWN, Period, period_of
 from aiolock.stores.quorum._votes import Phase, YieldVote
 
 SOON: Final = 0.02
 """Seconds until a member is asked again where a vote that was to be given back had ended."""
-_ASKED: Final = 10
-"""Units of work to ask a member, or to act on a vote: see `NameQueue`."""
+_VOTING: Final = "voting"
+"""The pass that suspends acquisitions while no majority votes, and resumes them."""
 
 
 class Asking:
@@ -50,8 +57,15 @@ class Asking:
         self._loop = asyncio.get_running_loop()
         self.acquisitions: dict[WaiterId, QuorumAcquisition] = {}
         self._queues: dict[str, NameQueue] = {}
+        self._passes = Passes(membership.time)
         self._seen = 0
         """The highest number of any vote that this client got."""
+        self._votes: tuple[bool, ...] = ()
+        """Whether a majority votes, and each member, as the latest pass about that has seen it."""
+        self._to_check = deque[QuorumAcquisition]()
+        """What is left for that pass."""
+        self._to_ask = [deque[QuorumAcquisition]() for _ in membership.connections]
+        """By member: what is left of a pass that asks it for all acquisitions of the client."""
 
     def _look(self, acquisition: QuorumAcquisition, reason: str = "expired") -> None:
         """Act on the votes; ``reason``: why a vote was taken away, if one was."""
@@ -104,6 +118,39 @@ class Asking:
             on_reply=partial(self._heard, acquisition, server, now),
         )
 
+    def _ask_in_turn(self, acquisition: QuorumAcquisition, now: float) -> None:
+        """Ask all members for one that has no place there yet."""
+        if self._passes.idle:
+            self._ask_all(acquisition, now)
+        elif not self._is_checked_in_turn(acquisition):
+            for server in range(self._membership.size):
+                if not self._is_asked_in_turn(acquisition, server, of_client=True):
+                    self._ask(acquisition, server, now)
+
+    def _is_checked_in_turn(self, acquisition: QuorumAcquisition) -> bool:
+        """Whether others of its name are just being resumed: then so is this one, behind them."""
+        others = len(self._queues[acquisition.request.name].acquisitions) > 1
+        if not (others and self._passes.is_under_way(_VOTING)):
+            return False
+        acquisition.vote_set.suspended = True
+        self._to_check.append(acquisition)
+        return True
+
+    def _is_asked_in_turn(
+        self, acquisition: QuorumAcquisition, server: int, *, of_client: bool = False
+    ) -> bool:
+        """Whether that member is just being asked for all of its name: then for this one as well,
+        behind them. ``of_client``: also if it is asked for all of this client.
+        """
+        queue = self._queues[acquisition.request.name]
+        left = queue.to_ask[server]
+        if not left and of_client and len(queue.acquisitions) > 1:
+            left = self._to_ask[server]
+        if not left:
+            return False
+        left.append(acquisition)
+        return True
+
     def _ask_all(self, acquisition: QuorumAcquisition, now: float) -> None:
         """Ask for all votes of a newcomer: as `_ask` does for a waiter that has not asked yet."""
         request, proposal = acquisition.request, self._proposal(acquisition, now)
@@ -147,7 +194,8 @@ class Asking:
             # If it is out of reach, the error is not an answer of the member.
             acquisition.refused[server] = error
             self._check_majority(acquisition)
-            self._loop.call_later(RETRY, self._may_vote, acquisition, server, error)
+            may_vote = partial(self._may_vote, acquisition, server, error)
+            self._passes.call_at(self._time() + RETRY, may_vote)
 
     def _may_vote(self, acquisition: QuorumAcquisition, server: int, error: Exception) -> None:
         """Whether the member may vote after a refusal; if that is unknown, ask it."""
@@ -189,8 +237,8 @@ class Asking:
             if vote_set.phase is Phase.ENTERED:
                 return  # one more changes nothing
         elif isinstance(answer, InQueue):
-            when = acquisition.is_queued(server, answer, sent, now)
-            self._queues[acquisition.request.name].look_by(when, now)
+            when = acquisition.is_queued(server, answer, connection.clock, sent, now)
+            self._queues[acquisition.request.name].look_by(when)
             if not vote_set.has_votes and not acquisition.request.form.once:
                 self._answer(acquisition)
                 return
@@ -226,7 +274,7 @@ class Asking:
         acquisition.ask_at[server] = when
         queue = self._queues.get(acquisition.request.name)
         if queue is not None:
-            queue.look_by(when, self._time())
+            queue.look_by(when)
 
     def _voted(  # where, which, and until when
         self,
@@ -254,7 +302,7 @@ class Asking:
         if not every:
             return ENDLESS
         period = UNKNOWN if given is None else period_of(given, every, now)
-        self._queues[acquisition.request.name].look_by(period.over_at, now)
+        self._queues[acquisition.request.name].look_by(period.over_at)
         return period
 
     def _yield_vote(self, acquisition: QuorumAcquisition, step: YieldVote) -> None:
@@ -273,9 +321,41 @@ class Asking:
     # Whether a majority votes
 
     def voting_changed(self) -> None:
-        """The number of members that vote has changed."""
-        for acquisition in list(self.acquisitions.values()):
+        """The number of members that vote may have changed."""
+        votes = (self._membership.decides, *[each.votes for each in self._connections])
+        if votes != self._votes:
+            self._votes = votes
+            left = self._to_check = deque(self.acquisitions.values())
+            self._passes.begin(_VOTING, self._check_all(left), left.clear)
+
+    def _check_all(self, left: deque[QuorumAcquisition]) -> Iterator[int]:
+        acted = ASKED * (self._membership.size + 1)
+        while left:
+            acquisition = left.popleft()
+            suspended = acquisition.vote_set.suspended
             self._check_majority(acquisition)
+            if suspended != acquisition.vote_set.suspended:
+                yield acted
+            elif suspended and acquisition.is_waited_for:
+                self._ask_again(acquisition, self._time())  # it came during an earlier such pass
+                yield acted
+            else:
+                yield 1
+
+    def _ask_for_all(
+        self, left: deque[QuorumAcquisition], server: int, *, of_client: bool
+    ) -> Iterator[int]:
+        """Ask that member for these, of one name or of all."""
+        while left:
+            acquisition = left.popleft()
+            if acquisition.over or (of_client and self._is_asked_in_turn(acquisition, server)):
+                yield 1
+                continue
+            was_asking = acquisition.asking[server]
+            self._ask(acquisition, server, self._time())
+            if acquisition.vote_set.stuck:
+                self._look(acquisition)  # the member may need the fence
+            yield ASKED if acquisition.asking[server] and not was_asking else 1
 
     def _can_enter(self, acquisition: QuorumAcquisition) -> bool:
         """Whether a majority votes, as far as this acquisition knows."""
@@ -342,7 +422,8 @@ class Asking:
             if error is not None:
                 on_reply(still, error)
                 # Not at once: a server that refuses would be asked as often as it can answer.
-                self._loop.call_later(RETRY, self._unanswered, acquisition, server, number)
+                unanswered = partial(self._unanswered, acquisition, server, number)
+                self._passes.call_at(self._time() + RETRY, unanswered)
                 return
             now = connection.answered(sent)
             if still:
@@ -380,10 +461,7 @@ class Asking:
     # Timers
 
     def _look_after(self, queue: NameQueue) -> Iterator[int]:
-        """Renew the votes that make no majority yet, and ask again in case a push was lost.
-
-        Yields after each step how many units of work it was; the queue makes the parts.
-        """
+        """Renew the votes that make no majority yet, and ask again in case a push was lost."""
         following = math.inf
         for server, connection in enumerate(self._connections):
             first = True
@@ -392,7 +470,7 @@ class Asking:
                 if acquisition.idle or acquisition.local or acquisition.vote_set.suspended:
                     continue
                 if acquisition.over:
-                    continue  # since this began
+                    continue
                 now, vote = self._time(), acquisition.vote_set.votes[server]
                 if vote is not None:
                     over_at = vote.period.over_at
@@ -402,7 +480,7 @@ class Asking:
                         self._look(acquisition)
                     else:
                         following = min(following, over_at)
-                    yield _ASKED
+                    yield ASKED
                     continue
                 for_all = not first and isinstance(acquisition.said[server], InQueue)
                 due = acquisition.ask_at[server] + (KEEP_ALIVE if for_all else 0.0)
@@ -412,8 +490,8 @@ class Asking:
                 elif connection.in_reach:  # else it is asked as soon as it is
                     self._ask(acquisition, server, now)
                     following = min(following, now + RETRY)
-                    yield _ASKED
-        queue.look_by(following, self._time())
+                    yield ASKED
+        queue.look_by(following)
 
     def _keep(self, acquisition: QuorumAcquisition, server: int, now: float) -> float:
         """Renew, in time, a vote of a waiter without a majority; returns when to look again."""

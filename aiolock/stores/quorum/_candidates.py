@@ -10,7 +10,8 @@ from __future__ import annotations
 import asyncio
 import itertools
 import math
-from collections import deque
+from collections import OrderedDict, deque
+from collections.abc import Callable, Generator, Iterator, Sequence
 from functools import partial
 from typing import Final
 
@@ -31,6 +32,7 @@ from aiolock.protocol import (
     LeaseShortened,
     Queued,
     ReleaseRequested,
+    Renewal,
     WaiterId,
     lasts,
 )
@@ -38,16 +40,19 @@ from aiolock.stores._member import LOST, OUTSIDE, UNBOUNDED, OnReply, QueueIsFul
 from aiolock.stores.quorum._acquisition import NameQueue, QuorumAcquisition, lease_until
 from aiolock.stores.quorum._answers import Patience, denied, granted, is_due
 from aiolock.stores.quorum._connection import MemberConnection
-from aiolock.stores.quorum._counts import Concluded, Renewing, Tally, unheard
+from aiolock.stores.quorum._counts import Concluded, Renewing, Tally, retrieve, unheard
 from aiolock.stores.quorum._handing import Handing
 from aiolock.stores.quorum._membership import Membership
+from aiolock.stores.quorum._passes import ASKED
 from aiolock.stores.quorum._releases import Release, Releases
-from aiolock.stores.quorum._votes import Enter, QueryDone, Raise, YieldVote
+from aiolock.stores.quorum._votes import Enter, Phase, QueryDone, Raise, YieldVote
 
 _LATELY: Final = 1.0
 """Seconds after a release in which a push about its waiter may have been sent before it."""
 _COME_BACK: Final = 1 << 40
 """Numbers from here on are for waiters that have come back: no client has as many acquisitions."""
+_LOOKED: Final = 3
+"""Units of work to look at the votes of an acquisition that has none, or no news."""
 _FEW: Final = 2
 """With up to so many acquisitions, the task of each continues in the call that brings its votes."""
 
@@ -57,19 +62,19 @@ class Candidates(Handing):
 
     def __init__(self, membership: Membership, deliver: Deliver) -> None:
         super().__init__(membership, deliver)
+        self.votes = [0] * membership.size
+        """By member: how many votes of it are out to this client."""
         self._last_tickets: dict[int, int] = {}
         """The last ticket for each priority."""
-        self._patience = Patience(membership)
-        self._releases = Releases(self._time)
+        self._patience = Patience(membership, self._passes)
+        self._releases = Releases(self._time, self._passes)
         self._renewals = dict[WaiterId, Renewing]()
         """The latest renewal of each waiter that has entered."""
         self._newest = 0
         """The highest number of any waiter so far: a lower one is no newcomer."""
         self._come_back = itertools.count(_COME_BACK)
-        self._left: set[WaiterId] = set()
-        """The waiters that were released within `_LATELY`."""
-        self._left_at: deque[tuple[float, WaiterId]] = deque()
-        """When each of these waiters was released, in order."""
+        self._left = OrderedDict[WaiterId, float]()
+        """The waiters that were released within `_LATELY`, or not long before, and when."""
 
     # Requests of the client
 
@@ -93,17 +98,21 @@ class Candidates(Handing):
             )
             most = 0 if ticket else most
             acquisition = QuorumAcquisition(
-                request, ttl, self._membership.size, wait=wait, most=most, own=waiter
+                *(request, ttl, self._membership.size),
+                wait=wait,
+                most=most,
+                own=waiter,
+                counts=self.votes,
             )
             self._begin(acquisition, answer, now)
             return answer
         if acquisition.own != waiter:
             answer.set_result(self._repeated_answer(acquisition, ttl))
             return answer
-        acquisition.local = False
+        self._queues[name].is_local(acquisition, local=False)
         if acquisition.idle:
             acquisition.idle = acquisition.queued = False
-            if self._can_enter(acquisition):
+            if self._can_enter(acquisition) and not self._is_checked_in_turn(acquisition):
                 acquisition.vote_set.come_back()
         self._is_asked(acquisition, answer, now)
         if acquisition.inside:
@@ -126,7 +135,7 @@ class Candidates(Handing):
             self._runs[acquisition.own] = acquisition
         queue = self._queues.get(name)
         if queue is None:
-            queue = NameQueue(self._look_after, self._membership.size, self._time)
+            queue = NameQueue(self._look_after, self._membership.size, self._passes)
             self._queues[name] = queue
         in_order = queue.join(acquisition)
         self._is_asked(acquisition, answer, now)
@@ -134,7 +143,7 @@ class Candidates(Handing):
             acquisition.vote_set.suspended = True
             self._ask_again(acquisition, now)
         elif not (in_order and self._waits_here(queue, acquisition)):
-            self._ask_all(acquisition, now)
+            self._ask_in_turn(acquisition, now)
 
     def _is_asked(self, acquisition: QuorumAcquisition, answer: Prompt, now: float) -> None:
         if not acquisition.is_waited_for:
@@ -156,7 +165,8 @@ class Candidates(Handing):
         """A member has voted for a waiter in its queue."""
         acquisition = self.acquisitions[waiter]
         acquisition.arrived[server] = True
-        began = acquisition.began(server, now, self._time())
+        clock = self._connections[server].clock
+        began = acquisition.began(server, now, clock, self._time())
         self._voted(acquisition, server, number, began + lasts(lease), now)
         if not acquisition.inside:
             self._look(acquisition)
@@ -165,8 +175,7 @@ class Candidates(Handing):
         """A member has voted for a waiter that has ended: the release is missing there, or
         forgotten.
         """
-        self._forget(self._time())
-        if waiter in self._left:
+        if self._left.get(waiter, -math.inf) >= self._time() - _LATELY:
             return  # its release has arrived by now, or will
         member = self._connections[server].member
         request = VoteRequest(name, waiter, form, 0)
@@ -185,11 +194,17 @@ class Candidates(Handing):
         An acquisition without a majority gives its vote back there. If no other comes before it,
         the member votes for it once more, in the same step.
         """
+        self._passes.begin(("inquired", server), self._inquire(server))
+
+    def _inquire(self, server: int) -> Iterator[int]:
         for acquisition in list(self.acquisitions.values()):
             vote, counts = acquisition.vote_set.votes[server], acquisition.request.form.counts
             if vote is not None and acquisition.waits and acquisition.wait and not counts:
                 acquisition.vote_set.inquired(server, vote.number)
                 self._look(acquisition)
+                yield ASKED
+            else:
+                yield 1
 
     def vote_lost(self, server: int, name: str, waiter: WaiterId, number: int, reason: str) -> None:
         """A vote was taken away."""
@@ -202,8 +217,9 @@ class Candidates(Handing):
         queue = self._queues.get(name)
         if queue is not None and reason == "expired":
             # The member considered this client stuck, so all its waiters have left the queue.
-            for other in list(queue.acquisitions.values()):
-                self._ask(other, server, now)
+            left = queue.to_ask[server] = deque(queue.acquisitions.values())
+            steps = self._ask_for_all(left, server, of_client=False)
+            self._passes.begin(queue.pass_there(server), steps, left.clear)
 
     def closed(self, name: str) -> None:
         """A member gives no votes for a while: the first waiter asks for how long."""
@@ -223,25 +239,26 @@ class Candidates(Handing):
     # Members in reach
 
     def forget_clock(self, server: int) -> None:
-        """The server was restarted or replaced: forget the estimate of its clock."""
-        for acquisition in self.acquisitions.values():
-            acquisition.last_answer[server] = None
+        """The server was restarted or replaced: earlier answers tell nothing of its clock."""
+        self._connections[server].clock += 1
 
     def ask_there(self, server: int) -> None:
         """Ask that member for all waiters without a vote there: a push may be lost, or they did not
         ask before.
         """
-        now = self._time()
-        for acquisition in list(self.acquisitions.values()):
-            self._ask(acquisition, server, now)
-            if acquisition.vote_set.stuck:
-                self._look(acquisition)  # the member may need the fence
+        left = self._to_ask[server] = deque(self.acquisitions.values())
+        steps = self._ask_for_all(left, server, of_client=True)
+        self._passes.begin(("ask", server), steps, left.clear)
 
     def out_of_reach(self) -> None:
         """A member does not answer, but a majority does: do not wait for that member."""
+        self._passes.begin("look", self._look_at_all())
+
+    def _look_at_all(self) -> Iterator[int]:
         for acquisition in list(self.acquisitions.values()):
             if not acquisition.over:
                 self._look(acquisition)
+            yield _LOOKED
 
     # The effects of votes
 
@@ -265,7 +282,7 @@ class Candidates(Handing):
                     self._yield_vote(acquisition, step)
             if acquisition.vote_set.has_votes and not is_due(acquisition, self._connections):
                 queue = self._queues[acquisition.request.name]
-                queue.look_by(self._time() + acquisition.claim / 3000, self._time())
+                queue.look_by(self._time() + acquisition.claim / 3000)
             self._answer(acquisition)
         elif acquisition.inside:
             self._look_inside(acquisition, reason)
@@ -334,6 +351,22 @@ class Candidates(Handing):
                 self._ask(acquisition, server, self._time())
 
     # Renewing
+
+    def renew_all(
+        self,
+        renewals: Sequence[Renewal],
+        concluded: Callable[[int, bool | None], None],
+        sent: Callable[[], object],
+    ) -> None:
+        """See `Renew`; each is concluded by its number, and all of them are sent in parts."""
+        self._passes.begin(object(), self._renew_each(renewals, concluded), sent)
+
+    def _renew_each(
+        self, renewals: Sequence[Renewal], concluded: Callable[[int, bool | None], None]
+    ) -> Iterator[int]:
+        for number, (_, waiter, _, fence, ttl) in enumerate(renewals):
+            self.renew(waiter, fence, ttl, partial(concluded, number))
+            yield ASKED * self._membership.size
 
     def renew(self, waiter: WaiterId, fence: int, ttl: int, concluded: Concluded) -> None:
         """One renewal of `Renew`: True, False, or None for unknown."""
@@ -404,8 +437,7 @@ class Candidates(Handing):
             return self._at_once(WAS_ABSENT)  # it has left, and another waiter has its votes
         if fence and entered and acquisition is not None:
             handed = self._hand_off(acquisition)
-            if handed is not None:
-                return handed
+            return self._leave_in_turn(acquisition, lost=lost) if handed is None else handed
         if acquisition is None:
             request = VoteRequest(name, waiter, form, 0)
             acquisition = QuorumAcquisition(
@@ -508,7 +540,7 @@ class Candidates(Handing):
                 Release(connection, acquisition.request, highest, since, at, lasts_for)
             )
             # A vote for it is to be released at once.
-            self._left.discard(acquisition.request.waiter)
+            self._left.pop(acquisition.request.waiter, None)
         on_reply(was, error)
 
     def _end(self, acquisition: QuorumAcquisition) -> None:
@@ -527,51 +559,60 @@ class Candidates(Handing):
             acquisition.tell(Busy(0))  # it was released before it was answered
 
     def _remember(self, waiter: WaiterId, now: float) -> None:
-        """Remember that a waiter was released, and forget those that were released long ago."""
-        self._left.add(waiter)
-        self._left_at.append((now, waiter))
-        self._forget(now)
+        """Remember that a waiter was released, and forget two that were released long ago."""
+        left = self._left
+        left.pop(waiter, None)
+        left[waiter] = now
+        for _ in range(2):
+            if next(iter(left.values())) < now - _LATELY:
+                left.popitem(last=False)
 
-    def _forget(self, now: float) -> None:
-        left_at = self._left_at
-        while left_at and left_at[0][0] < now - _LATELY:
-            self._left.discard(left_at.popleft()[1])
-
-    def _abandon(self, acquisition: QuorumAcquisition, *, entered: bool) -> None:
+    def _abandon(
+        self, acquisition: QuorumAcquisition, *, entered: bool, lost: bool = False
+    ) -> None:
         """End an acquisition without waiting for the members' answers."""
-        self.leave(acquisition, entered=entered).add_done_callback(_retrieve)
+        self.leave(acquisition, entered=entered, lost=lost).add_done_callback(retrieve)
 
     def _at_once(self, was: int) -> asyncio.Future[int]:
         future: asyncio.Future[int] = self._loop.create_future()
         self._loop.call_soon(_resolve, future, was)
         return future
 
-    def close(self) -> None:
-        """End all, and stop all timers: later answers of members have no effect.
+    def closing(self) -> Generator[int, None, None]:
+        """End all, part by part: later answers of members have no effect from the first step on.
 
         Undecided hand-offs are released. Everything else ends at the members because this client
         stops listening.
         """
-        acquisitions, queues = list(self.acquisitions.values()), list(self._queues.values())
+        self._passes.close()
+        left, queues = list(self.acquisitions.values()), list(self._queues.values())
         # Before any release, which would queue those behind it at the members.
         self.acquisitions.clear()
         self._queues.clear()
-        for queue in queues:
-            queue.close()
-        self._settle_all()
-        for acquisition in acquisitions:
-            if acquisition.undecided is not None:
-                self._abandon(acquisition, entered=True)
+        undecided = list[QuorumAcquisition]()
+        for acquisition in left:
+            if acquisition.undecided is None:
+                acquisition.vote_set.phase = Phase.OVER
             else:
-                acquisition.vote_set.leave()
-                acquisition.tell(StoreError("the client was closed"))
-        self._releases.close()
-        self._patience.close()
-
-
-def _retrieve(future: asyncio.Future[int]) -> None:
-    if not future.cancelled():
-        future.exception()
+                undecided.append(acquisition)
+        yield 0
+        queues.reverse()
+        while queues:  # emptied, for it takes its time as well to free them
+            queues.pop().close()
+            yield 2
+        for finish in list(self._finishing.values()):
+            self._settle_last(finish)
+            yield ASKED
+        for acquisition in undecided:
+            self._abandon(acquisition, entered=True)
+            yield ASKED
+        left.reverse()
+        while left:
+            left.pop().tell(StoreError("the client was closed"))
+            yield ASKED
+        yield from self._releases.closing()
+        yield from self._patience.closing()
+        yield from self._passes.freeing()
 
 
 def _pass_to(left: asyncio.Future[int], released: asyncio.Future[int]) -> None:

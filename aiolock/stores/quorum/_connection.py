@@ -110,6 +110,8 @@ class MemberConnection:
         self._down = False
         self._overdue = False
         self.run = ""
+        self.clock = 0
+        """The number of the server's clock: another one if the server was restarted or replaced."""
         self.unknown = False
         """It has no quorum config, so it needs to be told whether it ever had one (`Memory`)."""
         self.silent_until = 0.0

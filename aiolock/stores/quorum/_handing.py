@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from dataclasses import replace
 from functools import partial
 from typing import Final
@@ -42,8 +42,10 @@ from aiolock.protocol import (
 from aiolock.stores._member import GONE, SHARED
 from aiolock.stores.quorum._acquisition import NameQueue, QuorumAcquisition, lease_until
 from aiolock.stores.quorum._answers import ASK_AGAIN
+from aiolock.stores.quorum._counts import retrieve
 from aiolock.stores.quorum._marks import Marking
 from aiolock.stores.quorum._membership import Membership
+from aiolock.stores.quorum._passes import ASKED
 
 FRESH: Final = 0.01
 """Seconds for which "no other client waits" is relied on, from before that was asked."""
@@ -71,11 +73,15 @@ class Handing(Marking):
         """The holders after a hand-off, each with the acquisition whose votes it has; and waiters
         that have come back, each with the acquisition that has another number at the members."""
 
-    def leave(self, acquisition: QuorumAcquisition, *, entered: bool) -> asyncio.Future[int]:
+    def leave(
+        self, acquisition: QuorumAcquisition, *, entered: bool, lost: bool = False
+    ) -> asyncio.Future[int]:
         """End an acquisition: release it at each member that was asked."""
         raise NotImplementedError
 
-    def _abandon(self, acquisition: QuorumAcquisition, *, entered: bool) -> None:
+    def _abandon(
+        self, acquisition: QuorumAcquisition, *, entered: bool, lost: bool = False
+    ) -> None:
         """End an acquisition without waiting for the members' answers."""
         raise NotImplementedError
 
@@ -102,40 +108,85 @@ class Handing(Marking):
             or not _alike(first, acquisition)
             or not acquisition.wait
             or acquisition.most
+            or queue.leaving
         ):
             return False
         if now < queue.shared_until or not self._is_alone(queue, now):
             return False
-        acquisition.local = acquisition.queued = True
+        acquisition.queued = True
+        queue.is_local(acquisition, local=True)
         acquisition.tell(Queued(acquisition.request.ticket, 2, ASK_AGAIN, int(now * 1e6)))
         if queue.timer_of_locals is None:
-            queue.timer_of_locals = self._loop.call_later(LAZY, self._look_at_locals, queue)
+            self._look_at_locals_by(queue, now + LAZY)
         return True
+
+    def _look_at_locals_by(self, queue: NameQueue, when: float) -> None:
+        queue.timer_of_locals = self._passes.call_at(when, partial(self._look_at_locals, queue))
 
     def _look_at_locals(self, queue: NameQueue) -> None:
         queue.timer_of_locals = None
         now = self._time()
         self._enqueue(queue, since=now - LAZY / 2)
-        if any(each.local for each in queue.acquisitions.values()):
-            queue.timer_of_locals = self._loop.call_later(LAZY / 2, self._look_at_locals, queue)
+        if queue.locals:
+            self._look_at_locals_by(queue, now + LAZY / 2)
 
-    def _enqueue(self, queue: NameQueue, since: float = math.inf) -> None:
-        """Ask the members for the waiters that have waited here since ``since``, or longer."""
-        now = self._time()
-        for acquisition in list(queue.acquisitions.values()):
-            if acquisition.local and acquisition.called <= since:
-                acquisition.local = False
-                acquisition.vote_set.suspended = not self._membership.decides
-                if self._membership.decides:
-                    self._ask_all(acquisition, now)
+    def _enqueue(self, queue: NameQueue, since: float = math.inf) -> bool:
+        """Ask the members for the waiters that have waited here since ``since``, or longer.
+
+        Returns whether that is done; the rest is done in parts.
+        """
+        queue.enqueued_since = max(queue.enqueued_since, since)
+        if self._passes.is_under_way(queue.pass_of_locals):
+            return False
+        over = partial(self._is_enqueued, queue)
+        return self._passes.begin(queue.pass_of_locals, self._enqueue_each(queue), over)
+
+    def _enqueue_each(self, queue: NameQueue) -> Iterator[int]:
+        while queue.locals:
+            first = next(iter(queue.locals.values()))
+            if first.called > queue.enqueued_since:
+                return
+            queue.is_local(first, local=False)
+            first.vote_set.suspended = not self._membership.decides
+            if self._membership.decides:
+                self._ask_in_turn(first, self._time())
+            yield self._membership.size * ASKED
+
+    def _is_enqueued(self, queue: NameQueue) -> None:
+        queue.enqueued_since = -math.inf
+        leaving, queue.leaving = queue.leaving, {}
+        for leave in leaving.values():
+            leave()
 
     def _enqueue_locally(self, acquisition: QuorumAcquisition) -> None:
         """Queue the local waiters at the members, before the votes in front of them are
         given back.
         """
         queue = self._queues.get(acquisition.request.name)
-        if queue is not None and len(queue.acquisitions) > 1:
+        if queue is not None and queue.locals:
             self._enqueue(queue)
+
+    def _leave_in_turn(
+        self, acquisition: QuorumAcquisition, *, lost: bool = False
+    ) -> asyncio.Future[int]:
+        """The holder leaves: release its votes, once the local waiters are queued at the members.
+
+        Another client's waiter that came later would get the lock before them otherwise.
+        """
+        queue = self._queues.get(acquisition.request.name)
+        if queue is None or not queue.locals or self._enqueue(queue):
+            return self.leave(acquisition, entered=True, lost=lost)
+        left = acquisition.undecided
+        if left is None:
+            left = acquisition.undecided = self._loop.create_future()
+        queue.leaving[acquisition] = partial(self._leave_late, acquisition, left, lost=lost)
+        return left
+
+    def _leave_late(
+        self, acquisition: QuorumAcquisition, left: asyncio.Future[int], *, lost: bool
+    ) -> None:
+        if acquisition.undecided is left:  # else it was handed off after all, or has ended
+            self._abandon(acquisition, entered=True, lost=lost)
 
     # Handing off
 
@@ -155,7 +206,8 @@ class Handing(Marking):
         self._ask_ahead(acquisition, now)
         self._decide(queue, acquisition)
         if acquisition.undecided is left:
-            self._loop.call_later(_UNDECIDED, partial(self._is_late, queue, acquisition, left))
+            is_late = partial(self._is_late, queue, acquisition, left)
+            self._passes.call_at(now + _UNDECIDED, is_late)
         return left
 
     def _next(self, queue: NameQueue, acquisition: QuorumAcquisition) -> QuorumAcquisition | None:
@@ -234,7 +286,7 @@ class Handing(Marking):
     ) -> None:
         if acquisition.undecided is left:
             queue.shared_until = self._time() + _FAR
-            self._abandon(acquisition, entered=True)
+            self._leave_in_turn(acquisition).add_done_callback(retrieve)
 
     def _decide(self, queue: NameQueue, acquisition: QuorumAcquisition) -> None:
         """The holder has left: hand the lock off once it is certainly the next waiter's turn."""
@@ -246,7 +298,7 @@ class Handing(Marking):
             or now < queue.shared_until
             or deadline - now < acquisition.claim / 1000 / _MARGIN
         ):
-            self._abandon(acquisition, entered=True)
+            self._leave_in_turn(acquisition).add_done_callback(retrieve)
             return
         if not self._is_alone(queue, now):
             return
@@ -314,10 +366,16 @@ class Handing(Marking):
                 yield len(shown) % 4 == 0
         return replace(status, holders=tuple(holders), waiters=tuple(waiters))
 
-    def fences(self) -> dict[int, WaiterId]:
-        """The fences that were handed off, with the waiter whose votes they rest on."""
-        runs = self._runs.values()
-        return {each.vote_set.fence: each.request.waiter for each in runs if each.inside}
+    def fences(self, name: str) -> Generator[int, None, dict[int, WaiterId]]:
+        """The fences that were handed off, with the waiter whose votes they rest on: part by
+        part.
+        """
+        found, queue = dict[int, WaiterId](), self._queues.get(name)
+        for number, each in enumerate(list(queue.acquisitions.values()) if queue else ()):
+            if each.inside and each.holder != each.request.waiter:
+                found[each.vote_set.fence] = each.request.waiter
+            yield number % 8 == 0
+        return found
 
 
 def _alike(one: QuorumAcquisition, other: QuorumAcquisition) -> bool:

@@ -50,6 +50,7 @@ from aiolock.stores.quorum._asking import SOON, Asking
 from aiolock.stores.quorum._connection import MemberConnection
 from aiolock.stores.quorum._counts import unheard
 from aiolock.stores.quorum._membership import Membership
+from aiolock.stores.quorum._passes import Timer
 
 _AGAIN: Final = 0.5
 """Seconds after which the members are asked again whether the work is done."""
@@ -136,7 +137,7 @@ class Marking(Asking):
                 connection.asked()
                 on_reply = partial(self._recalled, acquisition, connection, said, now)
                 connection.member.query_done(acquisition.request.name, on_reply)
-        self._loop.call_later(_AGAIN, self._query_done_again, acquisition, said)
+        self._passes.call_at(now + _AGAIN, partial(self._query_done_again, acquisition, said))
 
     def _recalled(  # noqa: PLR0917  # which question, and its answer
         self,
@@ -245,8 +246,7 @@ class Marking(Asking):
             self._leave_behind(finish, connection)
         elif finish.timer is None:
             # The client sends it again until then, and not after that.
-            left = max(0.0, finish.until - self._time())
-            finish.timer = self._loop.call_later(left, self._settle, finish)
+            finish.timer = self._passes.call_at(finish.until, partial(self._settle, finish))
 
     def _settle(self, finish: _Finish) -> None:
         """The finish is over: leave nothing of it at any member except the done marker."""
@@ -271,15 +271,14 @@ class Marking(Asking):
                 acquisition.request, highest, UNBOUNDED, entered=OUTSIDE, on_reply=unheard
             )
 
-    def _settle_all(self) -> None:
+    def _settle_last(self, finish: _Finish) -> None:
         """The client is closed: no finish is sent again, and the last copy's answer may not come.
 
         The releases go behind that copy, on the same connections.
         """
-        for finish in list(self._finishing.values()):
-            self._settle(finish)
-            for connection in self._connections:
-                self._leave_behind(finish, connection)
+        self._settle(finish)
+        for connection in self._connections:
+            self._leave_behind(finish, connection)
 
     def _has(self, waiter: WaiterId) -> QuorumAcquisition | None:
         """The acquisition by whose votes this waiter holds the lock, or with which it waits."""
@@ -303,7 +302,7 @@ class _Finish:
         """By member: how many copies are not answered."""
         self.present = acquisition.asked.copy()
         """By member: whether it has to be sent a release."""
-        self.timer: asyncio.TimerHandle | None = None
+        self.timer: Timer | None = None
         """Runs once a member has failed."""
         self.over = False
 

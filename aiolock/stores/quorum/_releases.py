@@ -8,15 +8,15 @@ vote must have ended with its lease.
 
 from __future__ import annotations
 
-import asyncio
-import heapq
 import itertools
-from collections.abc import Callable
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Final, NamedTuple
 
 from aiolock.stores._member import UNBOUNDED, VoteRequest
 from aiolock.stores.quorum._connection import MemberConnection
+from aiolock.stores.quorum._passes import ASKED, Passes
 
 _FIRST_PAUSE: Final = 1.0
 """Seconds until a release is sent again for the first time; each later pause is twice as long."""
@@ -56,14 +56,12 @@ class Release(NamedTuple):
 class Releases:
     """The pending releases of one client, of all its acquisitions."""
 
-    def __init__(self, time: Callable[[], float]) -> None:
+    def __init__(self, time: Callable[[], float], passes: Passes) -> None:
         self._time = time
-        self._loop = asyncio.get_running_loop()
-        self._left: list[tuple[float, int, Release]] = []
-        """A heap of releases by the time when each is due; the number in between is unique."""
+        self._passes = passes
+        self._left = OrderedDict[int, Release]()
+        """Those to be sent again, by numbers in the order in which they have failed."""
         self._numbers = itertools.count()
-        self._timer: asyncio.TimerHandle | None = None
-        self._timer_at = 0.0
         self._closed = False
 
     def __len__(self) -> int:
@@ -73,37 +71,19 @@ class Releases:
         """It has failed: send it again after a while."""
         if self._closed:
             return
-        due, after = self._time() + release.pause, release._replace(again=release.again + 1)
-        heapq.heappush(self._left, (due, next(self._numbers), after))
-        self._wait()
+        number = next(self._numbers)
+        self._left[number] = release._replace(again=release.again + 1)
+        when = self._time() + release.pause
+        self._passes.call_at(when, partial(self._send_again, number))
 
-    def _wait(self) -> None:
-        """Wait for the release that is due first."""
-        if not self._left:
+    def _send_again(self, number: int) -> None:
+        release = self._left.pop(number)
+        if self._time() >= release.until:
             return
-        due = self._left[0][0]
-        if self._timer is not None:
-            if self._timer_at <= due:
-                return
-            self._timer.cancel()
-        self._timer_at = due
-        self._timer = self._loop.call_later(max(0.0, due - self._time()), self._look)
-
-    def _look(self) -> None:
-        self._timer, now, due = None, self._time(), list[Release]()
-        while self._left and self._left[0][0] <= now:
-            due.append(heapq.heappop(self._left)[2])
-        self._send_again(due)
-        self._wait()
-
-    def _send_again(self, releases: list[Release]) -> None:
-        for release in releases:
-            if self._time() >= release.until:
-                continue
-            if release.connection.in_reach:
-                self._send(release)
-            else:
-                self.keep(release)
+        if release.connection.in_reach:
+            self._send(release)
+        else:
+            self.keep(release)
 
     def _send(self, release: Release) -> None:
         connection, at, entered = release.connection, release.at, release.entered
@@ -119,11 +99,9 @@ class Releases:
         if error is not None:
             self.keep(release)
 
-    def close(self) -> None:
-        """Send them once more, and no more after that."""
+    def closing(self) -> Iterator[int]:
+        """Send them once more, and no more after that: part by part."""
         self._closed = True
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        left, self._left = self._left, []
-        self._send_again([release for _, _, release in left])
+        while self._left:
+            self._send_again(next(iter(self._left)))
+            yield ASKED

@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any, Final
 
 from aiolock._adapters import ByMethods
-from aiolock._turns import in_parts, turns
+from aiolock._turns import at_once, in_parts, turns
 from aiolock.copying import Uncopyable
 from aiolock.errors import StoreError, Unsupported
 from aiolock.protocol import (
@@ -38,7 +38,7 @@ from aiolock.stores._member import Kept, Member, OnReply, QuorumConfig, Register
 from aiolock.stores._opening import Opening
 from aiolock.stores.quorum._candidates import Candidates
 from aiolock.stores.quorum._connection import MemberConnection
-from aiolock.stores.quorum._membership import Membership
+from aiolock.stores.quorum._membership import ANSWER_TIMEOUT, Membership
 from aiolock.stores.quorum._statuses import merging, numbered
 
 _NOT_COUNTED: Final = (
@@ -92,10 +92,7 @@ class QuorumStore(ByMethods, Uncopyable):
     def _servers(self) -> list[ServerStatus]:
         if self._membership is None:
             return [ServerStatus(member.address, "out") for member in self.members]
-        acquisitions = list(self._candidates.acquisitions.values())
-        return self._membership.servers(
-            lambda server: sum(each.vote_set.votes[server] is not None for each in acquisitions)
-        )
+        return self._membership.servers(self._candidates.votes.__getitem__)
 
     async def open(self, client: str, deliver: Deliver) -> None:
         self._loop = asyncio.get_running_loop()
@@ -111,8 +108,7 @@ class QuorumStore(ByMethods, Uncopyable):
             await membership.join(client)
         except BaseException:
             self._membership = None
-            self._candidates.close()
-            await membership.leave()
+            await self._close(membership)
             raise
         self._able = True
         membership.decides = membership.has_majority_of_votes
@@ -122,7 +118,16 @@ class QuorumStore(ByMethods, Uncopyable):
             await self._opening.end()
         membership, self._membership = self._membership, None
         if membership is not None:
-            self._candidates.close()
+            await self._close(membership)
+
+    async def _close(self, membership: Membership) -> None:
+        steps = self._candidates.closing()
+        next(steps)  # at once: what comes from now on has no effect
+        try:
+            await asyncio.sleep(0)
+            await in_parts(steps)
+        finally:
+            at_once(steps)  # the rest, if this is cancelled
             await membership.leave()
 
     # Events of the connections
@@ -259,6 +264,12 @@ class QuorumStore(ByMethods, Uncopyable):
         answers: list[bool | None] = [None] * len(renewals)
         left = len(renewals)
 
+        def over() -> None:
+            if not future.done():
+                future.set_result(list(answers))
+
+        timer = self._loop.call_later(ANSWER_TIMEOUT, over)  # unless it is closed before
+
         def concluded(number: int, still: bool | None) -> None:  # noqa: FBT001
             nonlocal left
             answers[number] = still
@@ -267,13 +278,13 @@ class QuorumStore(ByMethods, Uncopyable):
                 timer.cancel()
                 future.set_result(answers)
 
-        def over() -> None:
+        def sent() -> None:
+            nonlocal timer
+            timer.cancel()
             if not future.done():
-                future.set_result(list(answers))
+                timer = self._loop.call_later(_RENEWAL_TIMEOUT, over)
 
-        timer = self._loop.call_later(_RENEWAL_TIMEOUT, over)
-        for number, (_, waiter, _, fence, ttl) in enumerate(renewals):
-            self._candidates.renew(waiter, fence, ttl, partial(concluded, number))
+        self._candidates.renew_all(renewals, concluded, sent)
         return future
 
     def status(self, name: str, *, waiters: bool = True) -> asyncio.Future[Status]:
@@ -358,11 +369,16 @@ class QuorumStore(ByMethods, Uncopyable):
         )
         status = await in_parts(merging(name, said, membership.size, 0.0))
         numbers = await in_parts(numbered(said))
-        holders = {WaiterId(party.client, party.seq): party.fence for party in status.holders}
-        numbers |= self._candidates.fences()
+        numbers |= await in_parts(self._candidates.fences(name))
+        wanted, holders, named = set(fences), set[WaiterId](), set[WaiterId]()
+        for party in status.holders:
+            await turns().take()
+            waiter = WaiterId(party.client, party.seq)
+            holders.add(waiter)
+            if party.fence in wanted:
+                named.add(waiter)
         # The fence of one reader may be the number of a vote of another reader.
-        named = {waiter for waiter, fence in holders.items() if fence in fences}
-        others = set(fences) - set(holders.values())
+        others = wanted - {party.fence for party in status.holders}
         named |= {numbers[fence] for fence in others if fence in numbers}
         broken, unknown = 0, False
         for waiter in named:

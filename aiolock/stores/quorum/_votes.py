@@ -112,7 +112,15 @@ class Vote:
 class VoteSet:
     """The votes for one waiter, and the decisions by them."""
 
-    def __init__(self, servers: int, *, once: bool = False, periodic: bool = False) -> None:
+    def __init__(
+        self,
+        servers: int,
+        *,
+        once: bool = False,
+        periodic: bool = False,
+        counts: list[int] | None = None,
+    ) -> None:
+        """``counts``: by server, the number of votes that the client has; kept up to date."""
         self.quorum = servers // 2 + 1
         self.unsure = once
         """Whether the waiter may not enter yet in spite of a majority: its work may be done.
@@ -125,6 +133,7 @@ class VoteSet:
         periods."""
         self.phase = Phase.WAITING
         self.votes: list[Vote | None] = [None] * servers
+        self._counts = counts or [0] * servers
         self.fence = 0
         """The fence under which the waiter has entered."""
         self.highest = 0
@@ -160,11 +169,15 @@ class VoteSet:
             return None
         # It must not count, and until it is released it would keep others from that server.
         if self.suspended or self._taken[server] or self._expired:
-            self.votes[server] = None
+            self._put(server, None)
             self._given_back[server] = number
             return Release(server, number)
-        self.votes[server] = Vote(number, deadline, period)
+        self._put(server, Vote(number, deadline, period))
         return None
+
+    def _put(self, server: int, vote: Vote | None) -> None:
+        self._counts[server] += (vote is not None) - (self.votes[server] is not None)
+        self.votes[server] = vote
 
     def may_count(self, server: int, number: int) -> bool:
         """Whether a vote of this number is not one that was given back, or taken away."""
@@ -173,7 +186,7 @@ class VoteSet:
     def counted(self, server: int, number: int, deadline: float) -> None:
         """The count that the waiter waits for is reached, and stays so: no answer is too late."""
         if not self.suspended:
-            self.votes[server] = Vote(number, deadline)
+            self._put(server, Vote(number, deadline))
 
     def least(self, server: int) -> int:
         """The lowest number that counts there, which the server may have forgotten; 0: any."""
@@ -197,7 +210,7 @@ class VoteSet:
         """The server has answered that this vote has ended."""
         vote = self.votes[server]
         if vote is not None and vote.number <= number:
-            self.votes[server] = None
+            self._put(server, None)
             if self.phase is Phase.ENTERED and self._is_valid(vote, now):
                 self._taken[server] = True
         self._given_back[server] = max(self._given_back[server], number)
@@ -351,7 +364,7 @@ class VoteSet:
             self._drop(server, vote)
 
     def _drop(self, server: int, vote: Vote) -> None:
-        self.votes[server] = None
+        self._put(server, None)
         self._given_back[server] = max(self._given_back[server], vote.number)
 
     @property
@@ -433,3 +446,6 @@ class VoteSet:
     def leave(self) -> None:
         """End it: release without a bound at every server that was ever asked."""
         self.phase = Phase.OVER
+        for server, vote in enumerate(self.votes):
+            self._counts[server] -= vote is not None
+        self._counts = [0] * len(self.votes)  # it counts no more

@@ -8,19 +8,21 @@ from collections.abc import Iterator
 
 import pytest
 
-from aiolock.stores.quorum import _acquisition
-from aiolock.stores.quorum._acquisition import PART, NameQueue
+from aiolock.stores.quorum import _passes
+from aiolock.stores.quorum._acquisition import NameQueue
+from aiolock.stores.quorum._passes import PART, Passes
 from aiolock.testing import Peer
 from tests.support.quorums import servers, store_on
 from tests.support.worlds import virtual
 
 
-class Passes:
+class Parts:
     """A queue whose passes have three parts."""
 
     def __init__(self) -> None:
         self._time = asyncio.get_running_loop().time
-        self.queue = NameQueue(self._due, 3, self._time)
+        self.passes = Passes(self._time)
+        self.queue = NameQueue(self._due, 3, self.passes)
         self.steps = list[tuple[float, int]]()
         """When each step was done, and its number in its pass."""
 
@@ -35,7 +37,7 @@ class Passes:
 
     def look_by(self, seconds: float) -> None:
         """Look in so many seconds."""
-        self.queue.look_by(self._time() + seconds, self._time())
+        self.queue.look_by(self._time() + seconds)
 
     @property
     def numbers(self) -> list[int]:
@@ -46,82 +48,83 @@ class Passes:
 @virtual
 async def test_a_pass_in_parts() -> None:
     """One part in each iteration of the loop, and no timer after the last."""
-    passes = Passes()
-    passes.look_by(0)
+    parts = Parts()
+    parts.look_by(0)
     seen = list[int]()
-    while len(passes.steps) < 3:
+    while len(parts.steps) < 3:
         await asyncio.sleep(0)
-        seen.append(len(passes.steps))
+        seen.append(len(parts.steps))
     assert [seen.count(number) for number in (1, 2)] == [1, 1]
     await asyncio.sleep(60)
-    assert passes.numbers == [0, 1, 2]
-    assert passes.queue._timer is None
+    assert parts.numbers == [0, 1, 2]
+    assert parts.queue._timer is None
+    assert parts.passes.idle
 
 
 @virtual
 @pytest.mark.parametrize("seconds", [0, 1])
 async def test_what_is_due_during_a_pass(seconds: int) -> None:
     """There is another pass in time, but not before the end of that."""
-    passes = Passes()
+    parts = Parts()
 
     def done(number: int) -> None:
-        if number == 1 and len(passes.steps) == 2:
-            passes.look_by(seconds + 5)
-            passes.look_by(seconds)
-            passes.look_by(seconds + 9)
+        if number == 1 and len(parts.steps) == 2:
+            parts.look_by(seconds + 5)
+            parts.look_by(seconds)
+            parts.look_by(seconds + 9)
 
-    passes.done = done  # type: ignore[method-assign]  # of this one
-    passes.look_by(1)
+    parts.done = done  # type: ignore[method-assign]  # of this one
+    parts.look_by(1)
     await asyncio.sleep(60)
-    assert passes.numbers == [0, 1, 2] * 2
-    assert passes.steps[3][0] - passes.steps[1][0] == pytest.approx(seconds, abs=0.001)
+    assert parts.numbers == [0, 1, 2] * 2
+    assert parts.steps[3][0] - parts.steps[1][0] == pytest.approx(seconds, abs=0.001)
 
 
 @virtual
 @pytest.mark.parametrize("within", [True, False])
 async def test_closed_during_a_pass(*, within: bool) -> None:
     """By a step of it, or between two: nothing is left of it."""
-    passes = Passes()
+    parts = Parts()
 
     def done(number: int) -> None:
-        if number == 1:
-            if within:
-                passes.queue.close()
-            else:
-                asyncio.get_running_loop().call_soon(passes.queue.close)
+        if within and number == 1:
+            parts.queue.close()
+        elif not within and number == 0:  # after the next part, which is planned already
+            asyncio.get_running_loop().call_soon(parts.queue.close)
 
-    passes.done = done  # type: ignore[method-assign]  # of this one
-    passes.look_by(0)
+    parts.done = done  # type: ignore[method-assign]  # of this one
+    parts.look_by(0)
     await asyncio.sleep(60)
-    assert passes.numbers == [0, 1]
-    assert passes.queue._timer is None
+    assert parts.numbers == [0, 1]
+    assert parts.queue._timer is None
+    assert parts.passes.idle
 
 
 @virtual
 async def test_a_pass_that_fails() -> None:
     """There is another one, as soon as something is due."""
-    passes, errors = Passes(), list[object]()
+    parts, errors = Parts(), list[object]()
     loop = asyncio.get_running_loop()
     loop.set_exception_handler(lambda _, context: errors.append(context["exception"]))
     fault = RuntimeError("a fault")
 
     def done(number: int) -> None:
-        if len(passes.steps) == 2:
+        if len(parts.steps) == 2:
             raise fault
 
-    passes.done = done  # type: ignore[method-assign]  # of this one
-    passes.look_by(0)
+    parts.done = done  # type: ignore[method-assign]  # of this one
+    parts.look_by(0)
     await asyncio.sleep(1)
-    assert (passes.numbers, errors) == ([0, 1], [fault])
-    passes.look_by(0)
+    assert (parts.numbers, errors) == ([0, 1], [fault])
+    parts.look_by(0)
     await asyncio.sleep(1)
-    assert passes.numbers == [0, 1, 0, 1, 2]
+    assert parts.numbers == [0, 1, 0, 1, 2]
 
 
 @virtual
 async def test_who_has_left_during_a_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is not the one that asks for all: the first that is still there is."""
-    monkeypatch.setattr(_acquisition, "PART", 1)
+    monkeypatch.setattr(_passes, "PART", 1)
     of = servers()
     async with Peer(store_on(of)) as ours, Peer(store_on(of)) as other:
         held = await other.take("a")
@@ -133,9 +136,9 @@ async def test_who_has_left_during_a_pass(monkeypatch: pytest.MonkeyPatch) -> No
         began = time()
         one.ask_at = [math.inf] * 3  # as while a question is open
         two.ask_at = [began + 1, math.inf, math.inf]
-        queue._timer.cancel()
-        queue._look()
-        assert queue._pass is not None
+        queue.look_by(-1)
+        while not queue._passes.is_under_way(queue):  # noqa: ASYNC110  # it sets no Event
+            await asyncio.sleep(0)
         await ours.leave("a", first.waiter)
         assert one.over
         while two.ask_at[0] == began + 1:  # noqa: ASYNC110  # it sets no Event
