@@ -358,19 +358,42 @@ async def test_ids(client: aiolock.LockClient, other: aiolock.LockClient) -> Non
     assert client.id != other.id
     assert len(client.id) == 16
     assert client.id in repr(client)
+    async with client.lock("a"):
+        waiting = asking(other.lock("a"))
+        await queued(client.lock("a"), 1)
+        status = await other.lock("a").status()
+        assert [holder.client for holder in status.holders] == [client.id]
+        assert [waiter.client for waiter in status.waiters] == [other.id]
+    await (await waiting).release()
 
 
-async def test_prefixes_keep_locks_apart(world: World) -> None:
+async def _check_prefixes(connect: Callable[[str], aiolock.LockClient]) -> None:
+    """Check that a client sees the locks of its own prefix, and those of another one not."""
+    async with (
+        connect("one") as one,
+        connect("two") as two,
+        connect("one") as same,
+        one.lock("a") as lease,
+    ):
+        assert await same.lock("a").locked()
+        assert not await two.lock("a").locked()
+        async with two.lock("a", timeout=0):
+            assert not await two.break_("a", fence=lease.fence + 1)
+        assert await lease.verify()
+
+
+async def test_prefixes_keep_locks_apart(world: World, prefix: str) -> None:
     """Clients of different prefixes on one server have nothing to do with each other."""
-    for url in ("memory://", "memory://name"):
-        async with (
-            aiolock.connect(url, prefix="one") as one,
-            aiolock.connect(url, prefix="two") as two,
-            aiolock.connect(url, prefix="one") as same,
-            one.lock("a"),
-        ):
-            assert not await two.lock("a").locked()
-            assert await same.lock("a").locked()
+    if world.kind == "memory":  # a `MemoryServer` is a namespace of its own, whatever the prefix
+        await _check_prefixes(lambda name: aiolock.connect(f"memory://{prefix}", prefix=name))
+    else:
+        await _check_prefixes(lambda name: world.client(prefix=f"{prefix}-{name}"))
+
+
+@pytest.mark.parametrize("url", ["memory://", "memory://name"])
+async def test_memory_urls_with_different_prefixes_share_no_locks(url: str) -> None:
+    """The same in this process, with a name in the URL and without."""
+    await _check_prefixes(lambda name: aiolock.connect(url, prefix=name))
 
 
 async def test_prefixes_keep_locks_apart_on_redis(redis_server: RedisServer, prefix: str) -> None:
@@ -745,12 +768,13 @@ async def test_close_with_bodies_that_do_not_end() -> None:
 
     task = asyncio.create_task(stubborn())
     await asyncio.sleep(3)
+    assert server.status("lock:a").holders
     begun = loop.time()
     await client.aclose()
     assert 10 < loop.time() - begun < 20
     await task
     await settled()
-    assert not server.status("a").holders
+    assert not server.status("lock:a").holders
 
 
 @virtual
@@ -939,7 +963,7 @@ async def test_decorated_without_arguments(client: aiolock.LockClient) -> None:
 
 
 async def test_decorated_loses_its_lock(client: aiolock.LockClient) -> None:
-    """The options are those of a lock, and so is what happens: a loss ends the call."""
+    """As in a body, a loss ends the call."""
 
     @client.locked("a", ttl=5)
     async def work() -> None:
@@ -948,6 +972,10 @@ async def test_decorated_loses_its_lock(client: aiolock.LockClient) -> None:
 
     with pytest.raises(LeaseLost):
         await work()
+
+
+async def test_decorated_function_with_reentrant_calls_itself(client: aiolock.LockClient) -> None:
+    """The options are those of a lock: a re-entrant function calls itself."""
 
     @client.locked("a", reentrant=True)
     async def deep(levels: int) -> int:

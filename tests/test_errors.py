@@ -72,11 +72,13 @@ async def test_timeout_with_several_holders_names_one_and_a_number() -> None:
 
 async def test_not_free_says_who_holds_it(world: World) -> None:
     """Where nobody waits, the answer itself says who holds it: no further round trip."""
-    async with world.client() as ours, world.client() as theirs:
+    faulty = FaultyStore(world.store())
+    async with aiolock.connect(faulty) as ours, world.client() as theirs:
         async with theirs.lock("a") as held:
             with pytest.raises(AcquireTimeout, match="the lock 'a' is not free: process") as caught:
                 async with ours.lock("a").acquire(timeout=0):
                     pass
+        assert faulty.calls == {"open": 1, "acquire": 1}
         assert caught.value.waited == 0
         assert [holder.fence for holder in caught.value.holders] == [held.fence]
 

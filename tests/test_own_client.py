@@ -173,7 +173,7 @@ def test_bad_option_is_an_error_of_the_call(lock: Any) -> None:
 
 
 async def test_decorated_function_has_a_client_for_each_call(
-    server: RedisServer, prefix: str
+    server: RedisServer, prefix: str, clients: list[LockClient]
 ) -> None:
     """So calls exclude each other, and the end of one does not close the client of the next."""
     inside = 0
@@ -187,7 +187,10 @@ async def test_decorated_function_has_a_client_for_each_call(
         inside -= 1
 
     decorated = decorate(work)
+    clients.clear()  # the one that has checked the options
     await asyncio.gather(*(decorated() for _ in range(3)))
+    assert len(clients) == 3
+    check_closed(clients)
 
 
 def test_in_a_thread(server: RedisServer, prefix: str, monkeypatch: pytest.MonkeyPatch) -> None:

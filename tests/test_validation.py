@@ -321,9 +321,11 @@ def test_target() -> None:
 async def test_target_with_no_io() -> None:
     """A client that is refused has not been used."""
     driver = fakeredis.FakeAsyncRedis(server=fakeredis.FakeServer(), connected=False)
-    aiolock.connect(driver)
-    with pytest.raises(TypeError, match="prefix"):
-        aiolock.connect(driver, prefix=3)  # type: ignore[arg-type]  # that is what is wrong
+    with mock.patch.object(driver.connection_pool.connection_class, "__init__") as connection:
+        aiolock.connect(driver)
+        with pytest.raises(TypeError, match="prefix"):
+            aiolock.connect(driver, prefix=3)  # type: ignore[arg-type]  # that is what is wrong
+    connection.assert_not_called()
 
 
 @pytest.mark.parametrize(("number", "error", "text"), NUMBERS)
@@ -381,10 +383,16 @@ async def test_wrong_limit() -> None:
         for limit, error, text in wrong:
             with pytest.raises(error, match=text):
                 await client.semaphore("s", 2).resize(cast(Any, limit))
+    assert faulty.calls == {"open": 1}
+
+
+async def test_count_down_with_a_wrong_token_sends_nothing() -> None:
+    """What counts down a latch has the rules of a name; nothing is sent otherwise."""
+    faulty = FaultyStore(MemoryStore(MemoryServer()))
+    async with aiolock.connect(faulty) as client:
         with pytest.raises(ValueError, match="a lock's name must"):
             await client.latch("l", 2).count_down("")
-    assert not faulty.calls["resize"]
-    assert not faulty.calls["post"]
+    assert faulty.calls == {"open": 1}
 
 
 # --- What other libraries call it, and what is nearly right
