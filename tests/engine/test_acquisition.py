@@ -187,7 +187,15 @@ def test_a_run_of_a_period_confirms_first() -> None:
     a.confirmed(9.0)
     assert phase(a) is Phase.GRANTED
     assert a.grant == Grant(7, LEASE, 9.0, claim=False)
-    assert a.accepts(8.9)
+    assert (a.must_confirm, a.accepts(8.9)) == (False, True)
+    for granted, must_confirm in (
+        (Granted(7, LEASE), False),
+        (Granted(7, LEASE - 1), True),
+        (Granted(7, LEASE, claim=True), True),
+    ):
+        a = acquisition(Policy("n", 5.0, every=60.0))
+        answer(a, ask(a), granted)
+        assert a.must_confirm is must_confirm
 
 
 def test_a_grant_comes_before_the_timeout_unless_it_is_late() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 import sqlite3
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import aclosing
@@ -279,13 +278,15 @@ async def _wait(stand: Stand) -> None:
     await _let_in(stand, partial(_hold, stand), stand.others_lock, stand.lock)
 
 
-async def _let_in(stand: Stand, scenario: Scenario, held: aiolock.Lock, wanted: Seen) -> None:
-    """Run what waits for a lock that another client holds, and then gives back."""
+async def _let_in(
+    stand: Stand, scenario: Scenario, held: aiolock.Lock, wanted: Seen, *, waiting: int = 1
+) -> None:
+    """Run what waits for a lock that another client holds, and gives back when so many wait."""
     lease = await held.acquire()
     assert lease is not None
 
     async def give_back() -> None:
-        await queued(wanted, 1)
+        await queued(wanted, waiting)
         await lease.release()
 
     giving = asyncio.create_task(give_back())
@@ -299,16 +300,27 @@ async def _let_in(stand: Stand, scenario: Scenario, held: aiolock.Lock, wanted: 
 @pytest.mark.parametrize("kind", KINDS, ids=KIND_IDS)
 async def test_read_behind_a_writer(stand: Stand, kind: Kind) -> None:
     """A reader that waits, is let in together with another one, and leaves."""
-    rates = stand.ours.rwlock(NAME, ttl=60)
+    rates, theirs = stand.ours.rwlock(NAME, ttl=60), stand.other.rwlock(NAME, ttl=60)
+    together = list[int]()
+
+    async def beside(left: asyncio.Event) -> None:
+        async with theirs.read():
+            await left.wait()
 
     async def read() -> None:
-        async with rates.read():
-            await asyncio.sleep(0)
+        left = asyncio.Event()
+        _ = stand.later(beside(left))
+        try:
+            async with rates.read():
+                together.append(len((await rates.status()).holders))
+        finally:
+            left.set()
 
     async def scenario() -> None:
-        await _let_in(stand, read, stand.other.rwlock(NAME).write(), rates)
+        await _let_in(stand, read, theirs.write(), rates, waiting=2)
 
     await _everywhere(stand, kind, scenario, stand.settle, least=4)
+    assert set(together) == {2}
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=KIND_IDS)
@@ -352,10 +364,10 @@ async def test_permits(stand: Stand, kind: Kind) -> None:
 @pytest.mark.parametrize("kind", KINDS, ids=KIND_IDS)
 async def test_latch(stand: Stand, kind: Kind) -> None:
     """Who waits for a latch that is opened meanwhile; each time another one."""
-    rounds = itertools.count()
+    names = list[str]()
 
     async def scenario() -> None:
-        name = f"{NAME} {next(rounds)}"
+        names.append(name := f"{NAME} {len(names)}")
         theirs = stand.other.latch(name, 1)
 
         async def open_it() -> None:
@@ -368,7 +380,13 @@ async def test_latch(stand: Stand, kind: Kind) -> None:
         finally:
             opening.cancel()
 
-    await _everywhere(stand, kind, scenario, stand.settle, least=2)
+    async def nobody_waits() -> None:
+        await stand.settle()
+        await stand.ours.latch(names[-1], 1).status()  # answered after all that was sent before
+        status = await stand.other.latch(names[-1], 1).status()
+        assert (status.holders, status.waiters) == ((), ())
+
+    await _everywhere(stand, kind, scenario, nobody_waits, least=2)
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=KIND_IDS)

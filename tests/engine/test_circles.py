@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import itertools
 import random
+import sys
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from types import FrameType
+from typing import Any
 
 import pytest
 
@@ -231,7 +234,10 @@ def test_text() -> None:
                 status("a", "2:x/1", "1:y/1", kind="semaphore", limit=2),
                 status("b", "y/1", "x/1"),
             ],
-            ["'x/1' (host:1) holds 2 permits of it, and nobody else will release enough"],
+            [
+                "'x/1' (host:1) holds 2 permits of it, and nobody else will release enough",
+                "Take 'a', 'b' in the same order",
+            ],
         ),
         (
             [status("a", "r:x/1", "y/1 r:z/1"), status("b", "z/1", "x/1")],
@@ -282,44 +288,67 @@ def test_who_comes_in_between() -> None:
 _MANY = 10_000
 
 
+def _to(many: int) -> range:
+    return range(1, many + 1)
+
+
 @pytest.mark.parametrize(
     ("made", "sizes"),
     [
         (
-            lambda: [status(f"{n}", f"x/{n}", f"x/{n % _MANY + 1}") for n in range(1, _MANY + 1)],
+            lambda many: [status(f"{n}", f"x/{n}", f"x/{n % many + 1}") for n in _to(many)],
             [_MANY],
         ),
-        (lambda: [status(f"{n}", f"x/{n}", f"x/{n + 1}") for n in range(1, _MANY)], []),
+        (lambda many: [status(f"{n}", f"x/{n}", f"x/{n + 1}") for n in _to(many)], []),
         (
-            lambda: [
-                status("a", "x/1", " ".join(f"x/{n}" for n in range(2, _MANY))),
-                status("b", f"x/{_MANY - 1}", "x/1"),
+            lambda many: [
+                status("a", "x/1", " ".join(f"x/{n + 1}" for n in _to(many))),
+                status("b", f"x/{many}", "x/1"),
             ],
             [2],
         ),
         (
-            lambda: [
-                status("a", *(" ".join(f"r:{c}/{n}" for n in range(1, _MANY)) for c in "xy")),
-                status("b", "y/1", " ".join(f"x/{n}" for n in range(1, _MANY))),
+            lambda many: [
+                status("a", *(" ".join(f"r:{c}/{n}" for n in _to(many)) for c in "xy")),
+                status("b", "y/1", " ".join(f"x/{n}" for n in _to(many))),
             ],
             [],
         ),
         (
-            lambda: [
-                status(
-                    "a", *(" ".join(f"{h}{n}" for n in range(1, _MANY)) for h in ("r:x/", "y/"))
-                ),
-                status("b", "y/1", " ".join(f"x/{n}" for n in range(1, _MANY))),
+            lambda many: [
+                status("a", *(" ".join(f"{h}{n}" for n in _to(many)) for h in ("r:x/", "y/"))),
+                status("b", "y/1", " ".join(f"x/{n}" for n in _to(many))),
             ],
             [2],
         ),
     ],
     ids=["ring", "chain", "queue", "readers", "readers and writers"],
 )
-def test_of_many(made: Callable[[], list[Status]], sizes: list[int]) -> None:
-    """The time that it takes is in proportion to those who wait: else this would take hours."""
+def test_of_many(made: Callable[[int], list[Status]], sizes: list[int]) -> None:
+    """The work that it takes is in proportion to those who wait: else this would take hours."""
+    few, twice = (_lines_for(made(many)) for many in (100, 200))
+    assert few > 100
+    assert twice < 2.1 * few
     # Made here: every process of a run imports this module.
-    assert [len(each.cycle) for each in cycles(made())] == sizes
+    assert [len(each.cycle) for each in cycles(made(_MANY))] == sizes
+
+
+def _lines_for(statuses: list[Status]) -> int:
+    """How many lines of the search run, each as often as it runs."""
+    lines = 0
+
+    def trace(frame: FrameType, event: str, _: object) -> Any:
+        nonlocal lines
+        lines += event == "line"
+        return trace if frame.f_code.co_filename == reduction.__file__ else None
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        cycles(statuses)
+    finally:
+        sys.settrace(before)
+    return lines
 
 
 @pytest.mark.parametrize("seed", range(50))

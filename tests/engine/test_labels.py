@@ -132,9 +132,11 @@ async def test_semaphore(client: aiolock.LockClient) -> None:
 @pytest.mark.parametrize("label", ["", "x" * 101, "two\nlines", 17])
 async def test_what_is_no_label(label: str) -> None:
     """It is refused before anything is sent."""
-    async with aiolock.connect("memory://") as client:
+    faulty = FaultyStore(MemoryStore(MemoryServer()))
+    async with aiolock.connect(faulty) as client:
         with pytest.raises((ValueError, TypeError), match="label must"):
             await client.lock("x").acquire(label=label)
+    assert faulty.calls == {"open": 1}
     with pytest.raises((ValueError, TypeError), match="label must"):
         aiolock.connect("memory://", label=label)
     with pytest.raises((ValueError, TypeError), match="family must"):

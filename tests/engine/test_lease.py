@@ -1576,6 +1576,9 @@ async def test_a_lease_that_is_entered_is_released_at_the_end() -> None:
     async with scene() as (_, _, ours, theirs):
         lease = await ours.lock("a").try_acquire()
         assert lease is not None
+        await asyncio.sleep(3600)
+        assert lease.state == "held"
+        assert await theirs.lock("a").locked()
         async with lease as entered:
             assert entered is lease
             assert await theirs.lock("a").locked()

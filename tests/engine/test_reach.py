@@ -11,6 +11,7 @@ import sys
 import textwrap
 import warnings
 from collections.abc import AsyncIterator
+from weakref import ref
 
 import pytest
 
@@ -118,9 +119,13 @@ async def test_task_is_not_kept_alive(client: aiolock.LockClient) -> None:
         return await client.lock("a").acquire()
 
     task = asyncio.create_task(take())
+    alive = ref(task)
     lease = await task
     await settled()
     assert not any(owner is task for owner in client._engine.watchdog.owned)
+    del task
+    await _collected()
+    assert alive() is None
     assert await lease.release()
 
 

@@ -31,6 +31,7 @@ from aiolock.protocol import (
     Renew,
     Status,
     WaiterId,
+    lasts,
 )
 from aiolock.stores.memory import MemoryServer, MemoryStore
 from tests.support.virtual import VirtualLoop
@@ -265,12 +266,14 @@ def test_a_push_that_overtakes_the_first_answer() -> None:
     async def play() -> None:
         s = await scene()
         _ = await s.start()
+        await asyncio.sleep(2)
         s.push(7, 0.0)
         await settle()
         assert not s.entered
         s.answer(0, queued(0.0))
         await settle()
         assert [lease.fence for lease in s.entered] == [7]
+        assert s.entered[0].remaining() == pytest.approx(lasts(5_000) - 2)
 
     run(play())
 

@@ -104,17 +104,24 @@ def test_nested_bodies_of_one_task_are_cancelled_once() -> None:
         async with aiolock.connect(MemoryServer()) as client:
             lock = client.lock("n", reentrant=True)
 
-            async def body() -> None:
-                async with lock as lease, lock:
-                    client._engine.watchdog.lose(lease._hold, LossReason.BROKEN)
-                    raise ValueError("the body's own")
-
-            with pytest.raises(ValueError, match="the body's own"):
-                await body()
             task = asyncio.current_task()
             assert task is not None
-            assert task.cancelling() == 0
-            await asyncio.sleep(0)
+
+            async def body(*, awaits: bool) -> None:
+                async with lock as lease, lock:
+                    client._engine.watchdog.lose(lease._hold, LossReason.BROKEN)
+                    assert task.cancelling() == 1
+                    if awaits:
+                        with pytest.raises(asyncio.CancelledError):
+                            await asyncio.sleep(1)
+                        await asyncio.sleep(1)  # it is cancelled no second time
+                    raise ValueError("the body's own")
+
+            for awaits in (False, True):
+                with pytest.raises(ValueError, match="the body's own"):
+                    await body(awaits=awaits)
+                assert task.cancelling() == 0
+                await asyncio.sleep(0)
 
     run(play())
 
@@ -244,7 +251,8 @@ def test_what_a_store_could_not_tell_for_a_while() -> None:
     """It is asked again, and held once the store can tell; refused, it is lost at once."""
 
     async def play() -> None:
-        store = Unsure(MemoryStore(MemoryServer()))
+        faulty = FaultyStore(MemoryStore(MemoryServer()))
+        store = Unsure(faulty)
         async with aiolock.connect(store, ttl=9) as client:
             lock = client.lock("a")
             lease = await lock.acquire()
@@ -256,9 +264,15 @@ def test_what_a_store_could_not_tell_for_a_while() -> None:
             assert lease.state == "held"
             store.of.add("lock:a")
             await asyncio.sleep(4)
-            store.of.clear()
+            assert lease.state == "at_risk"
+            faulty.lose("push")
             await store.submit(Break("lock:a", [lease.fence]))
             await asyncio.sleep(0)
+            assert lease.state == "at_risk"
+            store.of.clear()
+            left = lease.remaining()
+            await asyncio.sleep(2)
+            assert left > 2
             assert lease.state == "lost"
 
     run(play())
