@@ -25,11 +25,12 @@ import aiolock
 import aiolock.sync
 from aiolock import AcquireTimeout, ClientClosed, LeaseLost, NotHeld, QueueFull, WouldDeadlock
 from aiolock import entering as lookups
+from aiolock._target import store_at
 from aiolock.observer import LockRequest
 from aiolock.stores.memory import MemoryServer, MemoryStore
 from aiolock.sync import _jobs, _portal, _thread
 from aiolock.testing import FaultyStore
-from tests.support.failures import Peek, until
+from tests.support.failures import Peek
 from tests.support.procs import Worker
 from tests.support.servers import RedisServer
 
@@ -508,7 +509,7 @@ def test_election(client: aiolock.sync.LockClient, threads: ThreadPoolExecutor) 
     result(following)
 
 
-def test_periodic(client: aiolock.sync.LockClient) -> None:
+def test_periodic(client: aiolock.sync.LockClient, caplog: pytest.LogCaptureFixture) -> None:
     """One run in each period; what a run raises is logged, and the next one comes."""
     job, runs = client.periodic("p", every=0.2), list[int]()
 
@@ -522,6 +523,10 @@ def test_periodic(client: aiolock.sync.LockClient) -> None:
     with pytest.raises(KeyboardInterrupt):
         job.run(run)
     assert len(runs) == 3
+    (logged,) = caplog.records
+    assert logged.getMessage() == "aiolock: a run of 'p' failed"
+    assert logged.exc_info is not None
+    assert logged.exc_info[0] is ZeroDivisionError
     with job as lease:
         assert lease.fence
     assert job.every == 0.2
@@ -573,10 +578,12 @@ def test_opened_by_many(
     redis_server: RedisServer, prefix: str, threads: ThreadPoolExecutor
 ) -> None:
     """Threads that use it first at the same time open it once, and closing it ends it."""
-    client = aiolock.sync.connect(redis_server.url, prefix=prefix)
+    store = FaultyStore(store_at(redis_server.url, prefix))
+    client = aiolock.sync.connect(store)
     for got in [threads.submit(client.names) for _ in range(8)]:
         assert result(got) == []
     client.close()
+    assert store.calls["open"] == 1
 
 
 def test_cannot_open(prefix: str) -> None:
@@ -652,6 +659,16 @@ def test_threads_end(client: aiolock.sync.LockClient) -> None:
         thread = threading.Thread(target=visit)
         thread.start()
         thread.join(PATIENCE)
+    passes(lambda: len(portal._residents) <= tasks + 1)
+
+    def forgets() -> None:
+        thread = threading.Thread(target=client.lock("forgotten").acquire)
+        thread.start()
+        thread.join(PATIENCE)
+        passes(lambda: not client.lock("forgotten").locked())
+
+    with pytest.warns(ResourceWarning, match="'forgotten'.*nobody can release"):
+        forgets()
     passes(lambda: len(portal._residents) <= tasks + 1)
 
 
@@ -1187,7 +1204,7 @@ def test_reprs(client: aiolock.sync.LockClient) -> None:
         assert repr(each).startswith(f"<{type(each).__name__} ")
 
 
-async def test_a_store_that_fails() -> None:
+async def test_a_store_that_fails(caplog: pytest.LogCaptureFixture) -> None:
     """The exit of a body whose release was not heard is as for tasks: logged, not raised."""
     faulty = FaultyStore(MemoryStore(MemoryServer()))
 
@@ -1202,7 +1219,8 @@ async def test_a_store_that_fails() -> None:
             assert client.lock("a", timeout=PATIENCE).acquire().release()
 
     await asyncio.to_thread(visit)
-    await until(lambda: True)
+    (logged,) = caplog.messages
+    assert "the release of 'a' was not confirmed" in logged
 
 
 CURRENT: ContextVar[str] = ContextVar("current", default="nothing")
