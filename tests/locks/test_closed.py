@@ -282,9 +282,12 @@ async def test_closed_on_every_store(world: World, options: dict[str, Any]) -> N
 async def test_bad_times(options: dict[str, Any], error: type[Exception]) -> None:
     """What cannot be is refused before anything is sent."""
     (what,) = options
-    async with aiolock.connect("memory://") as client:
+    faulty = FaultyStore(MemoryStore(MemoryServer()))
+    async with aiolock.connect(faulty) as client:
         with pytest.raises(error, match=what):
-            client.lock("a", **options)
+            async with client.lock("a", **options):
+                raise AssertionError
+    assert faulty.calls == {"open": 1}
 
 
 async def test_request_release(world: World) -> None:

@@ -15,7 +15,7 @@ from aiolock.store import Store
 from aiolock.stores.memory import MemoryServer, MemoryStore
 from aiolock.testing import FaultyStore
 from tests.support.failures import until
-from tests.support.worlds import World, settled, virtual
+from tests.support.worlds import World, queued, settled, virtual
 from tests.support.wrapped import Wrapped
 
 Value = TypeVar("Value")
@@ -59,9 +59,12 @@ async def test_one_leads(world: World) -> None:
         assert election.name == "e"
         assert await election.leader() is None
         terms: list[int] = []
+        leads, all_here = asyncio.Event(), asyncio.Event()
 
         async def candidate(client: aiolock.LockClient, value: str) -> None:
             async with client.election("e").campaign(value) as term:
+                leads.set()
+                await all_here.wait()
                 terms.append(term.fence)
                 leader = await election.leader()
                 assert leader is not None
@@ -73,7 +76,10 @@ async def test_one_leads(world: World) -> None:
             async with asyncio.TaskGroup() as group:
                 for number, client in enumerate((ours, theirs, ours)):
                     group.create_task(candidate(client, f"é {number}\n"))
-            assert watcher.seen[0].value in {"é 0\n", "é 1\n"}
+                    await leads.wait()
+                    await queued(election._lock, number)
+                all_here.set()
+            assert [leader.value for leader in watcher.seen] == ["é 0\n", "é 1\n", "é 2\n"]
             assert [leader.fence for leader in watcher.seen] == terms
         assert terms == sorted(set(terms))
         assert await election.leader() is None

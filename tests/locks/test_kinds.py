@@ -11,6 +11,7 @@ import pytest
 import aiolock
 from aiolock import LeaseLost
 from aiolock.stores.memory import MemoryServer
+from aiolock.testing import FaultyStore
 from tests.support.worlds import World, virtual
 
 
@@ -145,10 +146,13 @@ async def test_break_one_of_several() -> None:
         assert {lease.state for lease in permits} == {"lost"}
 
 
-async def test_break_takes_a_fence(client: aiolock.LockClient) -> None:
+async def test_break_takes_a_fence(world: World) -> None:
     """What is no fence is refused before anything is sent."""
-    for fence in ("1", 1.5, True):
-        with pytest.raises(TypeError, match="fence must be an int"):
-            await client.lock("a").break_(fence)  # type: ignore[arg-type]  # that is what is wrong
-    with pytest.raises(ValueError, match="fence must be from 1"):
-        await client.lock("a").break_(0)
+    faulty = FaultyStore(world.store())
+    async with aiolock.connect(faulty) as client:
+        for fence in ("1", 1.5, True):
+            with pytest.raises(TypeError, match="fence must be an int"):
+                await client.lock("a").break_(fence)  # type: ignore[arg-type]  # that is the point
+        with pytest.raises(ValueError, match="fence must be from 1"):
+            await client.lock("a").break_(0)
+    assert faulty.calls == {"open": 1}

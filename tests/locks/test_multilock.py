@@ -483,14 +483,19 @@ async def test_not_entered() -> None:
 
 async def test_bad_arguments() -> None:
     """What cannot be is refused before anything is sent."""
-    async with aiolock.connect("memory://") as client:
+    faulty = FaultyStore(MemoryStore(MemoryServer()))
+    async with aiolock.connect(faulty) as client:
         with pytest.raises(ValueError, match="at least one name"):
-            client.multilock()
+            async with client.multilock():
+                raise AssertionError
         with pytest.raises(TypeError, match="must be a str"):
-            client.multilock("a", 1)  # type: ignore[arg-type]  # on purpose
+            async with client.multilock("a", 1):  # type: ignore[arg-type]  # on purpose
+                raise AssertionError
         with pytest.raises(ValueError, match="timeout"):
-            client.multilock("a", timeout=-1)
+            async with client.multilock("a", timeout=-1):
+                raise AssertionError
         with pytest.raises(ValueError, match="timeout"):
             await client.multilock("a").acquire(timeout=-1)
         with pytest.raises(ValueError, match="timeout"):
             await client.multilock("a").try_acquire(timeout=-1)
+    assert faulty.calls == {"open": 1}

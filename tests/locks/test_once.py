@@ -380,6 +380,11 @@ async def test_a_key_is_not_a_template() -> None:
 
         assert await set_up("{") == "{"
         assert await set_up("{") is None
+
+
+async def test_exit_without_entering_raises_not_held() -> None:
+    """It is an error that says so."""
+    async with aiolock.connect("memory://") as client:
         with pytest.raises(NotHeld, match="has not entered"):
             await client.once("a", remember=60).__aexit__(None, None, None)
 
@@ -422,8 +427,11 @@ async def test_decorated(world: World) -> None:
 )
 async def test_bad_arguments(options: dict[str, Any], error: type[Exception], match: str) -> None:
     """What cannot be is refused before anything is sent."""
-    async with aiolock.connect("memory://") as client:
+    faulty = FaultyStore(MemoryStore(MemoryServer()))
+    async with aiolock.connect(faulty) as client:
         with pytest.raises(error, match=match):
-            client.once("a", **options)
+            async with client.once("a", **options):
+                raise AssertionError
         assert repr(client.once("a", remember=60)) == "<Once 'a' remember=60>"
         assert client.once("a", remember=60).name == "a"
+    assert faulty.calls == {"open": 1}

@@ -38,23 +38,28 @@ async def test_priority(world: World) -> None:
 
 async def test_a_place_is_kept_through_a_new_question(world: World) -> None:
     """Who asks again keeps its place among those of its priority, and before those of a higher."""
-    entered = list[int]()
+    entered = list[tuple[int, str]]()
     async with world.client() as ours, world.client() as theirs:
 
-        async def enter(priority: int) -> None:
-            async with theirs.lock("p", priority=priority):
-                entered.append(priority)
+        async def enter(client: aiolock.LockClient, priority: int, who: str) -> None:
+            async with client.lock("p", priority=priority):
+                entered.append((priority, who))
 
         async with ours.lock("p"):
             tasks = list[asyncio.Task[None]]()
-            for number, priority in enumerate((3, -3), start=1):
-                tasks.append(asyncio.create_task(enter(priority)))
+            wanted = [(3, "first"), (3, "second"), (-3, "first"), (-3, "second")]
+            for number, (priority, who) in enumerate(wanted, start=1):
+                client = theirs if who == "first" else ours
+                tasks.append(asyncio.create_task(enter(client, priority, who)))
                 await queued(ours.lock("p"), number)
+            before = (await ours.lock("p").status()).waiters
             for _ in range(3):
                 theirs._engine.waiters.deliver(Reconnected())
                 await theirs.lock("p").status()
+            after = (await ours.lock("p").status()).waiters
+            assert [each.seq for each in after] == [each.seq for each in before]
         await asyncio.gather(*tasks)
-        assert entered == [-3, 3]
+        assert entered == [(-3, "first"), (-3, "second"), (3, "first"), (3, "second")]
 
 
 @pytest.mark.parametrize("priority", [10, -10, 0.5, True, "1", None])

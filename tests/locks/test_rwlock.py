@@ -137,7 +137,7 @@ async def test_reentrant() -> None:
 
 
 async def test_downgrade(world: World) -> None:
-    """A writer goes on as a reader: those behind it read beside it, and it can be seen nowhere."""
+    """A writer goes on as a reader: those behind it read beside it, and `status` has no writer."""
     async with world.client() as ours, world.client() as theirs:
         async with ours.rwlock("a").write() as lease:
             reading = asking(theirs.rwlock("a").read())
@@ -149,6 +149,11 @@ async def test_downgrade(world: World) -> None:
             await lease.extend(20)
             assert (lease.state, lease.fence) == ("held", fence)
             assert reader.fence > fence
+            holders = (await theirs.rwlock("a").read().status()).holders
+            assert [(each.fence, each.shared) for each in holders] == [
+                (fence, True),
+                (reader.fence, True),
+            ]
             await lease.downgrade()  # it is one already
             writing = asking(theirs.rwlock("a").write())
             await queued(ours.rwlock("a").write(), 1)
