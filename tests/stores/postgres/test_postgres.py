@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import os
 import pwd
 import shutil
@@ -15,7 +16,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -37,10 +38,12 @@ from aiolock.stores.postgres import (
     _store,
     _wire,
 )
+from aiolock.stores.postgres._errors import Failed
 from aiolock.stores.postgres._store import PostgresStore
 from tests.support import databases
 from tests.support.databases import PgBouncer, PostgresServer, Standby
 from tests.support.failures import pair, parent_that_died, queued, soon, start_waiter, take, until
+from tests.support.worlds import virtual
 
 
 @pytest.fixture
@@ -528,12 +531,42 @@ async def test_a_flush_that_fails(
 async def test_a_flush_that_fails_again_and_again(
     own_postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is tried less and less often; and by each heartbeat, should nothing else try it."""
-    at_first(own_postgres, RAISES)
+    """It is tried again by each heartbeat, should nothing else try it."""
+    at_first(own_postgres, RAISES, times=3)
     monkeypatch.setattr(_notices, "_PAUSES", (60.0,))
-    monkeypatch.setattr(_store, "HEARTBEAT", 0.5)
+    monkeypatch.setattr(_store, "HEARTBEAT", 0.2)
     async with pair(own_postgres.url("app")) as (ours, theirs):
         await hand_off(ours, theirs)
+    ((calls,),) = own_postgres.execute("SELECT last_value FROM flush_calls")
+    assert calls >= 4
+
+
+class FailingWire:
+    """A connection on which each flush fails, in the next turn."""
+
+    def __init__(self) -> None:
+        self.sent = list[float]()
+
+    def send(self, _: object, answered: Callable[[list[Any]], None]) -> None:
+        loop = asyncio.get_running_loop()
+        self.sent.append(loop.time())
+        loop.call_soon(answered, [Failed("the test says so")])
+
+
+@pytest.mark.one_loop
+@virtual
+async def test_failed_flush_is_sent_again_at_growing_pauses() -> None:
+    """At once, then after pauses that grow up to a second; and after ten of them no more."""
+    wire: Any = FailingWire()
+    drop: Any = None  # the connection is not to blame
+    notices = _notices.Notices(drop=drop, notify_again=drop, done=lambda: None)
+    notices.flush(wire, {"x": b"x"})
+    pending = [notices.pending]
+    await asyncio.sleep(3600)
+    pending.append(notices.pending)
+    assert pending == [True, False]
+    pauses = [later - before for before, later in itertools.pairwise(wire.sent)]
+    assert pauses == pytest.approx([0, 0.05, 0.1, 0.2, 0.4, 0.8, 1, 1, 1, 1])
 
 
 async def hand_on_untold(
@@ -1226,7 +1259,6 @@ async def test_a_right_that_is_missing(own_rights: PostgresServer, function: str
         own_rights.execute(f"GRANT EXECUTE ON FUNCTION {named} TO app")
 
 
-@pytest.mark.one_loop
 @pytest.mark.one_loop
 def test_a_user_that_the_url_does_not_name(
     own_rights: PostgresServer, monkeypatch: pytest.MonkeyPatch
