@@ -153,19 +153,29 @@ async def test_no_more_at_a_time(most: int) -> None:
         go.set()
 
 
-async def test_lost() -> None:
-    """A run that loses its lock is cancelled, and told of."""
+async def test_lost(caplog: pytest.LogCaptureFixture) -> None:
+    """A run that loses its lock is cancelled, and told of in APScheduler's log."""
     begun = asyncio.Event()
+    cancelled = list[str]()
 
     async def job() -> None:
         begun.set()
-        await asyncio.Event().wait()
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError as error:
+            cancelled.append(str(error))
+            raise
 
     async with schedulers(2) as (first, second):
         first.add(job, PAST)
         await begun.wait()
         assert await second.executor._client.lock("job").break_()
         await first.idle()
+        assert cancelled == ["the lock 'job' was lost"]
+        (logged,) = (each for each in caplog.records if each.message == "Error running job job")
+        assert logged.name.startswith("apscheduler")
+        assert logged.exc_info is not None
+        assert isinstance(logged.exc_info[1], aiolock.LeaseLost)
         assert not second.events
 
 

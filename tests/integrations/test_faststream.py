@@ -31,6 +31,7 @@ class Worker:
         self.server = server
         self.stream = f"{prefix}-messages"
         self.begun = list[tuple[Any, int]]()
+        self.cancelled = 0
         self.go = asyncio.Event()
         client = aiolock.connect(server.url, prefix=prefix)
         self.locks = locks = Locks(client, retry_after=PATIENCE)
@@ -47,7 +48,11 @@ class Worker:
         @locks.once("payment:{order}", remember=60, timeout=PATIENCE)
         async def pay(user: int, order: int) -> str:
             self.begun.append((order, locks.current_lease().fence))
-            await self.go.wait()
+            try:
+                await self.go.wait()
+            except asyncio.CancelledError:
+                self.cancelled += 1
+                raise
             return "paid"
 
     async def send(self, user: int, order: int) -> None:
@@ -147,6 +152,8 @@ async def test_lost(worker: Worker, others: aiolock.LockClient) -> None:
     await until(lambda: worker.begun)
     assert await others.lock("user:7").break_()
     await until(lambda: len(worker.begun) == 2)
+    await until(lambda: worker.cancelled)
     worker.go.set()
     await until(lambda: not worker.pending())
     assert len(worker.begun) == 2
+    assert worker.cancelled == 1

@@ -22,6 +22,7 @@ from aiolock.integrations._waiting import Disconnected, held
 from aiolock.stores.memory import MemoryServer
 from tests.support.cancel import KINDS, Kind, cancel_everywhere
 from tests.support.failures import queued, until
+from tests.support.worlds import settled
 
 Message = MutableMapping[str, Any]
 
@@ -277,12 +278,27 @@ async def test_who_goes_with_the_lock_in_hand_is_served() -> None:
 
 async def test_a_server_that_cannot_say() -> None:
     """Whether the client is there is not known: it is served."""
+    asked = asyncio.Event()
 
     async def broken() -> Exception:
+        asked.set()
         raise OSError
 
     memory = MemoryServer()
     async with aiolock.connect(memory) as ours, aiolock.connect(memory) as theirs:
+
+        async def wait() -> int:
+            async with held(ours.lock("x"), broken) as got:
+                return got.fence
+
+        lease = await theirs.lock("x").acquire()
+        waiting = asyncio.create_task(wait())
+        await queued(theirs.lock("x"), 1)
+        await asyncio.wait_for(asked.wait(), 10)
+        await settled()
+        assert not waiting.done()
+        await lease.release()
+        assert await waiting > lease.fence
         with pytest.raises(aiolock.AcquireTimeout):
             async with theirs.lock("x"), held(ours.lock("x", timeout=0.2), broken):
                 raise AssertionError
