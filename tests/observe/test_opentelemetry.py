@@ -326,10 +326,15 @@ async def test_what_is_not_sampled_is_not_linked() -> None:
 
 
 @virtual
-async def test_without_an_sdk() -> None:
+async def test_without_an_sdk(caplog: pytest.LogCaptureFixture) -> None:
     """With the API alone it does nothing, and does no harm."""
-    async with Scene(aiolock.observe.opentelemetry()) as scene:
+    observer = aiolock.observe.opentelemetry()
+    assert isinstance(observer, OpenTelemetry)
+    assert not observer._tracer.start_span("x").is_recording()
+    async with Scene(observer) as scene:
         await scene.everything()
+    assert not [each for each in caplog.messages if "observer" in each]
+    assert not observer._ended
 
 
 @virtual

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
@@ -254,7 +258,28 @@ def test_a_request_of_two_threads(scraped: Scraped) -> None:
     """Each family is made once, whoever asks first."""
     request = LockRequest("lock", "a:1", "a", "client", 1, "")
     families = scraped.observer._metrics.families  # type: ignore[attr-defined]
-    assert families.of(request) is families._new(request)
+    unknown, within = threading.Barrier(2), threading.Barrier(2)
+    make, made = families._make, list[object]()
+
+    class NotYet(dict[tuple[str, str], Any]):
+        """What both threads look into before either of them makes anything."""
+
+        def get(self, *key: Any) -> Any:
+            found = super().get(*key)
+            unknown.wait(10)
+            return found
+
+    def makes(*which: str) -> Any:
+        with contextlib.suppress(threading.BrokenBarrierError):
+            within.wait(0.1)  # for the other, which is not to come here
+        made.append(make(*which))
+        return made[-1]
+
+    families._made, families._make = NotYet(), makes
+    with ThreadPoolExecutor(2) as threads:
+        first, second = threads.map(families.of, [request, request])
+    assert first is second
+    assert made == [first]
 
 
 WITHOUT = """

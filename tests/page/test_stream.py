@@ -116,16 +116,18 @@ async def _which_rows(client: aiolock.LockClient, leases: list[aiolock.Lease]) -
         await lease.release()
 
 
-async def test_marks() -> None:
+async def test_marks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever is dead, and what grows."""
+    monkeypatch.setattr(History, "growth", lambda _, key, *__: 7 * (key == ("lock", "b")))
     server = MemoryServer()
     async with aiolock.connect(server) as client, aiolock.connect(server) as dead:
         page = Page(client, limits=SOON)
         lease = await dead.lock("a").acquire()
         server.leave(dead.id)
-        async with Viewer(page) as viewer:
-            view = await viewer.until(dead=1)
-            assert view["rows"][0]["holder"]["alive"] is False
+        async with client.lock("b"), Viewer(page, "sort=name") as viewer:
+            view = await viewer.until(dead=1, held=2)
+            marks = [(row["name"], row["holder"]["alive"], row["growth"]) for row in view["rows"]]
+            assert marks == [("a", False, 0), ("b", True, 7)]
         await lease.release()
 
 
