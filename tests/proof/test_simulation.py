@@ -410,4 +410,3 @@ def test_hundreds_of_schedules(first: int) -> None:
         "copies that were refused",
         *(f"late {command}" for command in COMMANDS),
     }, "every kind of end has come up, and each command came late"
-    assert issubclass(aiolock.LeaseLost, LockError)

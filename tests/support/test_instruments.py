@@ -27,9 +27,9 @@ import aiolock
 from aiolock._engine.acquisition import Phase
 from tests.support import ablated, loops, selection
 from tests.support.cancel import KINDS, Kind, Outcome, cancel_everywhere, run_cancelled, steps
-from tests.support.failures import Peek, take
+from tests.support.failures import Peek, take, until
 from tests.support.procs import Worker
-from tests.support.proxy import Proxy
+from tests.support.proxy import _CHUNK, _HELD_MAX, Proxy
 from tests.support.servers import RedisServer
 from tests.support.virtual import BEGINNING, Deadlock, VirtualLoop, run
 
@@ -236,10 +236,17 @@ async def test_proxy_passes_on_the_end_of_either_side(own_server: RedisServer) -
 
 
 async def test_proxy_has_back_pressure(proxy: Proxy) -> None:
-    """Large replies to a slow reader pass whole."""
+    """Large replies wait at the server for a slow reader, and pass whole."""
     async with connect(proxy) as client:
         size = 8 << 20
         client.writer.write(pack("ECHO", "x" * size) * 3)
+        (link,) = proxy.links
+        replying = link._flows[1]
+        await until(lambda: replying._held >= _HELD_MAX)  # nobody reads them
+        passed = proxy.bytes_to_client
+        await asyncio.sleep(0.05)
+        assert proxy.bytes_to_client == passed < 3 * size
+        assert replying._held < _HELD_MAX + _CHUNK
         replies = await asyncio.wait_for(client.reader.readexactly(3 * (size + 12)), 30)
         assert replies.count(b"x") == 3 * size
 
