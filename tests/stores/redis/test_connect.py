@@ -24,7 +24,7 @@ from redis.asyncio.retry import Retry
 from redis.backoff import ExponentialBackoff
 
 import aiolock
-from aiolock.protocol import Break, ReadPosted, ReadStatus
+from aiolock.protocol import Break, Event, ReadPosted, ReadStatus
 from aiolock.stores._opening import Opening
 from aiolock.stores.redis import RedisStore, _replies, _scripts, _wire
 from aiolock.stores.redis._errors import ACL_RULE
@@ -349,8 +349,7 @@ async def test_subscription_breaks_while_opening(
 
     monkeypatch.setattr(RedisStore, "_introduce", introduce_and_break)
     store = store_on(server.url, prefix)
-    deliver: Any = Unheeded()
-    await store.open("me", deliver)
+    await store.open("me", unheeded)
     assert not store._blind
     await store.aclose()
 
@@ -505,11 +504,8 @@ def test_blocking_client(kind: type) -> None:
 # --- Opening and closing
 
 
-class Unheeded:
-    """An deliver for what nobody waits for."""
-
-    def __getattr__(self, _: str) -> Callable[..., None]:
-        return lambda *_: None
+def unheeded(_: Event) -> None:
+    """Deliver it to nobody."""
 
 
 def connections(server: RedisServer) -> int:
@@ -520,10 +516,9 @@ def connections(server: RedisServer) -> int:
 async def test_store_opens_again(server: RedisServer, prefix: str) -> None:
     """A store that was closed opens anew, as often as one likes."""
     store = store_on(server.url, prefix)
-    deliver: Any = Unheeded()
     await store.aclose()
     for _ in range(3):
-        await store.open("me", deliver)
+        await store.open("me", unheeded)
         assert not store._blind
         assert (await store.submit(ReadPosted("x"))).count == 0
         await store.aclose()
@@ -536,8 +531,7 @@ def test_store_opens_again_in_another_loop(server: RedisServer, prefix: str, loo
     store = store_on(server.url, prefix)
 
     async def main() -> None:
-        deliver: Any = Unheeded()
-        await store.open("me", deliver)
+        await store.open("me", unheeded)
         assert not store._blind
         assert (await store.submit(ReadPosted("x"))).count == 0
         await store.aclose()
@@ -554,12 +548,11 @@ async def test_ended_while_opening(
 ) -> None:
     """A store that is closed, or whose opening is cancelled, leaves no connection behind."""
     store = store_on(own_server.url, prefix)
-    deliver: Any = Unheeded()
     scope = anyio.CancelScope()
 
     async def opens() -> None:
         with scope:
-            await store.open("me", deliver)
+            await store.open("me", unheeded)
 
     opening = asyncio.create_task(opens())
     for _ in range(turns):
@@ -598,15 +591,14 @@ async def test_closed_after_the_opening_was_cancelled(proxy: Proxy, prefix: str)
 async def test_store_is_opened_while_it_closes(proxy: Proxy, prefix: str) -> None:
     """The end of one opening takes no connection from the next."""
     store = store_on(proxy.url, prefix)
-    deliver: Any = Unheeded()
-    await store.open("me", deliver)
+    await store.open("me", unheeded)
     before = store._subscription
     await linked(proxy)
     commands = command_link(proxy)
     commands.deaf()
     closing = asyncio.create_task(store.aclose())
     await until(lambda: store._closing)
-    await store.open("me", deliver)
+    await store.open("me", unheeded)
     commands.hear()
     await closing
     assert before._link.wire is None

@@ -20,6 +20,7 @@ from aiolock.protocol import (
     WAS_HOLDER,
     WAS_QUEUED,
     Acquire,
+    Event,
     Form,
     Granted,
     ReadPosted,
@@ -41,19 +42,15 @@ from tests.support.proxy import Proxy
 from tests.support.servers import RedisServer, store_on
 
 
-class Nobody:
-    """An deliver for what nobody waits for."""
-
-    def __getattr__(self, _: str) -> Callable[..., None]:
-        return lambda *_: None
+def drop_event(_: Event) -> None:
+    """Nobody waits for it."""
 
 
 @pytest.fixture
 async def store(proxy: Proxy, prefix: str) -> AsyncIterator[RedisStore]:
     """An open store behind the proxy."""
     store = store_on(proxy.url, prefix)
-    deliver: Any = Nobody()
-    await store.open("me", deliver)
+    await store.open("me", drop_event)
     yield store
     proxy.accept()
     await store.aclose()
@@ -288,8 +285,7 @@ async def test_ten_thousand_failures_at_a_server_that_refuses(
 ) -> None:
     """One command for each attempt to connect, with pauses between; and nothing is kept."""
     store = store_on(own_server.url, prefix)
-    deliver: Any = Nobody()
-    await store.open("me", deliver)
+    await store.open("me", drop_event)
     await ask(store, 0)
     assert store._timer is not None
     store._timer.cancel()  # a heartbeat would be kept, and rightly
@@ -321,8 +317,7 @@ async def test_one_command_for_each_attempt(
 ) -> None:
     """A server that refuses is not sent more the more there is to send; then all are served."""
     store = store_on(own_server.url, prefix)
-    deliver: Any = Nobody()
-    await store.open("me", deliver)
+    await store.open("me", drop_event)
     own_server.call("CONFIG", "SET", "min-replicas-to-write", "1")
     asked = [ask(store, 0)]
     await until(lambda: store._pipe._wire is None)
@@ -341,8 +336,7 @@ async def test_refused_for_too_long(
 ) -> None:
     """Whoever waits for a server that goes on refusing hears why, and that nothing was done."""
     store = store_on(own_server.url, prefix)
-    deliver: Any = Nobody()
-    await store.open("me", deliver)
+    await store.open("me", drop_event)
     # No other time limit may end it first, with another error.
     monkeypatch.setattr("aiolock.stores.redis._outbox.COMMAND_TIMEOUT", 1.5)
     monkeypatch.setattr("aiolock.stores.redis._outbox.LOOK", 0.05)
