@@ -30,10 +30,7 @@ SPREAD = {
     "aiolock/stores/quorum/_asking.py: Asking",
     "aiolock/stores/quorum/_handing.py: Handing",
     "aiolock/stores/quorum/_marks.py: Marking",
-    "aiolock/stores/redis/_incoming.py: Incoming",
     "aiolock/stores/redis/_masters.py: Masters",
-    "aiolock/stores/redis/_outbox.py: Outbox",
-    "aiolock/stores/redis/_redirects.py: Redirects",
     "aiolock/stores/redis/_routing.py: Routing",
 }
 CALLING_DOWN = {
@@ -46,10 +43,7 @@ CALLING_DOWN = {
     "aiolock/stores/quorum/_asking.py: Asking",
     "aiolock/stores/quorum/_handing.py: Handing",
     "aiolock/stores/quorum/_marks.py: Marking",
-    "aiolock/stores/redis/_incoming.py: Incoming",
     "aiolock/stores/redis/_names.py: Names",
-    "aiolock/stores/redis/_outbox.py: Outbox",
-    "aiolock/stores/redis/_redirects.py: Redirects",
     "aiolock/stores/redis/_replies.py: Seen",
     "aiolock/stores/redis/_routing.py: Routing",
     "aiolock/stores/redis/_session.py: Session",

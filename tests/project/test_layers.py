@@ -265,6 +265,18 @@ def test_stores_import_the_protocol(module: str) -> None:
     assert others <= STORE | set(below)
 
 
+def test_a_store_on_one_server_imports_nothing_of_a_cluster() -> None:
+    """Neither the pipeline nor what is above it knows of slots and redirects."""
+    cluster = {f"aiolock.stores.redis.{name}" for name in ("_slots", "_redirects", "_node")}
+    assert cluster <= MODULES.keys()
+    found, todo = set[str](), {"aiolock.stores.redis._store"}
+    while todo:
+        found |= todo
+        todo = {each for module in todo for each in ours(module)} - found
+    assert "aiolock.stores.redis._pipeline" in found
+    assert not found & cluster
+
+
 def test_the_machine_is_pure() -> None:
     """The protocol's state machine has no clock, no event loop and no I/O."""
     assert ours(MACHINE) == {"aiolock.protocol", HOLDERS}

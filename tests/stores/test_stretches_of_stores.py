@@ -149,7 +149,7 @@ async def test_replies_that_come_at_once(redis_server: RedisServer, prefix: str)
         store: Any = client._engine.handoff._store
         told = list[str]()
         store._subscription._inbox.done = told.append
-        wires = (store._pipe._wire, store._subscription._link.wire)
+        wires = (store._pipe.outbox.wire, store._subscription._link.wire)
 
         async def pause() -> None:
             told.clear()

@@ -92,7 +92,7 @@ class Barrier:
     """The barriers of one client, on a connection that is dialled again when it breaks."""
 
     def __init__(self, pool: ConnectionPool, key: str, replicas: Replicas) -> None:
-        self._link = Link(pool, received=self._received, up=self._begin, down=self._down)
+        self._link = Link(pool, on_reply=self._received, on_up=self._begin, on_down=self._down)
         self._request = BARRIER.call_in_full(3) + b"".join(map(bulk, (1, key, KEPT)))
         self._forget = command("PEXPIRE", key, 1)
         self._replicas = replicas

@@ -9,8 +9,7 @@ from typing import Any
 from aiolock.errors import StoreError
 from aiolock.stores._retry_window import RetryWindow
 from aiolock.stores.redis._errors import Refusal
-from aiolock.stores.redis._scripts import LIST, PRESENCE, SLOTS, Script
-from aiolock.stores.redis._slots import slot_of_key
+from aiolock.stores.redis._scripts import Script
 
 
 class Called:
@@ -51,7 +50,7 @@ class Called:
 
 
 class Command:
-    """A command, as a pipe handles it."""
+    """A command, as a pipeline handles it."""
 
     # Defaults on the class: most commands are answered before any of these is written.
     stamp: Callable[[RetryWindow, float], bytes] | None = None
@@ -64,14 +63,14 @@ class Command:
     """How often it was written once more on the same connection."""
     times = 0
     """The number of connections on which it was written and may have been carried out."""
-    asking = False
-    """Whether ASKING is sent before it: it goes to the master that its slot is being moved to."""
-    hops = 0
-    """How often a node has redirected it."""
-    opens_for: Command | None = None
-    """Set for an ASKING: the command that is written directly after it."""
+    preface = b""
+    """A request that is written directly before it, each time; only a refusal of that matters."""
+    preface_of: Command | None = None
+    """Set for such a request: the command that is written after it."""
     refusal: Refusal | None = None
-    """Why it must be written again in a moment."""
+    """Why it must be written again."""
+    hops = 0
+    """How often a server has sent it on to another."""
 
     def __init__(
         self,
@@ -98,34 +97,21 @@ class Command:
     @property
     def key(self) -> bytes:
         """Its first key; empty if it has none."""
-        number, rest = _first(self.arguments)
-        return _first(rest)[0] if number not in (b"", b"0") else b""
+        number, key = self.leading(2)
+        return key if number not in {b"", b"0"} else b""
 
-    @property
-    def grant(self) -> bytes:
-        """The grant of a renewal of one lease: the first argument after the key."""
-        _, rest = _first(self.arguments)
-        _, rest = _first(rest)
-        return _first(rest)[0]
-
-    @property
-    def slot(self) -> int:
-        """The slot of its keys; less than 0 if it is about a server, and not about a name."""
-        key = b"" if self.script in _OF_A_SERVER else self.key
-        return slot_of_key(key) if key else -1
+    def leading(self, count: int) -> list[bytes]:
+        """Its first arguments: the number of keys, the keys, the values; empty if there is none."""
+        leading, rest = list[bytes](), self.arguments
+        for _ in range(count):
+            length, _, rest = rest.partition(b"\r\n")
+            end = int(length[1:] or 0)
+            leading.append(rest[:end])
+            rest = rest[end + 2 :]
+        return leading
 
     def stand_in(self, nobody: asyncio.Future[Any]) -> Command:
         """A command that takes its place for the reply that is due, while it is sent elsewhere."""
         other = Command(self.script, self.count, self.arguments, nobody, self.sent, must_run=False)
         other.together, other.waiter, other.times = self.together, self.waiter, self.times
         return other
-
-
-def _first(arguments: bytes) -> tuple[bytes, bytes]:
-    """The first of these arguments, and the others; empty if there is none."""
-    length, _, rest = arguments.partition(b"\r\n")
-    end = int(length[1:] or 0)
-    return rest[:end], rest[end + 2 :]
-
-
-_OF_A_SERVER = (PRESENCE, SLOTS, LIST)

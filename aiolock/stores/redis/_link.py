@@ -19,25 +19,25 @@ _LONGEST_PAUSE: Final = 1.0
 class Link:
     """One connection to the server, replaced when it breaks.
 
-    ``received`` gets what the server sends; ``up`` is called when a new connection is ready to be
-    written to, ``down`` with the reason when there is none any more, ``failing`` with the reason
-    each time that it cannot be dialled again.
+    ``on_reply`` gets each message of the server; ``on_up`` is called when a new connection is ready
+    to be written to, ``on_down`` with the reason when there is none any more, ``on_failing`` with
+    the reason each time that it cannot be dialled again.
     """
 
     def __init__(
         self,
         pool: ConnectionPool,
         *,
-        received: Callable[[Any], None],
-        up: Callable[[], None],
-        down: Callable[[Exception], None],
-        failing: Callable[[Exception], None] | None = None,
+        on_reply: Callable[[Any], None],
+        on_up: Callable[[], None],
+        on_down: Callable[[Exception], None],
+        on_failing: Callable[[Exception], None] | None = None,
     ) -> None:
         self._pool = pool
-        self._received = received
-        self._up = up
-        self._down = down
-        self._failing = failing
+        self._on_reply = on_reply
+        self._on_up = on_up
+        self._on_down = on_down
+        self._on_failing = on_failing
         self._pause = 0.0
         self._closed = False
         self._redialling: asyncio.Task[None] | None = None
@@ -47,11 +47,9 @@ class Link:
         """The current redialling, and earlier ones that were cancelled but have not ended."""
         self._address: Address | None = None
         """The address that it is, or is being, connected to, if Sentinel has told it."""
-        self._told: Address | None = None
+        self._announced: Address | None = None
         """The address that Sentinel has announced: the next to connect to, without asking."""
         self.wire: Wire | None = None
-        self.error: Exception = ConnectionError("not connected")
-        """The last reason why there was no connection."""
 
     async def open(self) -> None:
         """Connect for the first time; raises what redis-py raises."""
@@ -60,7 +58,7 @@ class Link:
             wire.reset()
             raise ConnectionError("closed while it was being connected")
         self.wire = wire
-        self._up()
+        self._on_up()
 
     def proved(self) -> None:
         """The server answered properly, so after the next break it is dialled without delay."""
@@ -70,8 +68,8 @@ class Link:
         """Give this connection up and dial another."""
         if self.wire is not None:
             self.wire.reset()
-            self.wire, self.error, self._address = None, reason, None
-            self._down(reason)
+            self.wire, self._address = None, None
+            self._on_down(reason)
         if self._redialling is None:
             self._dial_again()
 
@@ -80,7 +78,7 @@ class Link:
         if address == self._address or self._closed:
             return
         self._pause = 0.0
-        self._told = address
+        self._announced = address
         if self.wire is not None:
             self.drop(ConnectionError("Sentinel has another master"))
         else:
@@ -99,12 +97,12 @@ class Link:
 
     async def _dial(self, number: int) -> Wire:
         self._address = None
-        told, self._told = self._told, None
-        address = told or await locate(self._pool)
+        announced, self._announced = self._announced, None
+        address = announced or await locate(self._pool)
         if number == self._round:
             self._address = address
         try:
-            return await dial(self._pool, self._received, self.drop, address)
+            return await dial(self._pool, self._on_reply, self.drop, address)
         except BaseException:
             # A cancelled dialling may take its time, and another may have begun since.
             if number == self._round:
@@ -121,9 +119,8 @@ class Link:
                 try:
                     wire = await self._dial(number)
                 except Exception as error:  # noqa: BLE001  # whatever it is, dial again
-                    self.error = error
-                    if self._failing is not None and self._round == number:
-                        self._failing(error)
+                    if self._on_failing is not None and self._round == number:
+                        self._on_failing(error)
         finally:
             current = self._round == number
             if current:
@@ -133,7 +130,7 @@ class Link:
                 wire.reset()
             else:
                 self.wire = wire
-                self._up()
+                self._on_up()
 
     async def aclose(self) -> None:
         """Drop the connection and dial no more. Idempotent."""

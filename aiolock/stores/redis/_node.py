@@ -20,7 +20,10 @@ from aiolock.protocol import (
 )
 from aiolock.stores.redis._command import Command
 from aiolock.stores.redis._errors import Refusal
+from aiolock.stores.redis._outbox import Outbox
 from aiolock.stores.redis._pending import PendingOperation
+from aiolock.stores.redis._reader import OnRefusal
+from aiolock.stores.redis._redirects import Redirects, slot_of_command
 from aiolock.stores.redis._slots import SLOTS, Address, slot_of_key, tag_in
 from aiolock.stores.redis._store import RedisStore
 
@@ -83,7 +86,7 @@ class Node(RedisStore):
         """The last reason why it could not be connected to."""
         self._cluster = cluster
         self._slots_apart = True
-        self._redirected = partial(cluster.redirected, self)
+        self._refusal_handler = self._make_redirects
         self._is_new = partial(cluster.is_new, self)
         self._queued = cluster.waits
         self._waiting: dict[PendingOperation | _SentOn, None] = {}
@@ -94,6 +97,10 @@ class Node(RedisStore):
         """The last tag that was found, see `tag`."""
         self._wanted = False
         self._dialling: asyncio.Task[None] | None = None
+
+    def _make_redirects(self, outbox: Outbox) -> OnRefusal:
+        self._redirects = Redirects(outbox, partial(self._cluster.redirected, self))
+        return self._redirects.on_refusal
 
     # Connecting
 
@@ -189,24 +196,24 @@ class Node(RedisStore):
     def take_over(self, commands: list[Command], *, asking: bool = False) -> None:
         """Carry out commands that were sent to another node, in order."""
         if self.ready:
-            self._pipe.again(commands, asking=asking)
+            self._redirects.again(commands, asking=asking)
         else:
             self._waiting[_SentOn(commands, asking)] = None
 
     def hold(self, commands: list[Command]) -> None:
         """Carry these out in a moment, and after them any others of their slot."""
-        self._pipe.hold(commands)
+        self._redirects.hold(commands)
 
     def take(self, slots: Container[int] = ALL) -> tuple[list[Command], list[PendingOperation]]:
         """Take all unanswered commands and operations of these slots, for another node."""
-        commands: list[Command] = self._pipe.take(slots) if self.ready else []
+        commands: list[Command] = self._redirects.take(slots) if self.ready else []
         pending = list[PendingOperation]()
         for each in list(self._waiting):
             if isinstance(each, PendingOperation):
                 if each.slot in slots:
                     del self._waiting[each]
                     pending.append(each)
-            elif each.commands[0].slot in slots:
+            elif slot_of_command(each.commands[0]) in slots:
                 del self._waiting[each]
                 commands += each.commands
         return commands, pending
@@ -217,7 +224,7 @@ class Node(RedisStore):
                 each.go(self)
             else:
                 del self._waiting[each]
-                self._pipe.again(each.commands, asking=each.asking)
+                self._redirects.again(each.commands, asking=each.asking)
 
     # Differences from a single server
 

@@ -3,57 +3,74 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from typing import Final
 
-from aiolock.stores.redis import _outbox
 from aiolock.stores.redis._command import Command
 from aiolock.stores.redis._errors import REDIRECTS, Refusal, code_of, is_half_done
 from aiolock.stores.redis._outbox import Outbox
-from aiolock.stores.redis._scripts import PASS, RENEW
+from aiolock.stores.redis._scripts import LIST, PASS, PRESENCE, RENEW, SLOTS
+from aiolock.stores.redis._slots import slot_of_key
 
 _IN_A_MOMENT: Final = 0.02
 """Seconds after which a command is written again that a cluster cannot carry out just now."""
+_ASKING: Final = b"*1\r\n$6\r\nASKING\r\n"
 
-Redirected = Callable[[list[Command], Refusal], None]
+OnRedirect = Callable[[list[Command], Refusal], None]
 """A function that gets the refused commands of one slot, in order, and the refusal."""
 
 _RELIED_ON: Final = (PASS, RENEW)
 """A renewal relies on the report that its waiter holds the lock, and on the renewal before it."""
+_OF_A_SERVER: Final = (PRESENCE, SLOTS, LIST)
+"""Scripts about a server, and not about a name."""
 
 
-class Redirects(Outbox):
-    """The commands, some of which go on to other nodes, or have come from them."""
+def slot_of_command(command: Command) -> int:
+    """The slot of its keys; less than 0 if it is about a server, and not about a name."""
+    key = b"" if command.script in _OF_A_SERVER else command.key
+    return slot_of_key(key) if key else -1
 
-    _redirected: Redirected | None
 
-    def _is_redirect(self, refusal: Refusal) -> bool:
-        return self._redirected is not None and (
-            code_of(refusal) in REDIRECTS or is_half_done(refusal)
-        )
+def set_asking(commands: Iterable[Command], *, asking: bool) -> None:
+    """Whether ASKING is sent before each: it goes to the master its slot is being moved to."""
+    for command in commands:
+        command.preface = _ASKING if asking else b""
 
-    def _send_on(self, commands: list[Command], refusal: Refusal) -> None:
+
+class Redirects:
+    """The commands of one node that go on to other nodes, have come from them, or must wait."""
+
+    def __init__(self, outbox: Outbox, on_redirect: OnRedirect) -> None:
+        self._outbox = outbox
+        self._on_redirect = on_redirect
+        self._held: dict[int, deque[Command]] = {}
+        """By slot: commands to be written again in a moment, and those asked for since."""
+
+    def on_refusal(self, commands: list[Command], refusal: Refusal) -> bool:
         """Send commands on that belong to another node, or that no node can carry out now.
 
-        Later commands that must not come before them go on with them, in order.
+        Later commands that must not come before them go on with them, in order. False if the
+        refusal is another one.
         """
-        assert self._redirected is not None
-        slot = commands[0].slot
+        if code_of(refusal) not in REDIRECTS and not is_half_done(refusal):
+            return False
+        slot = slot_of_command(commands[0])
         if not is_half_done(refusal):
             for command in commands:
                 command.times -= 1  # the server did nothing with this copy
         if slot < 0:
-            self._fail(commands[0], refusal)  # the command is about this server
-            return
+            self._outbox.fail(commands[0], refusal)  # the command is about this server
+            return True
         wanted = [command for command in commands if command.wanted]
         if not wanted:
-            return  # later commands get replies of their own
+            return True  # later commands get replies of their own
         for command in wanted:
             command.refusal = refusal
         later = (
             self._take_sent({slot}) if code_of(refusal) == "MOVED" else self._take_behind(wanted)
         )
-        self._redirected([*wanted, *later], refusal)
+        self._on_redirect([*wanted, *later], refusal)
+        return True
 
     def _take_behind(self, refused: Sequence[Command]) -> list[Command]:
         """Take the later commands about their names that must stay behind them.
@@ -70,78 +87,71 @@ class Redirects(Outbox):
             if command.key not in keys:
                 return False
             if command.script is RENEW:
-                grant = b"\r\n%b\r\n" % command.grant
+                _, _, renewed = command.leading(3)
+                grant = b"\r\n%b\r\n" % renewed
                 if not any(grant in each.arguments for each in relied_on):
                     return False
             if command.script in _RELIED_ON:
                 relied_on.append(command)
             return True
 
-        return self._take_written(must_stay_behind)
+        return self._outbox.take_written(must_stay_behind)
 
     def _take_sent(self, slots: Container[int]) -> list[Command]:
         """Take the commands of these slots that are written but not answered."""
-        return self._take_written(lambda command: command.slot in slots)
-
-    def _take_written(self, concerned: Callable[[Command], bool]) -> list[Command]:
-        """Take those of the commands that are written but not answered."""
-        if self._gathered:
-            self._write_gathered()
-        taken = list[Command]()
-        for number, command in enumerate(self._sent):
-            if command.wanted and concerned(command):
-                # Its reply on this connection is still due, and must be matched with something.
-                self._sent[number] = command.stand_in(self._nobody())
-                command.together = 1
-                taken.append(command)
-        return taken
+        return self._outbox.take_written(lambda command: slot_of_command(command) in slots)
 
     def take(self, slots: Container[int]) -> list[Command]:
         """Take all unanswered commands of these slots, in order: another node has the slots now."""
-        taken = self._take_sent(slots)
+        outbox, taken = self._outbox, self._take_sent(slots)
         for slot in [slot for slot in self._held if slot in slots]:
-            taken += self._held.pop(slot)
-        for command in [command for command in self._queued if command.slot in slots]:
-            del self._queued[command]
+            taken += self._end_hold(slot)
+        queued = outbox.queue.commands
+        for command in [each for each in queued if slot_of_command(each) in slots]:
+            del queued[command]
             taken.append(command)
         taken.sort(key=lambda command: command.born)
         for command in taken:
             if command.waiter and command.times == 0:
-                self._first.pop(command.waiter, None)
-        self._see_whether_drained()
+                outbox.queue.first.pop(command.waiter, None)
+        outbox.check_drained()
         return taken
 
-    def again(self, commands: Sequence[Command], *, asking: bool = False) -> None:
+    def again(self, commands: Sequence[Command], *, asking: bool) -> None:
         """Send commands that came from another node, in order; ``asking``: by an ASK redirect."""
-        now = self._time()
-        for command in commands:
-            command.asking = asking
-            if not command.wanted:
-                continue
-            if self._closed or now - command.born >= _outbox.COMMAND_TIMEOUT:
-                self._give_up(command)
-            elif self._held and (held := self._held.get(command.slot)) is not None:
-                held.append(command)
-            elif self._wire is None:
-                self._wait_for_connection(command, None if command.times else command.waiter)
-            else:
-                command.sent = now
-                command.times += 1
-                self._send(self._wire, command)
-        if self._watch is None and not self._closed:
-            self._watch = self._loop.call_later(_outbox.LOOK, self._look)
+        set_asking(commands, asking=asking)
+        self._outbox.again(commands)
+
+    # Slots that cannot be used for a moment
 
     def hold(self, commands: Sequence[Command]) -> None:
         """Write these of one slot again in a moment; until then nothing else of that slot."""
-        slot = commands[0].slot
+        slot = slot_of_command(commands[0])
         held = self._held.get(slot)
         if held is None:
             held = self._held[slot] = deque()
-            self._loop.call_later(_IN_A_MOMENT, self._let_go, slot)
+            self._outbox.held = self
+            self._outbox.loop.call_later(_IN_A_MOMENT, self._let_go, slot)
         held.extendleft(reversed(commands))
 
+    @property
+    def commands(self) -> list[Command]:
+        """Those that are held."""
+        return [each for held in self._held.values() for each in held]
+
+    def keep(self, command: Command) -> bool:
+        """Hold this one as well, if its slot is held; whether it is."""
+        held = self._held.get(slot_of_command(command))
+        if held is not None:
+            held.append(command)
+        return held is not None
+
     def _let_go(self, slot: int) -> None:
-        commands = self._held.pop(slot, ())
-        for command in commands:
-            self.again([command], asking=command.asking)
-        self._see_whether_drained()
+        self._outbox.again(self._end_hold(slot))
+        self._outbox.check_drained()
+
+    def _end_hold(self, slot: int) -> Sequence[Command]:
+        held = self._held.pop(slot, ())
+        if not self._held:
+            self._outbox.held = None
+        return held

@@ -17,6 +17,7 @@ from aiolock.stores.redis._command import Command
 from aiolock.stores.redis._node import Node
 from aiolock.stores.redis._outbox import COMMAND_TIMEOUT
 from aiolock.stores.redis._pending import PendingOperation
+from aiolock.stores.redis._redirects import set_asking, slot_of_command
 from aiolock.stores.redis._slots import SLOTS
 from aiolock.stores.redis._store import RedisStore
 from aiolock.stores.redis._topology import Topology
@@ -114,7 +115,7 @@ class Routing:
         commands, pending = node.take(slots)
         by_slot: dict[int, list[Command]] = {}
         for command in commands:
-            by_slot.setdefault(command.slot, []).append(command)
+            by_slot.setdefault(slot_of_command(command), []).append(command)
         for of_slot in by_slot.values():
             self._go_to_owner(of_slot)
         for each in pending:
@@ -122,7 +123,7 @@ class Routing:
 
     def _go_to_owner(self, commands: list[Command]) -> None:
         """Send these, of one slot, to the master that has it, once one has."""
-        owner = self._topology.owners[commands[0].slot]
+        owner = self._topology.owners[slot_of_command(commands[0])]
         if owner is not None:
             self._pass(commands, owner)
         else:
@@ -138,8 +139,7 @@ class Routing:
         if hops % _HOPS or not node.ready:
             node.take_over(commands, asking=asking)
         else:
-            for command in commands:
-                command.asking = asking
+            set_asking(commands, asking=asking)
             node.hold(commands)
 
     def _reroute_all(self) -> None:
@@ -166,4 +166,6 @@ class Routing:
 
     def _give_up(self, command: Command) -> None:
         if not command.future.done():
-            command.future.set_exception(self._unreachable(command.slot)(command.times == 0))
+            command.future.set_exception(
+                self._unreachable(slot_of_command(command))(command.times == 0)
+            )

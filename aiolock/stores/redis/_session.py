@@ -36,9 +36,10 @@ from aiolock.stores.redis._errors import (
     store_error,
 )
 from aiolock.stores.redis._names import Names
-from aiolock.stores.redis._pipe import Pipe
+from aiolock.stores.redis._outbox import Outbox
+from aiolock.stores.redis._pipeline import Pipeline
 from aiolock.stores.redis._protocol import AGAIN, PROTOCOL, SPOKEN, mismatch
-from aiolock.stores.redis._redirects import Redirected
+from aiolock.stores.redis._reader import OnRefusal
 from aiolock.stores.redis._replies import Present
 from aiolock.stores.redis._scripts import bulk
 from aiolock.stores.redis._sentinel import Address, is_managed
@@ -91,7 +92,7 @@ class Session(Uncopyable):
         """Set only if the master is found by Sentinel."""
         self._slots_apart = False
         """Whether the server is one of a cluster, where a script may use keys of one slot only."""
-        self._redirected: Redirected | None = None
+        self._refusal_handler: Callable[[Outbox], OnRefusal] | None = None
         self._queued: Callable[[], None] | None = None
         self.others: tuple[int, ...] = ()
         """The protocols of other clients here, if they are not ours."""
@@ -119,19 +120,19 @@ class Session(Uncopyable):
         self._deliver = deliver
         self._links = LinkState(deliver, is_misconfigured)
         self._subscription = self._make_subscription()
-        self._pipe = Pipe(
+        self._pipe = Pipeline(
             self._pool,
             self._prefix,
             probe=self._probe_arguments,
             probe_script=self._probe_script,
-            admitted=self._admitted,
-            told=self._subscription.deliver,
-            lost=self._lost,
-            failing=self._failing,
-            back=self._back,
-            again=self._again,
-            redirected=self._redirected,
-            queued=self._queued,
+            on_admitted=self._admitted,
+            on_push=self._subscription.deliver,
+            on_lost=self._lost,
+            on_failing=self._failing,
+            on_regained=self._again,
+            on_restored=self._back,
+            on_queued=self._queued,
+            refusal_handler=self._refusal_handler,
         )
         self._introduced = self._marked = self._loop.time()
         await self._opening.run(self._open(), self.aclose)
@@ -153,7 +154,7 @@ class Session(Uncopyable):
             raise
         self._counted = counted
         self._links.observed = True
-        self._pipe.patient = True
+        self._pipe.be_patient()
         self._timer = self._loop.call_later(HEARTBEAT, self._beat)
         if is_managed(self._pool):
             self._switches = SentinelWatcher(self._pool, self._moved)

@@ -54,10 +54,10 @@ class Subscription:
         """``is_new``: whether a push has not already come over another connection."""
         self._link = Link(
             pool,
-            received=self._received,
-            up=self._subscribe,
-            down=self._down,
-            failing=partial(links.failing, "subscription"),
+            on_reply=self._received,
+            on_up=self._subscribe,
+            on_down=self._down,
+            on_failing=partial(links.failing, "subscription"),
         )
         self._request = b"*2\r\n$9\r\nSUBSCRIBE\r\n" + bulk(names.channels + client)
         self._names = names

@@ -2,7 +2,7 @@
 
 Only this file uses private parts of redis-py. On an ordinary connection it puts its own protocol on
 the transport and feeds hiredis itself, which costs a third of what redis-py's streams do per reply.
-Where there is no transport (fakeredis), the same `Wire` runs on the public methods.
+Where there is no transport (fakeredis), a `PublicWire` runs on the public methods.
 ``tests/stores/redis/test_wire.py`` fails when redis-py changes these parts.
 """
 
@@ -10,14 +10,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 import logging
 import os
 import socket
 import struct
 import weakref
 from collections.abc import Callable, Mapping
-from functools import cache
+from functools import cache, partial
 from typing import Any, Final, Protocol
 
 import hiredis
@@ -31,7 +30,8 @@ from redis.asyncio.connection import (
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
-from aiolock.stores.redis._errors import Refusal, as_answered, shown_of
+from aiolock.stores.redis._errors import Refusal, shown_of
+from aiolock.stores.redis._public_wire import BUG, MOST, PublicWire
 
 log = logging.getLogger("aiolock")
 
@@ -41,15 +41,11 @@ CONNECT_TIMEOUT: Final = 5.0
 FEW: Final = 2
 """Up to this many commands at a time are each sent at once: so the server begins with the first (it
 may be a release that a task waits for) while we prepare the second. More are sent together."""
-MOST: Final = 32
-"""Replies that are received in one iteration of the loop at most; the rest in the next one."""
 _MANY: Final = 32
 """Commands after which the data is sent before the end of the iteration: the server works
 meanwhile."""
 
 _NO_LINGER: Final = struct.pack("hh" if os.name == "nt" else "ii", 1, 0)
-
-_BUG: Final = "aiolock: could not deal with what the server sent, and connects again"
 
 
 class Wire(Protocol):
@@ -76,13 +72,13 @@ class Wire(Protocol):
 
 async def dial(
     pool: ConnectionPool,
-    received: Callable[[Any], None],
-    broken: Callable[[Exception], None],
+    on_reply: Callable[[Any], None],
+    on_broken: Callable[[Exception], None],
     address: tuple[str, int] | None = None,
 ) -> Wire:
     """Connect as ``pool`` would, and own the connection.
 
-    ``received`` gets each reply (a `Refusal` for an error); ``broken`` is called once when the
+    ``on_reply`` gets each reply (a `Refusal` for an error); ``on_broken`` is called once when the
     connection ends, unless we closed it. ``address`` is where a pool of Sentinel's connects to.
     Raises what redis-py raises, and `TimeoutError`.
     """
@@ -117,8 +113,9 @@ async def dial(
         raise
     transport = _transport(connection)
     if hasattr(transport, "set_protocol"):  # uvloop's transports have no common base class
-        return _TransportWire(connection, transport, received, broken)
-    return _PublicWire(connection, received, broken)
+        return _TransportWire(connection, transport, on_reply, on_broken)
+    forget = partial(_forget_what_is_unsent, transport)
+    return PublicWire(connection, on_reply, on_broken, forget)
 
 
 def _driver(options: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -180,13 +177,13 @@ class _TransportWire(asyncio.Protocol):
         self,
         connection: AbstractConnection,
         transport: asyncio.Transport,
-        received: Callable[[Any], None],
-        broken: Callable[[Exception], None],
+        on_reply: Callable[[Any], None],
+        on_broken: Callable[[Exception], None],
     ) -> None:
         self._connection = connection
         self._transport = transport
-        self._received = received
-        self._broken = broken
+        self._on_reply = on_reply
+        self._on_broken = on_broken
         self._reader = hiredis.Reader(replyError=Refusal)
         self._soon = asyncio.get_running_loop().call_soon
         self._corked = False
@@ -223,7 +220,7 @@ class _TransportWire(asyncio.Protocol):
         self._held_back.clear()
 
     def data_received(self, data: bytes) -> None:
-        reader, received, replies = self._reader, self._received, 0
+        reader, on_reply, replies = self._reader, self._on_reply, 0
         try:
             reader.feed(data)
             if self._behind:
@@ -232,14 +229,14 @@ class _TransportWire(asyncio.Protocol):
                 # False is hiredis for "not enough yet": RESP2 has no booleans.
                 if (reply := reader.gets()) is False or self._closed:
                     break
-                received(reply)
+                on_reply(reply)
             else:
                 self._behind = True
                 self._soon(self._catch_up)
         except hiredis.ProtocolError as error:
             self._end(redis.exceptions.InvalidResponse(str(error)))
         except Exception as error:
-            log.exception(_BUG)
+            log.exception(BUG)
             self._end(error)
         # The tasks woken here run before the callbacks scheduled here: all that they send in their
         # first step leaves with one system call. A few need not wait for that.
@@ -262,7 +259,7 @@ class _TransportWire(asyncio.Protocol):
     def _end(self, error: Exception) -> None:
         if not self._closed:
             self.reset()
-            self._broken(error)
+            self._on_broken(error)
 
     def reset(self) -> None:
         if not self._closed:
@@ -278,77 +275,3 @@ class _TransportWire(asyncio.Protocol):
 
     async def wait_closed(self) -> None:
         pass  # an abort waits for nothing
-
-
-class _PublicWire:
-    """A `Wire` on redis-py's public methods: one task reads and one writes."""
-
-    def __init__(
-        self,
-        connection: AbstractConnection,
-        received: Callable[[Any], None],
-        broken: Callable[[Exception], None],
-    ) -> None:
-        self._connection = connection
-        self._received = received
-        self._broken = broken
-        self._closed = False
-        self._outbox: asyncio.Queue[bytes | None] = asyncio.Queue()
-        self._reading = asyncio.create_task(self._read(), name="aiolock read")
-        self._sending = asyncio.create_task(self._send(), name="aiolock send")
-
-    def write(self, data: bytes, *, at_once: bool) -> None:  # never at once here
-        self._outbox.put_nowait(data)
-
-    async def _send(self) -> None:
-        try:
-            while (data := await self._outbox.get()) is not None:
-                await self._connection.send_packed_command([data], check_health=False)
-        except (redis.exceptions.RedisError, OSError) as error:
-            self._end(error)
-        self._reading.cancel()
-        await asyncio.wait([self._reading])
-        await self._connection.disconnect(nowait=True)
-
-    async def _read(self) -> None:
-        connection: Any = self._connection  # its reply has no type
-        for number in itertools.count(1):
-            if self._closed:
-                return
-            if number % MOST == 0:
-                await asyncio.sleep(0)
-            try:
-                reply = await connection.read_response(
-                    disable_decoding=True, disconnect_on_error=False
-                )
-            except redis.exceptions.ResponseError as error:
-                reply = as_answered(error)
-            except (redis.exceptions.RedisError, OSError) as error:
-                self._end(error)
-                return
-            if not self._closed:
-                try:
-                    self._received(reply)
-                except Exception as error:
-                    log.exception(_BUG)
-                    self._end(error)
-
-    def _end(self, error: Exception) -> None:
-        if not self._closed:
-            self.reset()
-            self._broken(error)
-
-    def reset(self) -> None:
-        if not self._closed:
-            while not self._outbox.empty():
-                self._outbox.get_nowait()
-            _forget_what_is_unsent(_transport(self._connection))
-            self.close()
-
-    def close(self) -> None:
-        if not self._closed:
-            self._closed = True
-            self._outbox.put_nowait(None)  # after the data that is still to be sent
-
-    async def wait_closed(self) -> None:
-        await asyncio.wait([self._sending])

@@ -36,11 +36,11 @@ class FakeLink:
         self,
         pool: object,
         *,
-        received: Callable[[Any], None],
-        up: Callable[[], None],
-        down: Callable[[Exception], None],
+        on_reply: Callable[[Any], None],
+        on_up: Callable[[], None],
+        on_down: Callable[[Exception], None],
     ) -> None:
-        self.received, self._up, self._down = received, up, down
+        self.on_reply, self._on_up, self._on_down = on_reply, on_up, on_down
         self.wire: FakeWire | None = FakeWire()
         self.proofs = 0
         FakeLink.made = self
@@ -48,11 +48,11 @@ class FakeLink:
     def drop(self, reason: Exception) -> None:
         if self.wire is not None:
             self.wire = None
-            self._down(reason)
+            self._on_down(reason)
 
     def dialled(self) -> None:
         self.wire = FakeWire()
-        self._up()
+        self._on_up()
 
     def proved(self) -> None:
         self.proofs += 1
@@ -93,8 +93,8 @@ class Stand:
 
     def says(self, confirmed: int, history: str = "a", following: int = 1) -> None:
         """Answer the one under way."""
-        self.link.received([history.encode(), following])
-        self.link.received(confirmed)
+        self.link.on_reply([history.encode(), following])
+        self.link.on_reply(confirmed)
 
 
 @pytest.fixture(autouse=True)
@@ -161,7 +161,7 @@ async def test_the_next_connection() -> None:
     """A connection that breaks confirms nobody; those who wait get the barrier of the next."""
     stand = Stand()
     stand.wait("first")
-    stand.link.received([b"a", 1])
+    stand.link.on_reply([b"a", 1])
     stand.wait("second")
     stand.link.drop(OSError("broken"))
     assert not stand.outcomes
@@ -177,7 +177,7 @@ async def test_what_is_no_answer(reply: object) -> None:
     """A server that cannot serve us, or is none, is left."""
     stand = Stand()
     stand.wait("first")
-    stand.link.received(reply)
+    stand.link.on_reply(reply)
     assert stand.link.wire is None
     stand.link.dialled()
     stand.says(1)
@@ -187,7 +187,7 @@ async def test_what_is_no_answer(reply: object) -> None:
 async def test_nobody_asked() -> None:
     """A reply that nobody asked for ends the connection."""
     stand = Stand()
-    stand.link.received(1)
+    stand.link.on_reply(1)
     assert stand.link.wire is None
 
 
@@ -210,14 +210,14 @@ async def test_all_that_follow() -> None:
     stand.says(3, following=3)
     assert stand.outcomes == {"one": Outcome.CONFIRMED}
     stand.wait("two")
-    stand.link.received([b"a", 2])  # one has left, and the server would wait for it
+    stand.link.on_reply([b"a", 2])  # one has left, and the server would wait for it
     assert stand.link.wire is None
     stand.link.dialled()
     assert stand.asked == b"2"
     stand.says(2, following=2)
     assert stand.outcomes["two"] is Outcome.CONFIRMED
     stand.wait("nobody", within=0.0)
-    stand.link.received([b"a", 0])
+    stand.link.on_reply([b"a", 0])
     stand.link.dialled()
     assert stand.asked == b"1"
     stand.says(0, following=0)

@@ -524,8 +524,7 @@ async def test_order_is_kept_where_a_slot_has_moved(
         owners[slot] = wrong = next(node for node in store._topology.masters if node is not right)
         assert wrong is not None
         assert wrong.ready
-        redirected = wrong._pipe._redirected
-        assert redirected is not None
+        redirected = wrong._redirects._on_redirect
         later = list[asyncio.Future[int]]()
 
         def and_then(commands: list[Command], refusal: Refusal) -> None:
@@ -533,7 +532,7 @@ async def test_order_is_kept_where_a_slot_has_moved(
             if not later:
                 later.append(ann.leave(name, waiter))
 
-        monkeypatch.setattr(wrong._pipe, "_redirected", and_then)
+        monkeypatch.setattr(wrong._redirects, "_on_redirect", and_then)
         first = store.submit(ReadPosted(name))
         second = ann.ask(name, waiter)
         await asyncio.gather(first, second)
@@ -553,8 +552,7 @@ async def test_all_of_a_slot_goes_where_it_has_moved(
         right = owners[slot_of(name)]
         wrong = next(node for node in store._topology.masters if node is not right)
         owners[slot_of(name)] = wrong
-        redirected = wrong._pipe._redirected
-        assert redirected is not None
+        redirected = wrong._redirects._on_redirect
         later = list[asyncio.Future[int]]()
 
         def and_then(commands: list[Command], refusal: Refusal) -> None:
@@ -562,7 +560,7 @@ async def test_all_of_a_slot_goes_where_it_has_moved(
             if not later:
                 later.append(ann.leave(beside, waiter))
 
-        monkeypatch.setattr(wrong._pipe, "_redirected", and_then)
+        monkeypatch.setattr(wrong._redirects, "_on_redirect", and_then)
         await asyncio.gather(store.submit(ReadPosted(name)), ann.ask(beside, waiter))
         (left,) = await asyncio.gather(*later)
         assert left in {WAS_HOLDER, WAS_QUEUED}, "it had been asked for before"
@@ -580,10 +578,12 @@ async def test_what_stays_behind_what_is_refused(
         node = store._topology.owners[slot_of(name)]
         assert node is not None
         pipe = node._pipe
-        assert pipe._wire is not None
-        monkeypatch.setattr(pipe._wire, "write", lambda data, at_once: None)
+        assert pipe.outbox.wire is not None
+        monkeypatch.setattr(pipe.outbox.wire, "write", lambda data, at_once: None)
         sent_on = list[Command]()
-        monkeypatch.setattr(pipe, "_redirected", lambda commands, refusal: sent_on.extend(commands))
+        monkeypatch.setattr(
+            node._redirects, "_on_redirect", lambda commands, refusal: sent_on.extend(commands)
+        )
         passed = ann.passed(name, held, three)
         taken = Grant(three, passed.fence)
         answers: list[asyncio.Future[Any]] = [
@@ -593,12 +593,12 @@ async def test_what_stays_behind_what_is_refused(
             ann.leave(name, two),
             store.submit(ReadPosted(beside)),
         ]
-        commands = [*pipe._sent]
-        pipe._received(Refusal("TRYAGAIN Multiple keys request during rehashing of slot"))
+        commands = [*pipe.outbox.sent]
+        pipe._reader.on_reply(Refusal("TRYAGAIN Multiple keys request during rehashing of slot"))
         assert [commands.index(each) for each in sent_on] == [0, 1, 3]
         monkeypatch.undo()
         pipe._link.drop(ConnectionError("what was swallowed is sent again"))
-        pipe.again(sent_on)
+        pipe.outbox.again(sent_on)
         await asyncio.gather(*answers)
 
 
@@ -649,7 +649,7 @@ async def test_a_late_copy_where_a_slot_has_gone_and_come_back(
     async with Peer(store := store_at(own_cluster, prefix)) as ann:
         await store.submit(ReadPosted(name))  # so that it is connected to
         pipe = store._topology.nodes["127.0.0.1", source.port]._pipe
-        wire, swallowed = pipe._wire, bytearray()
+        wire, swallowed = pipe.outbox.wire, bytearray()
         assert wire is not None
         with pytest.MonkeyPatch.context() as swallowing:
             swallowing.setattr(wire, "write", lambda data, at_once: swallowed.extend(data))

@@ -67,9 +67,9 @@ def server(redis_server: RedisServer, prefix: str) -> Iterator[RedisServer]:
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """What does not answer is given up ten times as fast."""
-    monkeypatch.setattr("aiolock.stores.redis._outbox.REPLY_TIMEOUT", 0.4)
+    monkeypatch.setattr("aiolock.stores.redis._deadlines.REPLY_TIMEOUT", 0.4)
     monkeypatch.setattr("aiolock.stores.redis._outbox.COMMAND_TIMEOUT", 1.0)
-    monkeypatch.setattr("aiolock.stores.redis._outbox.LOOK", 0.05)
+    monkeypatch.setattr("aiolock.stores.redis._deadlines.LOOK", 0.05)
     monkeypatch.setattr("aiolock.stores.redis._wire.CONNECT_TIMEOUT", 0.5)
     monkeypatch.setattr("aiolock.stores.redis._subscription.SUBSCRIBE_TIMEOUT", 0.5)
 
@@ -575,7 +575,7 @@ async def test_closed_after_the_opening_was_cancelled(proxy: Proxy, prefix: str)
     store: Any = client._engine.store
     store._patience = 0.2  # for a server that does not answer
     opening = asyncio.create_task(client.open())
-    while not (hasattr(store, "_pipe") and store._pipe._sent):  # noqa: ASYNC110  # each turn counts
+    while not (hasattr(store, "_pipe") and store._pipe.outbox.sent):  # noqa: ASYNC110  # each turn counts
         await asyncio.sleep(0)
     proxy.deaf()
     opening.cancel()

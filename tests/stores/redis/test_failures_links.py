@@ -63,8 +63,8 @@ def impatient(
 ) -> None:
     """Dead links are noticed twenty times as fast, once the client is open."""
     monkeypatch.setattr("aiolock.stores.redis._session.HEARTBEAT_TIMEOUT", 0.2)
-    monkeypatch.setattr("aiolock.stores.redis._outbox.REPLY_TIMEOUT", 0.2)
-    monkeypatch.setattr("aiolock.stores.redis._outbox.LOOK", 0.05)
+    monkeypatch.setattr("aiolock.stores.redis._deadlines.REPLY_TIMEOUT", 0.2)
+    monkeypatch.setattr("aiolock.stores.redis._deadlines.LOOK", 0.05)
 
 
 async def ends(lease: aiolock.Lease) -> None:
@@ -464,8 +464,8 @@ async def test_dead_link_of_a_holder(
     """A holder whose link died is at risk until that is noticed, and then goes on."""
     # Asks at a third of its ttl, is at risk a sixth later, and has till the end for the rest. The
     # first that has no answer is its label, which is posted after one to two seconds.
-    monkeypatch.setattr("aiolock.stores.redis._outbox.REPLY_TIMEOUT", 4.6)
-    monkeypatch.setattr("aiolock.stores.redis._outbox.LOOK", 0.05)
+    monkeypatch.setattr("aiolock.stores.redis._deadlines.REPLY_TIMEOUT", 4.6)
+    monkeypatch.setattr("aiolock.stores.redis._deadlines.LOOK", 0.05)
     lease = await take(victim.lock("lock", ttl=9))
     await dead(proxy, "commands")
     assert lease.state is HELD

@@ -16,8 +16,8 @@ from redis.exceptions import BusyLoadingError, RedisError
 import aiolock
 from aiolock._engine.acquirer import _TimedOut
 from aiolock.stores.redis import RedisStore, _scripts
+from aiolock.stores.redis._deadlines import REPLY_TIMEOUT
 from aiolock.stores.redis._errors import ACL_RULE
-from aiolock.stores.redis._outbox import REPLY_TIMEOUT
 from tests.support.failures import Locker, Peek, check_nothing_left, take, until
 from tests.support.servers import RedisServer
 
@@ -59,9 +59,9 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> Impatient:
 
     def call() -> None:
         monkeypatch.setattr("aiolock.stores.redis._session.HEARTBEAT_TIMEOUT", 0.4)
-        monkeypatch.setattr("aiolock.stores.redis._outbox.REPLY_TIMEOUT", 0.4)
+        monkeypatch.setattr("aiolock.stores.redis._deadlines.REPLY_TIMEOUT", 0.4)
         monkeypatch.setattr("aiolock.stores.redis._outbox.COMMAND_TIMEOUT", 1.0)
-        monkeypatch.setattr("aiolock.stores.redis._outbox.LOOK", 0.05)
+        monkeypatch.setattr("aiolock.stores.redis._deadlines.LOOK", 0.05)
         monkeypatch.setattr("aiolock.stores.redis._wire.CONNECT_TIMEOUT", 0.5)
 
     return call

@@ -437,7 +437,7 @@ async def test_cancelled_when_it_asks_again(one: Cluster, prefix: str, patient: 
         await until(lambda: store._barrier._arrived and store.losses)
         (waiting,) = store._barrier._arrived
         waiting.conclude(_barrier.Outcome.MISSED)  # as when its time is over
-        assert [each.script for each in store._pipe._queued].count(ACQUIRE) == 1
+        assert [each.script for each in store._pipe.outbox.queue.commands].count(ACQUIRE) == 1
         taking.cancel()
         with pytest.raises(asyncio.CancelledError):
             await taking

@@ -247,7 +247,7 @@ async def test_two_switches_in_a_row(
 
     monkeypatch.setattr("aiolock.stores.redis._link.dial", dials)
     pool = store_on(url_of(sentinels), prefix)._pool
-    link = Link(pool, received=ended.append, up=lambda: None, down=ended.append)
+    link = Link(pool, on_reply=ended.append, on_up=lambda: None, on_down=ended.append)
     link.follow(("old", 1))
     await asyncio.sleep(0.02)
     link.follow(("new", 2))

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import signal
+from functools import partial
 from typing import Any, cast
 
 import pytest
@@ -14,7 +15,8 @@ import uvloop
 from fakeredis import FakeAsyncRedis
 
 import aiolock
-from aiolock.stores.redis._wire import MOST, Wire, _PublicWire, _TransportWire
+from aiolock.stores.redis._public_wire import MOST, PublicWire
+from aiolock.stores.redis._wire import Wire, _forget_what_is_unsent, _TransportWire
 from tests.support.failures import until
 from tests.support.procs import Worker
 from tests.support.proxy import Proxy
@@ -89,10 +91,15 @@ async def test_public_methods_for_what_has_no_transport(prefix: str) -> None:
     driver = FakeAsyncRedis()
     try:
         async with aiolock.connect(driver, prefix=prefix) as client:
-            assert {type(wire) for wire in wires(client)} == {_PublicWire}
+            assert {type(wire) for wire in wires(client)} == {PublicWire}
             await work(client)
     finally:
         await driver.aclose()
+
+
+def public_wire(connection: Any, transport: Any, on_reply: Any, on_broken: Any) -> PublicWire:
+    """A wire without that transport."""
+    return PublicWire(connection, on_reply, on_broken, partial(_forget_what_is_unsent, transport))
 
 
 async def test_public_methods_on_a_real_connection(
@@ -101,7 +108,7 @@ async def test_public_methods_on_a_real_connection(
     """Should redis-py hide its transport, everything still works, only slower."""
     monkeypatch.setattr(
         "aiolock.stores.redis._wire._TransportWire",
-        lambda connection, _, received, broken: _PublicWire(connection, received, broken),
+        public_wire,
     )
     async with aiolock.connect(redis_server.url, prefix=prefix) as client:
         await work(client)
@@ -161,7 +168,7 @@ def test_reset_when_dropped(loop: Any, tls: bool, prefix: str) -> None:
         runner.run(main(server))
 
 
-@pytest.mark.parametrize("kind", [_TransportWire, _PublicWire])
+@pytest.mark.parametrize("kind", [_TransportWire, PublicWire])
 async def test_whoever_receives_raises(
     redis_server: RedisServer,
     prefix: str,
@@ -170,10 +177,10 @@ async def test_whoever_receives_raises(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """A mistake of ours when something is received is logged, and the connection is replaced."""
-    if kind is _PublicWire:
+    if kind is PublicWire:
         monkeypatch.setattr(
             "aiolock.stores.redis._wire._TransportWire",
-            lambda connection, _, received, broken: _PublicWire(connection, received, broken),
+            public_wire,
         )
     async with aiolock.connect(redis_server.url, prefix=prefix) as client:
         store: Any = client._engine.store

@@ -35,7 +35,7 @@ from aiolock.stores._retry_window import LATE_AFTER
 from aiolock.stores.redis import RedisStore
 from aiolock.stores.redis._codec import encode
 from aiolock.stores.redis._command import Called, Command
-from aiolock.stores.redis._pipe import Pipe
+from aiolock.stores.redis._pipeline import Pipeline
 from aiolock.stores.redis._scripts import ACQUIRE, READ, RELEASE, RENEW, bulk
 from tests.support.failures import command_link, linked, take, until
 from tests.support.proxy import Proxy
@@ -62,9 +62,9 @@ def impatient(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """What is not answered is given up soon."""
-    monkeypatch.setattr("aiolock.stores.redis._outbox.REPLY_TIMEOUT", 0.2)
+    monkeypatch.setattr("aiolock.stores.redis._deadlines.REPLY_TIMEOUT", 0.2)
     monkeypatch.setattr("aiolock.stores.redis._outbox.COMMAND_TIMEOUT", 0.4)
-    monkeypatch.setattr("aiolock.stores.redis._outbox.LOOK", 0.05)
+    monkeypatch.setattr("aiolock.stores.redis._deadlines.LOOK", 0.05)
     monkeypatch.setattr("aiolock.stores.redis._session.HEARTBEAT_TIMEOUT", 0.2)
 
 
@@ -102,11 +102,11 @@ def look(store: RedisStore) -> asyncio.Future[Any]:
     return store._pipe.call(READ, 3, b"".join(map(bulk, names)))
 
 
-async def cut_off(store: RedisStore, proxy: Proxy) -> Pipe:
+async def cut_off(store: RedisStore, proxy: Proxy) -> Pipeline:
     """Cut the connection, and let there be no other; returns when that is noticed."""
     proxy.refuse()
     command_link(proxy).cut()
-    await until(lambda: store._pipe._wire is None)
+    await until(lambda: store._pipe.outbox.wire is None)
     return store._pipe
 
 
@@ -141,8 +141,8 @@ async def test_forgotten_before_it_was_written(
     assert waiting.cancelled()
     proxy.accept()
     await later
-    assert not pipe._first
-    assert not pipe._pending
+    assert not pipe.outbox.queue.first
+    assert not pipe.outbox.pending
     assert not redis_server.call("EXISTS", f"{prefix}:{{name 2}}:holders")
     assert redis_server.call("EXISTS", f"{prefix}:{{name 4}}:holders")
     await asyncio.gather(leave(store, 1), leave(store, 4))
@@ -171,7 +171,7 @@ async def test_refused_is_what_was_never_written(store: RedisStore, proxy: Proxy
         with pytest.raises(aiolock.StoreError, match=f"127.0.0.1:{proxy.port}") as caught:
             await left
         assert caught.value.refused is refused
-    assert not store._pipe._pending
+    assert not store._pipe.outbox.pending
 
 
 async def test_whoever_hears_of_a_failure_may_ask_again(
@@ -196,10 +196,13 @@ async def test_whoever_hears_of_a_failure_may_ask_again(
         timers.append(call)
         return asyncio.get_running_loop().call_later(delay, call, *more)
 
-    monkeypatch.setattr(store._pipe, "_loop", Mock(wraps=store._pipe._loop, call_later=call_later))
-    store._pipe._look()
+    deadlines = store._pipe._deadlines
+    monkeypatch.setattr(deadlines, "_loop", Mock(wraps=deadlines._loop, call_later=call_later))
+    store._pipe._deadlines.check()
     assert len(again) == 2
-    assert timers.count(store._pipe._look) == 1  # and not one more for each that has asked
+    assert (
+        timers.count(store._pipe._deadlines.check) == 1
+    )  # and not one more for each that has asked
     monkeypatch.undo()
     command_link(proxy).hear()
     await asyncio.gather(*again)
@@ -214,7 +217,7 @@ async def test_what_came_from_another_node_waits_no_longer_than_others(
     young = look(store)
     born = store._loop.time() - 59.5
     answer: asyncio.Future[Any] = store._loop.create_future()
-    pipe.again([Command(READ, 0, b"", answer, born, must_run=True)])
+    pipe.outbox.again([Command(READ, 0, b"", answer, born, must_run=True)])
     with pytest.raises(aiolock.StoreError):
         await asyncio.wait_for(answer, 10)
     assert not young.done()
@@ -266,12 +269,12 @@ async def test_ten_thousand_failures_at_a_server_that_is_down(
     objects = list[int]()
     for batch in range(20):
         await asyncio.gather(*(fail(store, 500 * batch + number) for number in range(500)))
-        assert pipe._pending == []
+        assert pipe.outbox.pending == []
         if batch in {9, 19}:
             await asyncio.sleep(0.05)
             assert commands() == 0
             objects.append(len(gc.get_objects()))
-    assert not pipe._first
+    assert not pipe.outbox.queue.first
     assert objects[1] - objects[0] < 500, "one for each would be 5,000 more"
     before = calls(redis_server)
     proxy.accept()
@@ -292,7 +295,7 @@ async def test_ten_thousand_failures_at_a_server_that_refuses(
     own_server.call("CONFIG", "SET", "min-replicas-to-write", "1")
     # All that is asked for before the first refusal is written at once.
     first = ask(store, 10_000)
-    await until(lambda: store._pipe._wire is None)
+    await until(lambda: store._pipe.outbox.wire is None)
     first.cancel()
     before, start = calls(own_server), time.monotonic()
     for batch in range(20):
@@ -300,13 +303,13 @@ async def test_ten_thousand_failures_at_a_server_that_refuses(
     sent = calls(own_server) - before
     assert sent < 20 + 20 * (time.monotonic() - start)
     # What was cancelled as its connection was lost leaves in the next turn.
-    await until(lambda: not store._pipe._pending)
-    assert len(store._pipe._first) == 0
+    await until(lambda: not store._pipe.outbox.pending)
+    assert len(store._pipe.outbox.queue.first) == 0
     before, start = calls(own_server), time.monotonic()
     await until(lambda: time.monotonic() > start + 2)
     assert calls(own_server) - before < 10
     own_server.call("CONFIG", "SET", "min-replicas-to-write", "0")
-    await until(lambda: not store._pipe._pending)
+    await until(lambda: not store._pipe.outbox.pending)
     await leave(store, 0)
     await store.aclose()
 
@@ -320,7 +323,7 @@ async def test_one_command_for_each_attempt(
     await store.open("me", drop_event)
     own_server.call("CONFIG", "SET", "min-replicas-to-write", "1")
     asked = [ask(store, 0)]
-    await until(lambda: store._pipe._wire is None)
+    await until(lambda: store._pipe.outbox.wire is None)
     asked += [ask(store, number) for number in range(1, waiting)]
     before, start = calls(own_server), time.monotonic()
     await until(lambda: time.monotonic() > start + 1.5)
@@ -339,7 +342,7 @@ async def test_refused_for_too_long(
     await store.open("me", drop_event)
     # No other time limit may end it first, with another error.
     monkeypatch.setattr("aiolock.stores.redis._outbox.COMMAND_TIMEOUT", 1.5)
-    monkeypatch.setattr("aiolock.stores.redis._outbox.LOOK", 0.05)
+    monkeypatch.setattr("aiolock.stores.redis._deadlines.LOOK", 0.05)
     own_server.call("CONFIG", "SET", "min-replicas-to-write", "1")
     for number in range(2):
         with pytest.raises(aiolock.StoreError, match=r"too few replicas.*NOREPLICAS") as caught:
@@ -385,9 +388,9 @@ async def test_renewals_keep_their_order(store: RedisStore, proxy: Proxy) -> Non
     ]
     answers = [store.submit(Renew(renewals)), store.submit(Renew(renewals[1:]))]
     looked = look(store)
-    taken = store._pipe._take_later(store._pipe._sent[-3])
+    taken = store._pipe._reader._take_later(store._pipe.outbox.sent[-3])
     assert [each.script for each in taken] == [RENEW, RENEW]
-    store._pipe.again(taken, asking=False)
+    store._pipe.outbox.again(taken)
     command_link(proxy).hear()
     assert [await answer for answer in answers] == [[True, True], [True]]
     await looked
@@ -501,15 +504,15 @@ async def test_a_link_that_is_slow_is_not_dead(redis_server: RedisServer, prefix
     async with aiolock.connect(redis_server.url, prefix=prefix) as client:
         store: Any = client._engine.store
         pipe = store._pipe
-        wire = pipe._wire
+        wire = pipe.outbox.wire
         await client.lock("a").status()
         pending = store.submit(ReadPosted("lock:a"))
-        pipe._sent[0].sent -= 100
-        pipe._look()
-        assert pipe._wire is wire, "it has just been heard"
-        pipe._heard_at -= 100
-        pipe._look()
-        assert pipe._wire is None
+        pipe.outbox.sent[0].sent -= 100
+        pipe._deadlines.check()
+        assert pipe.outbox.wire is wire, "it has just been heard"
+        pipe._deadlines._replied_at -= 100
+        pipe._deadlines.check()
+        assert pipe.outbox.wire is None
         await pending
 
 
@@ -691,7 +694,7 @@ async def test_those_that_ask_together_get_no_answer_of_aiolocks(
 
     async with aiolock.connect(redis_server.url, prefix=prefix) as client:
         await one_after_the_other(await newcomers(client, 8))
-        monkeypatch.setattr("aiolock.stores.redis._incoming.several", not_understood)
+        monkeypatch.setattr("aiolock.stores.redis._reader.several", not_understood)
         first, *others = await newcomers(client, 8)
         assert await (await first).release()
         for task in others:
@@ -743,7 +746,7 @@ async def test_a_question_that_was_kept_back_was_never_written(
     ]
     assert store._pipe._link.wire is not None
     store._pipe._link.drop(ConnectionError("lost"))
-    assert store._pipe._wire is None
+    assert store._pipe.outbox.wire is None
     left = [store.submit(Release("lock", waiter(number), FORM, 0)) for number in (1, 2)]
     assert [future.done() and future.result() for future in left] == [WAS_ABSENT] * 2
     assert [future.cancelled() for future in asked] == [False, True, True]
@@ -763,7 +766,7 @@ async def test_those_that_ask_together_of_a_server_that_cannot_serve_them(
     """They wait for one that can; or are told, and that nothing was done."""
     async with aiolock.connect(own_server.url, prefix=prefix) as client:
         await one_after_the_other(await newcomers(client, 8))
-        store_of(client)._pipe.patient = patient
+        store_of(client)._pipe._reader.patient = patient
         own_server.call("CONFIG", "SET", "min-replicas-to-write", "1")
         tasks = await newcomers(client, 8)
         await asyncio.sleep(0.3)

@@ -1,0 +1,286 @@
+"""The reader of a pipeline: replies come in the order of the commands, and answer or refuse them.
+
+What decides here is whether the server may have carried the command out: ``Command.times`` counts
+the copies that may have been, so a refusal that did nothing takes its copy back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Callable
+from typing import Any, Final
+
+from redis.exceptions import InvalidResponse
+
+from aiolock._prompt import Prompt
+from aiolock.protocol import Queued
+from aiolock.stores.redis._codec import waiter_of
+from aiolock.stores.redis._command import Called, Command
+from aiolock.stores.redis._errors import Refusal, code_of, did_nothing
+from aiolock.stores.redis._outbox import Outbox
+from aiolock.stores.redis._replies import Opened, Present, left, several
+from aiolock.stores.redis._scripts import (
+    ACQUIRE_SEVERAL,
+    BEAT,
+    GO_ON,
+    OPEN,
+    PRESENCE,
+    RENEW,
+    bulk,
+)
+from aiolock.stores.redis._wire import FEW
+
+_AGAIN: Final = 5
+"""How often a command is written again after a refusal that should not come a second time."""
+_CLOCKS: Final = (OPEN, PRESENCE, BEAT)
+"""Scripts whose replies have the server's clock, and which are rarely called."""
+
+_ELSEWHERE: Final = ("READONLY", "LOADING", "MASTERDOWN", "BUSY", "NOREPLICAS")
+"""Answers of a server that cannot serve us now: connect again, to it or to its successor."""
+_ONLY_PATIENT: Final = ("READONLY", "NOREPLICAS")
+"""Those that may last for ever: only a client that was served before waits for their end."""
+
+OnRefusal = Callable[[list[Command], Refusal], bool]
+"""A function that gets commands of one call, and why it was refused; whether it deals with them.
+
+It is asked before they fail. A command that it takes over is answered later, or given up.
+"""
+
+
+def _ignore(reply: Any, error: Exception | None) -> None:
+    """Nobody waits for the answer."""
+
+
+def not_an_answer(reply: Any) -> InvalidResponse:
+    return InvalidResponse(f"not an answer of aiolock's: {reply!r}")
+
+
+class Reader:
+    """Pairs replies with the commands of an outbox."""
+
+    def __init__(
+        self,
+        outbox: Outbox,
+        *,
+        drop: Callable[[Exception], None],
+        on_push: Callable[[str], None],
+        on_probe: Callable[[Command, Any], None],
+        on_queued: Callable[[], None] | None = None,
+        on_refusal: OnRefusal | None = None,
+    ) -> None:
+        """``drop`` ends this connection for a reason; the commands without a reply are kept.
+
+        ``on_push`` gets each push that comes with a reply, ``on_probe`` the `probe` and its reply.
+        ``on_queued`` is called when a waiter of ours is in a queue.
+        """
+        self._outbox = outbox
+        self._sent = outbox.sent
+        self._drop = drop
+        self._on_push = on_push
+        self._on_probe = on_probe
+        self._on_queued = on_queued
+        self._on_refusal = on_refusal
+        self._loop = asyncio.get_running_loop()
+        self._scheduled = False
+        """A task continues in the next iteration, so every later answer waits for that, too."""
+        self.probe: Command | None = None
+        """The first command on this connection, until it is answered; it is for `on_probe`."""
+        self.proved = False
+        """Whether another command was answered on this connection."""
+        self.quiet_since = outbox.time()
+        """When the last command was sent that was answered."""
+        self.patient = False
+        """Whether to wait for a replica to become the master: while the client is open,
+        not before."""
+
+    def on_reply(self, reply: Any) -> None:
+        outbox = self._outbox
+        if not self._sent:
+            self._drop(InvalidResponse(f"nobody asked for {reply!r}"))
+            return
+        command = self._sent.popleft()
+        outbox.replied, outbox.last_head = True, None
+        if command is self.probe:
+            self.probe = None
+            self._on_probe(command, reply)
+        elif command.together > 1:
+            self._answered_together(command, reply)
+        elif isinstance(reply, Refusal):
+            self._refused(command, reply)
+        else:
+            self._answered(command, reply)
+        if outbox.drained is not None:
+            outbox.check_drained()
+
+    # Answers
+
+    def _answered(self, command: Command, reply: Any) -> None:
+        script, future = command.script, command.future
+        self.quiet_since = command.sent
+        self.proved = True
+        try:
+            if script.pushes and isinstance(reply, bytes):
+                # The push comes first: the next holder need not wait for the last one.
+                self._on_push(reply.decode("utf-8", "replace"))
+        finally:
+            if not future.done():
+                try:
+                    # The first copy may have been carried out as well, and this is the reply to the
+                    # second.
+                    decode = script.decode if command.times == 1 else script.decode_again
+                    answer = decode(reply)
+                except (TypeError, ValueError, IndexError):
+                    self._undecoded(command, reply)
+                else:
+                    if script in _CLOCKS and isinstance(answer, Opened | Present | Queued):
+                        self._outbox.copies.read_clock(command.sent, answer.now)
+                    if self._on_queued is not None and isinstance(answer, Queued):
+                        self._on_queued()
+                    if isinstance(future, Called):
+                        future.set_result(answer)  # its function does the rest
+                    else:
+                        self._resolve(future, answer)
+            else:
+                self._unawaited(command, reply)
+
+    def _unawaited(self, command: Command, reply: Any) -> None:
+        answered = self._take_rest(reply)
+        if answered is not reply:
+            self._answered(command, answered)
+
+    def _undecoded(self, command: Command, reply: Any) -> None:
+        answered = self._take_rest(reply)  # which no decoder takes
+        if answered is not reply:
+            self._answered(command, answered)
+        else:
+            self._outbox.fail(command, not_an_answer(reply))
+
+    def _take_rest(self, reply: Any) -> Any:
+        """The reply without the work that its script has left, which is asked for."""
+        rest = left(reply)
+        if rest is None:
+            return reply
+        for values in rest.calls:
+            arguments = bulk(3) + b"".join(map(bulk, values))
+            _ = self._outbox.call(GO_ON, 1 + len(values), arguments, reply=Called(_ignore))
+        return rest.reply
+
+    def _answered_together(self, first: Command, reply: Any) -> None:
+        """Split one reply for several commands, which are treated one by one from now on."""
+        commands = [first, *(self._sent.popleft() for _ in range(first.together - 1))]
+        first.together = 1
+        if isinstance(reply, Refusal):
+            self._refused_together(commands, reply)
+            return
+        self.quiet_since = first.sent
+        self.proved = True
+        self._split(commands, reply)
+
+    def _split(self, commands: list[Command], reply: Any) -> None:
+        waiters = [waiter_of(command.waiter) for command in commands if command.waiter]
+        try:
+            answers = several(reply, waiters)
+        except (AttributeError, IndexError, TypeError, ValueError):
+            answered = self._take_rest(reply)
+            if answered is not reply:
+                self._split(commands, answered)
+                return
+            for command in commands:
+                self._outbox.fail(command, not_an_answer(reply))
+            return
+        if self._on_queued is not None:
+            self._on_queued()
+        for command, answer in zip(commands, answers, strict=True):
+            if not command.future.done():
+                assert not isinstance(command.future, Called), "a member gathers nothing"
+                self._resolve(command.future, answer)
+
+    def _resolve(self, future: asyncio.Future[Any], answer: Any) -> None:
+        # Its task continues at once if few replies are due. Otherwise it continues in the next
+        # iteration, so that the commands of all tasks go out together; and so does every task that
+        # is answered after it, to keep their order.
+        if len(self._sent) < FEW and isinstance(future, Prompt) and not self._scheduled:
+            future.resolve(answer)
+            return
+        future.set_result(answer)
+        if not self._scheduled:
+            self._scheduled = True
+            self._loop.call_soon(self._next_turn)
+
+    def _next_turn(self) -> None:
+        self._scheduled = False
+
+    # Refusals
+
+    def cannot_serve(self, code: str) -> bool:
+        """Whether a server with this refusal is to be left, and the commands kept for another."""
+        return code in _ELSEWHERE and (self.patient or code not in _ONLY_PATIENT)
+
+    def _refused(self, command: Command, refusal: Refusal) -> None:
+        code = code_of(refusal)
+        if self.cannot_serve(code):
+            command.times -= 1  # the server did nothing with this copy
+            self._sent.appendleft(command)
+            self._drop(refusal)
+            return
+        self.proved = True
+        if code == "NOSCRIPT":
+            later = self._take_later(command)
+            self._outbox.known.discard(command.script)
+            self._once_more(command, refusal)
+            self._outbox.again(later)
+        elif self._on_refusal is not None and self._on_refusal([command], refusal):
+            pass
+        elif code == "LATE" and (clock := re.search(r"\d+", str(refusal))):
+            # Its reply is still awaited, so the server's clock was set, or our process was stopped.
+            self._outbox.copies.read_clock(command.sent, int(clock[0]))
+            self._once_more(command, refusal)
+        else:
+            if command.preface_of is not None:  # without its preface, that one must not be repeated
+                command = command.preface_of
+                command.must_run = False
+            refused = command.times == 1 and did_nothing(refusal)
+            self._outbox.fail(command, refusal, refused=refused)
+
+    def _refused_together(self, commands: list[Command], refusal: Refusal) -> None:
+        code = code_of(refusal)
+        if code == "NOSCRIPT":
+            self._outbox.known.discard(ACQUIRE_SEVERAL)
+        if self.cannot_serve(code):
+            first, *others = commands
+            for command in others:
+                command.times -= 1  # the server did nothing with this copy
+            self._sent.extendleft(reversed(others))
+            self._refused(first, refusal)
+        elif self._on_refusal is None or not self._on_refusal(commands, refusal):
+            for command in commands:
+                self._refused(command, refusal)
+
+    def _take_later(self, refused: Command) -> list[Command]:
+        """Take the later commands about its name, which may rely on it.
+
+        A renewal relies on the report that its waiter holds the lock. Some of them may be carried
+        out twice, which is harmless, as after a break. Nothing relies on a question without an
+        answer.
+        """
+        if not refused.must_run or not refused.key:
+            return []
+        argument = b"\r\n%b\r\n" % refused.key
+        # A renewal is about many names: later ones come behind it, whatever theirs are.
+        renews = refused.script is RENEW
+        later = self._outbox.take_written(
+            lambda other: argument in other.arguments or (renews and other.script is RENEW)
+        )
+        for command in later:
+            command.preface = refused.preface
+        return later
+
+    def _once_more(self, command: Command, refusal: Refusal) -> None:
+        """Write a refused command again, if it would not be refused a second time."""
+        outbox = self._outbox
+        command.again += 1
+        if outbox.wire is None or command.again > _AGAIN:
+            outbox.fail(command, refusal, refused=command.times == 1)
+        elif command.wanted:
+            outbox.send(outbox.wire, command, outbox.time())
