@@ -28,8 +28,8 @@ class Link:
     """One connection to the server, replaced when it breaks.
 
     psycopg connects (hosts, TLS, authentication), and ``greet`` prepares the connection. Then
-    ``up`` has it, until ``down`` is called with the reason why it is lost; then ``failing`` with
-    the reason each time that no other can be made.
+    ``on_up`` has it, until ``on_down`` is called with the reason why it is lost; then
+    ``on_failing`` with the reason each time that no other can be made.
     """
 
     def __init__(
@@ -37,9 +37,9 @@ class Link:
         conninfo: str,
         *,
         greet: Callable[[Connection], Awaitable[None]],
-        up: Callable[[Connection], None],
-        down: Callable[[Exception], None],
-        failing: Callable[[Exception], None],
+        on_up: Callable[[Connection], None],
+        on_down: Callable[[Exception], None],
+        on_failing: Callable[[Exception], None],
     ) -> None:
         self._conninfo = conninfo
         self._shown = shown_of(conninfo)
@@ -48,9 +48,9 @@ class Link:
         # psycopg tries one host after the other: the server at the first may be gone.
         self._patience = _GREETING + hosts * float(known["connect_timeout"] or 0)
         self._greet = greet
-        self._up = up
-        self._down = down
-        self._failing = failing
+        self._on_up = on_up
+        self._on_down = on_down
+        self._on_failing = on_failing
         self._pause = 0.0
         self._closed = False
         self._redialling: asyncio.Task[None] | None = None
@@ -80,7 +80,7 @@ class Link:
     def _enter(self, connection: Connection) -> None:
         self.connection = connection
         try:
-            self._up(connection)
+            self._on_up(connection)
         except BaseException:  # the connection is lost already
             self.connection = None
             connection.pgconn.finish()
@@ -127,7 +127,7 @@ class Link:
         connection, self.connection = self.connection, None
         if connection is not None:
             self.error = reason
-            self._down(reason)
+            self._on_down(reason)
             connection.pgconn.finish()
         if self._redialling is None and not self._closed:
             self._redialling = asyncio.create_task(self._redial(), name="aiolock redial")
@@ -141,7 +141,7 @@ class Link:
                     await self._dial_and_enter()
                 except Exception as error:  # noqa: BLE001  # whatever it is, dial again
                     self.error = error
-                    self._failing(error)
+                    self._on_failing(error)
         finally:
             self._redialling = None
 
@@ -150,7 +150,7 @@ class Link:
         self._closed = True
         connection, self.connection = self.connection, None
         if connection is not None:
-            self._down(Failed("the client was closed"))
+            self._on_down(Failed("the client was closed"))
             await connection.close()
         if self._redialling is not None:
             self._redialling.cancel()

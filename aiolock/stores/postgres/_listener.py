@@ -34,23 +34,27 @@ class Listener:
         *,
         command: Callable[[], Awaitable[object]],
         on_push: Callable[[str], None],
-        lost: Callable[[Exception], None],
-        failing: Callable[[Exception], None],
-        back: Callable[[], None],
+        on_lost: Callable[[Exception], None],
+        on_failing: Callable[[Exception], None],
+        on_restored: Callable[[], None],
     ) -> None:
         """``command`` runs any command on the other connection of the client. ``on_push`` gets the
-        pushes; ``lost`` the reason why there is no connection, ``failing`` why there is still none;
-        ``back`` is called when there is another one, and pushes may be lost.
+        pushes; ``on_lost`` the reason why there is no connection, ``on_failing`` why there is still
+        none; ``on_restored`` is called when there is another one, and pushes may be lost.
         """
         self._settings = settings
         self._client = client
         self._command = command
         self._on_push = on_push
-        self._lost = lost
-        self._back = back
+        self._on_lost = on_lost
+        self._on_restored = on_restored
         self._loop = asyncio.get_running_loop()
         self._link = Link(
-            settings.listens, greet=self._greet, up=self._up, down=self._down, failing=failing
+            settings.listens,
+            greet=self._greet,
+            on_up=self._on_up,
+            on_down=self._on_down,
+            on_failing=on_failing,
         )
         self._connection: Connection | None = None
         self._socket = -1
@@ -106,21 +110,21 @@ class Listener:
         await connection.execute("SELECT aiolock.hello(%s, %s, %s, %s)", who)
         await connection.execute(f'LISTEN "aiolock:{self._client}"'.encode())
 
-    def _up(self, connection: Connection) -> None:
+    def _on_up(self, connection: Connection) -> None:
         self._connection = connection
         self._socket = connection.pgconn.socket
         self.heartbeat_at = self._loop.time()
         self._loop.add_reader(self._socket, self._readable)
         self._link.proved()
         if self._opened:
-            self._back()
+            self._on_restored()
         self._readable()  # pushes may have come while it was greeted
 
-    def _down(self, reason: Exception) -> None:
+    def _on_down(self, reason: Exception) -> None:
         if self._connection is not None:
             self._connection = None
             self._loop.remove_reader(self._socket)
-        self._lost(reason)
+        self._on_lost(reason)
 
     def drop(self, reason: Exception) -> None:
         """Listen on another connection."""

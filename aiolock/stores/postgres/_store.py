@@ -3,45 +3,29 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import logging
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
 import psycopg
 
-from aiolock._adapters import ByMethods
-from aiolock._turns import Backlog, in_parts
+from aiolock._turns import Backlog
 from aiolock.copying import Uncopyable
 from aiolock.errors import StoreError
-from aiolock.protocol import (
-    BREAK_UNKNOWN,
-    FEW,
-    WAS_ABSENT,
-    WAS_UNKNOWN,
-    Answer,
-    Deliver,
-    Form,
-    Page,
-    Posted,
-    Reconnected,
-    Renewal,
-    ReportHandoff,
-    Status,
-    WaiterId,
-)
+from aiolock.protocol import Deliver, Operation, ReadPage, ReadStatus, Reconnected, ReportHandoff
 from aiolock.store import Features
 from aiolock.stores._link_state import LinkState
 from aiolock.stores._opening import Opening
 from aiolock.stores._protocols import both
 from aiolock.stores.postgres import _codec as codec
-from aiolock.stores.postgres._codec import Value, number, numbers
+from aiolock.stores.postgres._calls import ENCODE, Call, Encoder, count, text
+from aiolock.stores.postgres._codec import number
 from aiolock.stores.postgres._errors import Failed, is_misconfigured, store_error
 from aiolock.stores.postgres._listener import Listener
-from aiolock.stores.postgres._pipe import Pipe
+from aiolock.stores.postgres._pipeline import Pipeline
+from aiolock.stores.postgres._reading import StatusReader
 from aiolock.stores.postgres._schema import PROTOCOL
 from aiolock.stores.postgres._settings import Settings
 
@@ -55,23 +39,19 @@ _SWEEP: Final = 60.0
 """Seconds between two sweeps of one client: a sweep removes expired rows."""
 _SOON: Final = 0.01
 """Seconds until the next sweep, at least, if there may be more to remove."""
-_PAGE: Final = 200
-"""Names on one page of a snapshot."""
-_PARTIES: Final = 128
-"""Waiters, or holders, that are read at one moment; a page of a snapshot has some more."""
 _DELIVERED: Final = 64
 """Pushes in one iteration of the event loop; others have a turn then."""
 _SWEPT: Final = 100
 """Names that are checked in one sweep, and clients that are forgotten, at most."""
+_CLOCK: Final = Call("clock", "", (), text)
 
 
-class PostgresStore(ByMethods, Uncopyable):
+class PostgresStore(Uncopyable):
     """Locks in one PostgreSQL database, through two connections: commands, and pushes."""
 
     def __init__(self, settings: Settings, prefix: str) -> None:
         self._settings = settings
         self._prefix = prefix
-        self._resizes = itertools.count(1)
         self._closing = True
         self._opening = Opening()
         self._timer: asyncio.TimerHandle | None = None
@@ -89,25 +69,27 @@ class PostgresStore(ByMethods, Uncopyable):
         self._closing = False
         self._client = client
         self._me = client.encode()
+        self._encoder = Encoder(self._prefix, client)
         self._deliver = deliver
         self._loop = asyncio.get_running_loop()
         self._links = links = LinkState(deliver, is_misconfigured)
         self._pushes = Backlog[Callable[[], object]](lambda push: push(), most=_DELIVERED)
         """The pushes to deliver: one answer may have a hundred of them."""
-        self._pipe = Pipe(
+        self._pipe = Pipeline(
             self._settings,
             on_pushes=self._on_pushes,
-            lost=partial(links.down, "commands"),
-            failing=partial(links.failing, "commands"),
-            back=self._back,
+            on_lost=partial(links.down, "commands"),
+            on_failing=partial(links.failing, "commands"),
+            on_restored=self._back,
         )
+        self._reader = StatusReader(self._pipe.call, self._prefix)
         self._listener = Listener(
             *(self._settings, client),
-            command=lambda: self._call("clock", "", [], _text),
+            command=lambda: self._pipe.call(_CLOCK),
             on_push=self._on_push,
-            lost=partial(links.down, "listening"),
-            failing=partial(links.failing, "listening"),
-            back=self._listens_again,
+            on_lost=partial(links.down, "listening"),
+            on_failing=partial(links.failing, "listening"),
+            on_restored=self._listens_again,
         )
         self._opened = False
         await self._opening.run(self._open(), self.aclose)
@@ -136,7 +118,7 @@ class PostgresStore(ByMethods, Uncopyable):
 
     async def _check_delivery(self) -> None:
         """Check that pushes of our commands arrive where we listen."""
-        answer = await self._call("beat", "", [self._me], _text)
+        answer = await self._pipe.call(Call("beat", "", [self._me], text))
         try:
             async with asyncio.timeout(HEARTBEAT_TIMEOUT):
                 await self._listener.heartbeat.wait()
@@ -161,7 +143,7 @@ class PostgresStore(ByMethods, Uncopyable):
         # With this probability, clients that are open only for a moment do their share of sweeps.
         if random.random() * _SWEEP < self._loop.time() - self._swept_at:  # noqa: S311
             self._sweep()
-        self._call("bye", "", [self._me], _text).add_done_callback(_ignore)
+        self._pipe.call(Call("bye", "", [self._me], text)).add_done_callback(_ignore)
         await self._disconnect()
 
     async def _disconnect(self) -> None:
@@ -203,7 +185,7 @@ class PostgresStore(ByMethods, Uncopyable):
         """Check both connections: the answer proves one, the heartbeat that arrives proves both."""
         now = self._loop.time()
         self._timer = self._loop.call_later(HEARTBEAT, self._beat)
-        self._call("beat", "", [self._me], _text).add_done_callback(_ignore)
+        self._pipe.call(Call("beat", "", [self._me], text)).add_done_callback(_ignore)
         self._loop.call_later(HEARTBEAT_TIMEOUT, self._check_answered, now)
 
     def _check_answered(self, sent: float) -> None:
@@ -218,7 +200,8 @@ class PostgresStore(ByMethods, Uncopyable):
     def _sweep(self) -> None:
         """Have the server remove some of the expired rows."""
         self._swept_at = self._loop.time()
-        self._call("sweep", "", [number(_SWEPT)], _count).add_done_callback(self._has_swept)
+        sweep = Call("sweep", "", [number(_SWEPT)], count)
+        self._pipe.call(sweep).add_done_callback(self._has_swept)
 
     def _has_swept(self, done: asyncio.Future[int]) -> None:
         """Go on soon if there may be more, after as long as that took: others have work, too."""
@@ -232,207 +215,24 @@ class PostgresStore(ByMethods, Uncopyable):
 
     # The operations
 
-    def _call(
-        self,
-        function: str,
-        name: str,
-        arguments: Sequence[Value],
-        decode: Callable[[str, bool], Any],
-        *,
-        must_run: bool = True,
-        expires: bool = False,
-        leaves_tombstone: bool = False,
-    ) -> asyncio.Future[Any]:
-        return self._pipe.call(
-            function,
-            name,
-            arguments,
-            decode,
-            must_run=must_run,
-            expires=expires,
-            leaves_tombstone=leaves_tombstone,
-        )
-
-    def _key(self, name: str) -> bytes:
-        return codec.bytea(codec.key(self._prefix, name))
-
-    def acquire(
-        self,
-        name: str,
-        waiter: WaiterId,
-        form: Form,
-        ttl: int,
-        *,
-        ticket: int,
-        wait: bool,
-        max_waiters: int,
-    ) -> asyncio.Future[Answer]:
-        arguments = (
-            *(self._key(name), self._me, number(waiter.seq), codec.form(form), number(ttl)),
-            *(number(ticket), number(wait), number(max_waiters)),
-        )
-        return self._call("acquire", name, arguments, _answer, must_run=False, expires=True)
-
-    def release(
-        self,
-        name: str,
-        waiter: WaiterId,
-        form: Form,
-        fence: int,
-        *,
-        entered: bool = True,
-        lost: bool = False,
-    ) -> asyncio.Future[int]:
-        arguments = (
-            *(self._key(name), self._me, number(waiter.seq), number(fence)),
-            None if entered and lost else number(entered),
-        )
-        if fence and not entered:
-            # A grant that came too late: its waiter asks again, so it must not be marked as gone.
-            return self._call("release", name, (*arguments, b"0"), _was)
-        return self._call("release", name, arguments, _was, leaves_tombstone=True)
-
-    def report_handoff(self, passed: ReportHandoff) -> asyncio.Future[int]:
-        """Never called: no waiter knows which one is before it, so no client hands a lock off."""
-        never: asyncio.Future[int] = self._loop.create_future()
-        refused = StoreError("the PostgreSQL store supports no local hand-off")
-        refused.refused = True
-        never.set_exception(refused)
-        return never
-
-    def renew(self, renewals: Sequence[Renewal]) -> asyncio.Future[list[bool | None]]:
-        names = b",".join([b'"\\%b"' % self._key(renewal.name) for renewal in renewals])
-        arguments = (
-            *(b"{%b}" % names, self._me, numbers([renewal.waiter.seq for renewal in renewals])),
-            numbers([renewal.fence for renewal in renewals]),
-            numbers([renewal.ttl for renewal in renewals]),
-        )
-        return self._call("renew", "", arguments, _held, expires=True)
-
-    def status(self, name: str, *, waiters: bool = True) -> asyncio.Future[Status]:
-        return asyncio.ensure_future(self._status(name) if waiters else self._few(name))
-
-    def snapshot(self, start: str = "") -> asyncio.Future[Page]:
-        return asyncio.ensure_future(self._snapshot(start))
-
-    async def _ask(
-        self,
-        name: str,
-        *,
-        waiters: int = 0,
-        behind: tuple[int, str, int] = codec.FIRST,
-        before: int = 0,
-        holders: int = 0,
-        fence: int = 0,
-    ) -> codec.Part:
-        """A part of the status: so many waiters behind a place, so many holders behind a fence."""
-        ticket, client, seq = behind
-        arguments = (
-            *(self._key(name), number(waiters), number(ticket), client.encode(), number(seq)),
-            *(number(holders), number(fence)),
-        )
-        part: codec.Part = await self._call(
-            "status", name, arguments, lambda text, _: codec.part(name, text, before)
-        )
-        return part
-
-    async def _few(self, name: str) -> Status:
-        part = await self._ask(name, holders=FEW)
-        few = len(part.status.holders)
-        return replace(part.status, more_holders=part.holding - few if few == FEW else 0)
-
-    async def _status(self, name: str) -> Status:
-        return await self._read(name, await self._ask(name, waiters=_PARTIES, holders=_PARTIES))
-
-    async def _read(self, name: str, part: codec.Part) -> Status:
-        """The status that begins with this part; see `ReadStatus` for one of many parties."""
-        waiters = [*part.status.waiters]
-        if max(len(waiters), len(part.status.holders)) < _PARTIES:
-            return part.status
-        while len(part.status.waiters) == _PARTIES:
-            part = await self._ask(name, waiters=_PARTIES, behind=part.last, before=len(waiters))
-            waiters += part.status.waiters
-        part = await self._ask(name, holders=_PARTIES)
-        holders = [*part.status.holders]
-        while len(part.status.holders) == _PARTIES:
-            part = await self._ask(name, holders=_PARTIES, fence=holders[-1].fence)
-            holders += part.status.holders
-        return await in_parts(codec.joined(name, waiters, holders, part.status))
-
-    async def _snapshot(self, start: str) -> Page:
-        own = codec.key(self._prefix, "")
-        behind = bytes.fromhex(start) or own
-        arguments = (codec.bytea(own), codec.bytea(behind), number(_PAGE), number(_PARTIES))
-        found: codec.Parts = await self._call(
-            "snapshot", "", arguments, lambda text, _: codec.page(text)
-        )
-        parts, more = found
-        return Page([await self._read(part.status.name, part) for part in parts], more)
-
-    def finish(
-        self, name: str, waiter: WaiterId, form: Form, fence: int, remember: int
-    ) -> asyncio.Future[int]:
-        arguments = (
-            *(self._key(name), self._me, number(waiter.seq), number(fence), number(remember)),
-        )
-        return self._call("finish", name, arguments, _was, leaves_tombstone=True)
-
-    def request(self, name: str) -> asyncio.Future[int]:
-        return self._call("request", name, (self._key(name), self._me), _count, expires=True)
-
-    def downgrade(self, name: str, waiter: WaiterId, form: Form, fence: int) -> asyncio.Future[int]:
-        arguments = (self._key(name), self._me, number(waiter.seq), number(fence))
-        return self._call("downgrade", name, arguments, _count)
-
-    def resize(self, name: str, declared: int, limit: int, remember: int) -> asyncio.Future[int]:
-        token = f"{self._client}.{next(self._resizes)}".encode()
-        arguments = (
-            *(self._key(name), self._me, number(declared), number(limit), number(remember), token),
-        )
-        return self._call("resize", name, arguments, _count, expires=True)
-
-    def post(
-        self, name: str, count: int, *, token: str, declared: int, value: str, remember: int
-    ) -> asyncio.Future[int]:
-        arguments = (
-            *(self._key(name), self._me, number(count), token.encode(), number(declared)),
-            *(codec.bytea(value.encode()), number(remember)),
-        )
-        return self._call("post", name, arguments, _count, expires=True)
-
-    def read(self, name: str) -> asyncio.Future[Posted]:
-        return self._call("read", name, (self._key(name),), lambda text, _: codec.posted(text))
-
-    def break_(self, name: str, fences: Sequence[int]) -> asyncio.Future[int]:
-        return self._call("break_", name, (self._key(name), self._me, numbers(fences)), _broken)
-
-
-def _text(text: str, _: bool) -> str:  # noqa: FBT001  # a callback, as those below
-    return text
-
-
-def _answer(text: str, _: bool) -> Answer:  # noqa: FBT001
-    return codec.answer(text)
-
-
-def _count(text: str, _: bool) -> int:  # noqa: FBT001
-    return int(text)
-
-
-def _held(text: str, _: bool) -> list[bool]:  # noqa: FBT001
-    return codec.held(text)
-
-
-def _was(text: str, again: bool) -> int:  # noqa: FBT001
-    """Decode a release or the like: the first copy may have done what the second finds done."""
-    was = int(text)
-    return WAS_UNKNOWN if again and was == WAS_ABSENT else was
-
-
-def _broken(text: str, again: bool) -> int:  # noqa: FBT001
-    """Decode a break: the first copy may have broken what the second does not find."""
-    broken = int(text)
-    return BREAK_UNKNOWN if again and not broken else broken
+    def submit(self, operation: Operation[Any]) -> asyncio.Future[Any]:
+        encode = ENCODE.get(type(operation))
+        if encode is not None:
+            return self._pipe.call(encode(self._encoder, operation))
+        match operation:
+            case ReadStatus():
+                return asyncio.ensure_future(self._reader.status(operation))
+            case ReadPage():
+                return asyncio.ensure_future(self._reader.page(operation))
+            case ReportHandoff():
+                # Never asked for: no waiter knows which one is before it, so no client hands off.
+                refused = StoreError("the PostgreSQL store supports no local hand-off")
+                refused.refused = True
+                never: asyncio.Future[Any] = self._loop.create_future()
+                never.set_exception(refused)
+                return never
+            case _:
+                raise TypeError(f"no store has {operation!r}")
 
 
 def _ignore(done: asyncio.Future[Any]) -> None:

@@ -29,15 +29,17 @@ from aiolock.cli.main import main
 from aiolock.protocol import Post, ReadPosted
 from aiolock.stores import postgres
 from aiolock.stores.postgres import (
+    _greeting,
     _link,
     _listener,
     _notices,
-    _pipe,
+    _pipeline,
     _schema,
     _settings,
     _store,
     _wire,
 )
+from aiolock.stores.postgres._calls import Call, text
 from aiolock.stores.postgres._errors import Failed
 from aiolock.stores.postgres._store import PostgresStore
 from tests.support import databases
@@ -316,7 +318,9 @@ async def test_a_link_that_is_made_while_another_thread_forks() -> None:
     made = threading.Event()
 
     def makes() -> None:
-        _link.Link("connect_timeout=3", greet=_never, up=_never, down=_never, failing=_never)
+        _link.Link(
+            "connect_timeout=3", greet=_never, on_up=_never, on_down=_never, on_failing=_never
+        )
         made.set()
 
     _link._before_fork()
@@ -352,8 +356,8 @@ async def test_a_server_that_does_not_answer(
     async with aiolock.connect(own_postgres.url("app")) as client:
         where = f"127.0.0.1:{own_postgres.port}"
         with own_postgres.stopped(), monkeypatch.context() as patched:
-            patched.setattr(_pipe, "REPLY_TIMEOUT", 0.4)
-            patched.setattr(_pipe, "COMMAND_TIMEOUT", 1.0)
+            patched.setattr(_pipeline, "REPLY_TIMEOUT", 0.4)
+            patched.setattr(_pipeline, "COMMAND_TIMEOUT", 1.0)
             with pytest.raises(aiolock.StoreError, match=where):
                 await client.lock("x").acquire()
         async with client.lock("x"):
@@ -439,7 +443,7 @@ async def test_a_batch_with_one_that_fails(postgres_server: PostgresServer, pref
     async with aiolock.connect(postgres_server.url("app"), prefix=prefix) as client:
         store = store_of(client)
         good = [store.submit(ReadPosted("x")) for _ in range(3)]
-        bad = store._call("read", "x", [b"\\xzz"], lambda text, _: text)
+        bad = store._pipe.call(Call("read", "x", [b"\\xzz"], text))
         more = [store.submit(ReadPosted("x")) for _ in range(3)]
         answers = await asyncio.gather(*good, bad, *more, return_exceptions=True)
         assert isinstance(answers[3], aiolock.StoreError)
@@ -522,7 +526,7 @@ async def test_a_flush_that_fails(
     """Once, while the connection lives, or with it: who was granted the lock hears of it soon."""
     at_first(own_postgres, how)
     monkeypatch.setattr(_store, "HEARTBEAT", 60.0)
-    monkeypatch.setattr(_pipe, "REPLY_TIMEOUT", 60.0)
+    monkeypatch.setattr(_pipeline, "REPLY_TIMEOUT", 60.0)
     async with pair(own_postgres.url("app")) as (ours, theirs):
         await hand_off(ours, theirs)
     assert logged in caplog.text
@@ -691,7 +695,7 @@ async def test_a_flush_without_an_answer(
         await queued(ours.lock("x"), 1)
         pipe = store_of(ours)._pipe
         wire = pipe._wire
-        monkeypatch.setattr(_pipe, "REPLY_TIMEOUT", 0.5)
+        monkeypatch.setattr(_pipeline, "REPLY_TIMEOUT", 0.5)
         await lease.release()
         await until(lambda: pipe._wire is not wire)
         await (await soon(waiting)).release()
@@ -1070,15 +1074,15 @@ async def test_a_server_that_says_nothing_more(
     own_postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It has greeted, and stops then: an error in time, and nothing is left of it."""
-    monkeypatch.setattr(_pipe, "REPLY_TIMEOUT", 0.3)
-    greet = _pipe.Pipe._greet
+    monkeypatch.setattr(_pipeline, "REPLY_TIMEOUT", 0.3)
+    greet = _pipeline.Pipeline._greet
     async with contextlib.AsyncExitStack() as stack:
 
-        async def greets(self: _pipe.Pipe, connection: Any) -> None:
+        async def greets(self: _pipeline.Pipeline, connection: Any) -> None:
             await greet(self, connection)
             stack.enter_context(own_postgres.stopped())
 
-        monkeypatch.setattr(_pipe.Pipe, "_greet", greets)
+        monkeypatch.setattr(_pipeline.Pipeline, "_greet", greets)
         with pytest.raises(aiolock.StoreError, match="no answer"):
             await asyncio.wait_for(aiolock.connect(own_postgres.url("app")).open(), 8)
 
@@ -1090,21 +1094,21 @@ async def test_lost_as_soon_as_it_is_greeted(
     """Coming back, it comes back once more; where a client opens, it is an error."""
     async with aiolock.connect(postgres_server.url("app")) as client:
         end = getattr(store_of(client), which)
-        up, failures = end._link._up, [psycopg.OperationalError("it is gone") for _ in range(2)]
+        up, failures = end._link._on_up, [psycopg.OperationalError("it is gone") for _ in range(2)]
 
         def fails_first(connection: Any) -> None:
             if failures:
                 raise failures.pop()
             up(connection)
 
-        end._link._up = fails_first
+        end._link._on_up = fails_first
         end._link.drop(ConnectionError("the test ends it"))
         await until(lambda: not failures and end._link.connection is not None)
         async with client.lock("x", timeout=5):
             pass
         with monkeypatch.context() as patch:
-            kind = {"_pipe": "_pipe.Pipe", "_listener": "_listener.Listener"}[which]
-            patch.setattr(f"aiolock.stores.postgres.{kind}._up", lambda *_: 1 / 0)
+            kind = {"_pipe": "_pipeline.Pipeline", "_listener": "_listener.Listener"}[which]
+            patch.setattr(f"aiolock.stores.postgres.{kind}._on_up", lambda *_: 1 / 0)
             with pytest.raises(ZeroDivisionError):
                 await aiolock.connect(postgres_server.url("app")).open()
 
@@ -1137,7 +1141,7 @@ async def test_sent_again_in_their_order(postgres_server: PostgresServer) -> Non
             command.born = 0.0
         numbers = sorted(command.number for command in batch)
         pipe._link.drop(ConnectionError("the test ends it"))
-        assert [command.number for command in pipe._waiting] == numbers
+        assert [command.number for command in pipe._outbox.waiting] == numbers
         for command in batch:
             command.born = asyncio.get_running_loop().time()
         await asyncio.wait_for(asyncio.gather(*asked), 5)
@@ -1149,7 +1153,7 @@ def test_a_dark_host_leaves_time_for_the_next() -> None:
     store = aiolock.connect("postgresql://app@a,b,c/x")._engine.store
     assert isinstance(store, PostgresStore)
     link = _link.Link(
-        store._settings.commands, greet=_never, up=_never, down=_never, failing=_never
+        store._settings.commands, greet=_never, on_up=_never, on_down=_never, on_failing=_never
     )
     assert link._patience >= 3 * 3 + 4
 
@@ -1207,7 +1211,7 @@ async def test_another_encoding(own_postgres: PostgresServer, encoding: str) -> 
             assert leader is not None
             assert leader.value == "ü🙂"
         with pytest.raises(aiolock.StoreError, match=r"^PostgreSQL at [^ ]+: invalid .*[^^]$"):
-            await store_of(ours)._call("read", "x", [b"\\xzz"], lambda text, _: text)
+            await store_of(ours)._pipe.call(Call("read", "x", [b"\\xzz"], text))
 
 
 async def test_no_server() -> None:
@@ -1423,11 +1427,11 @@ async def test_another_protocol(
     own_postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A schema of the next version serves this one, of one later or before it is an error."""
-    monkeypatch.setattr(_pipe, "PROTOCOL", 0)
+    monkeypatch.setattr(_greeting, "PROTOCOL", 0)
     async with aiolock.connect(own_postgres.url("app")) as client, client.lock("x"):
         assert client.protocols == (_schema.PROTOCOL,)
     for ours in (-1, 2):
-        monkeypatch.setattr(_pipe, "PROTOCOL", ours)
+        monkeypatch.setattr(_greeting, "PROTOCOL", ours)
         text = rf"run `aiolock init-db URL`.*protocol 1 is spoken there.*speaks protocol {ours},"
         with pytest.raises(aiolock.StoreError, match=text):
             await aiolock.connect(own_postgres.url("app")).open()
