@@ -6,10 +6,22 @@ import re
 from importlib import resources
 from typing import Final
 
+from aiolock import protocol
+
 PROTOCOL: Final = 1
 """The protocol of this version: `aiolock.protocol()` says which one the database has."""
 _OWNS: Final = "SELECT pg_advisory_xact_lock(7597127063519228267);\n"
 """One client makes the schema at a time: `CREATE ... IF NOT EXISTS` does not wait for others."""
+
+_CONSTANTS: Final = {
+    name: str(getattr(protocol, name))
+    for name in (
+        *("A_MINUTE", "CHECKS", "CHECKS_IF_FULL", "GRANTS", "KEEP_ALIVE", "LOOKERS", "MAX_AHEAD"),
+        *("PRIORITY", "RESIZED", "STANDS_STILL"),
+    )
+}
+"""The constants of the protocol that the file names; the database has their values."""
+_NAMED: Final = re.compile(rf"\b({'|'.join(_CONSTANTS)})\b")
 
 SEARCH_PATH: Final = "search_path = pg_catalog, pg_temp"
 """The setting to make the schema under: what it calls is PostgreSQL's own."""
@@ -18,7 +30,7 @@ SEARCH_PATH: Final = "search_path = pg_catalog, pg_temp"
 def statements() -> str:
     """The SQL of the schema, to be run in one transaction by its owner. Idempotent."""
     text = resources.files(__package__ or "").joinpath("schema.sql").read_text("utf-8")
-    return _OWNS + text
+    return _OWNS + _NAMED.sub(lambda found: _CONSTANTS[found[0]], text)
 
 
 def functions() -> list[str]:

@@ -281,9 +281,9 @@ DECLARE
 BEGIN
     SELECT permits INTO known FROM aiolock.names WHERE name = n;
     IF known IS NULL THEN
-        INSERT INTO aiolock.names AS x (name, permits, keep_until) VALUES (n, d, us / 1000 + 60000)
+        INSERT INTO aiolock.names AS x (name, permits, keep_until) VALUES (n, d, us / 1000 + A_MINUTE)
             ON CONFLICT (name) DO UPDATE
-            SET permits = d, keep_until = greatest(x.keep_until, us / 1000 + 60000);
+            SET permits = d, keep_until = greatest(x.keep_until, us / 1000 + A_MINUTE);
         RETURN d;
     END IF;
     RETURN known;
@@ -427,7 +427,7 @@ BEGIN
             EXIT WHEN NOT (counted AND w.rule = '^' AND w.declared = 0);
             CONTINUE;
         END IF;
-        IF granted >= 128 AND w.rule IN ('', '*') AND NOT (w.client = me AND w.seq = asking) THEN
+        IF granted >= GRANTS AND w.rule IN ('', '*') AND NOT (w.client = me AND w.seq = asking) THEN
             PERFORM aiolock._push(n, w.client, me, concat_ws(' ', 'done', w.seq));
             EXIT;
         END IF;
@@ -493,8 +493,8 @@ CREATE OR REPLACE FUNCTION aiolock._end(n bytea, g aiolock.grants, me text, reas
 RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
     DELETE FROM aiolock.grants WHERE name = n AND fence = g.fence;
-    INSERT INTO aiolock.names AS x (name, fence) VALUES (n, g.fence + 64)
-        ON CONFLICT (name) DO UPDATE SET fence = greatest(x.fence, g.fence + 64);
+    INSERT INTO aiolock.names AS x (name, fence) VALUES (n, g.fence + MAX_AHEAD)
+        ON CONFLICT (name) DO UPDATE SET fence = greatest(x.fence, g.fence + MAX_AHEAD);
     IF g.client <> '-' THEN
         PERFORM aiolock._push(n, g.client, me, concat_ws(' ', 'lost', g.seq, g.fence, reason));
     END IF;
@@ -563,7 +563,7 @@ DECLARE
     ended boolean := false;
 BEGIN
     FOR g IN SELECT * FROM aiolock.grants WHERE name = n AND ends <= us / 1000
-        ORDER BY client = me AND seq = asking DESC, ends, fence LIMIT 128 FOR UPDATE SKIP LOCKED
+        ORDER BY client = me AND seq = asking DESC, ends, fence LIMIT GRANTS FOR UPDATE SKIP LOCKED
     LOOP
         ended := true;
         IF g.ends <= 0 THEN
@@ -708,7 +708,7 @@ BEGIN
         IF asked = 0 AND max_waiters > 0 THEN
             SELECT count(*) INTO waiting FROM aiolock.waiters WHERE name = n;
             IF waiting >= max_waiters THEN
-                PERFORM aiolock._remove_dead(n, me, us, waiting, 1024);
+                PERFORM aiolock._remove_dead(n, me, us, waiting, CHECKS_IF_FULL);
                 SELECT count(*), max(ticket) INTO waiting, last FROM aiolock.waiters
                     WHERE name = n;
             END IF;
@@ -721,7 +721,7 @@ BEGIN
         END IF;
         w.ticket := asked;
         IF asked = 0 THEN -- behind the last of its priority, even if the clock was set back
-            w.ticket := us + w.priority * 100000000000000;
+            w.ticket := us + w.priority * PRIORITY;
             t := last;
             IF t >= w.ticket + 50000000000000 THEN
                 SELECT ticket INTO t FROM aiolock.waiters
@@ -742,12 +742,12 @@ BEGIN
                 PERFORM aiolock._push(n, behind.client, me, concat_ws(' ', 'void', behind.seq));
             END IF;
         END IF;
-        IF asked = 0 AND w.ticket % 32 = 0 THEN
+        IF asked = 0 AND w.ticket % LOOKERS = 0 THEN
             SELECT ticket INTO t FROM aiolock.waiters WHERE name = n
                 ORDER BY name, ticket, client, seq LIMIT 1;
-            IF w.ticket - t >= 60000000 THEN
+            IF w.ticket - t >= STANDS_STILL THEN
                 SELECT count(*) INTO waiting FROM aiolock.waiters WHERE name = n;
-                PERFORM aiolock._remove_dead(n, me, w.ticket / 32, waiting, 128);
+                PERFORM aiolock._remove_dead(n, me, w.ticket / LOOKERS, waiting, CHECKS);
                 SELECT max(ticket) INTO last FROM aiolock.waiters
                     WHERE name = n AND NOT (client = me AND seq = s);
             END IF;
@@ -773,7 +773,7 @@ BEGIN
     END IF;
     -- A lease that is over, but prolonged by a transaction, ends with that transaction, so soon; or
     -- there were more than one call ends.
-    t := CASE WHEN ends_next IS NULL THEN 60000 WHEN ends_next > ms THEN ends_next - ms
+    t := CASE WHEN ends_next IS NULL THEN KEEP_ALIVE WHEN ends_next > ms THEN ends_next - ms
         WHEN reaped THEN 0 ELSE 100 END;
     IF NOT wait THEN
         IF t = 0 THEN
@@ -1023,7 +1023,7 @@ BEGIN
     before := aiolock._permits(n, d, us);
     other := CASE WHEN d = permits_now THEN before ELSE d END;
     -- Recognized, after the last copy may have come, for as long as the client may send another.
-    until := (CASE WHEN late > 0 THEN late ELSE us END + 999) / 1000 + 10000;
+    until := (CASE WHEN late > 0 THEN late ELSE us END + 999) / 1000 + RESIZED;
     UPDATE aiolock.names SET permits = permits_now,
             declared = CASE WHEN other <> permits_now THEN other ELSE declared END,
             keep_until = greatest(keep_until, ms + keep, until),
@@ -1110,7 +1110,7 @@ BEGIN
     ), grouped_waiting AS (
         SELECT name, json_agg(json_build_array(client, seq, shares,
             CASE WHEN rule = '*' THEN number ELSE 0 END,
-            ticket - priority * 100000000000000, ticket)
+            ticket - priority * PRIORITY, ticket)
             ORDER BY ticket, client, seq) AS parties FROM waiting GROUP BY name
     ) SELECT json_build_object(
         'now', us,

@@ -7,6 +7,7 @@ import contextlib
 import itertools
 import os
 import pwd
+import re
 import shutil
 import signal
 import socket
@@ -25,6 +26,7 @@ import psycopg
 import pytest
 
 import aiolock
+from aiolock import protocol
 from aiolock.cli.main import main
 from aiolock.protocol import Post, ReadPosted
 from aiolock.stores import postgres
@@ -1329,6 +1331,16 @@ def test_where_a_service_is(monkeypatch: pytest.MonkeyPatch) -> None:
         store = aiolock.connect(query)._engine.store
         assert isinstance(store, PostgresStore)
         assert store._settings.place.where == where
+
+
+@pytest.mark.one_loop
+def test_schema_has_the_values_of_the_protocol_and_no_names_of_constants() -> None:
+    """The file names them; the database is given numbers alone."""
+    text = _schema.statements()
+    assert f"g.fence + {protocol.MAX_AHEAD})" in text
+    assert f"w.ticket % {protocol.LOOKERS} = 0" in text
+    names = {name for name in vars(protocol) if name.isupper()}
+    assert not names & set(re.findall(r"\w+", text))
 
 
 @pytest.mark.one_loop
