@@ -90,7 +90,7 @@ def store_at(target: object, prefix: str, replicas: int | Literal["all"] | None 
     if any(module.partition(".")[0] == "redis" for module in modules):
         module = importlib.import_module(_STORES["redis"])
         return cast(Store, module.from_client(target, prefix, **options))
-    if _STORES["memory"] in modules:
+    if _is_memory(modules):
         if options:
             raise _has_none("a MemoryServer")
         return cast(Store, importlib.import_module(_STORES["memory"]).from_server(target))
@@ -118,12 +118,17 @@ def _member_at(target: object, prefix: str) -> Any:
     modules = {base.__module__ for base in type(target).__mro__}
     if any(module.partition(".")[0] == "redis" for module in modules):
         return importlib.import_module(_STORES["redis"]).member_of(target, prefix)
-    if _STORES["memory"] in modules:
+    if _is_memory(modules):
         return importlib.import_module(_MEMBERS[_STORES["memory"]]).member_of(target, prefix)
     raise TypeError(
         "the servers of a quorum are URLs, redis.asyncio.Redis or MemoryServers, not"
         f" {type(target).__name__}"
     )
+
+
+def _is_memory(modules: set[str]) -> bool:
+    """Whether one of a target's classes, by their modules, is a `MemoryServer`."""
+    return any(module.startswith(_STORES["memory"]) for module in modules)
 
 
 def _has_none(what: str) -> ValueError:

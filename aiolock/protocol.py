@@ -560,12 +560,17 @@ class Resize(Operation[int]):
 
     If the store has no number yet, that is ``declared``. From now on waiters may declare two
     numbers: the new ``limit``, and ``declared``, or the number before if that is the same.
+
+    A store that may carry out copies of it sets a ``token``: all of them have the same, and only
+    the first has an effect.
     """
 
     name: str
     declared: int
     limit: int
     remember: int
+    _: KW_ONLY
+    token: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,17 +8,30 @@ import threading
 import time
 from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager
-from typing import TypeVar
+from typing import Final, TypeVar
 
 import pytest
 
 import aiolock
-from aiolock.protocol import CLAIM, Deliver, Event, Form, Granted, WaiterId
-from aiolock.stores.machine import Step
+from aiolock.protocol import (
+    CLAIM,
+    Acquire,
+    Deliver,
+    Event,
+    Form,
+    Granted,
+    Operation,
+    ReadStatus,
+    Release,
+    WaiterId,
+)
 from aiolock.stores.memory import MemoryServer, MemoryStore
 from aiolock.testing import DroppedLease, FaultyStore
 
 Value = TypeVar("Value")
+
+_FORM: Final = Form(CLAIM)
+"""The form of the waiters of other processes."""
 
 
 class Clock:
@@ -72,13 +85,19 @@ class Server(MemoryServer):
         if deliver is not None and not self._loops[client].is_closed():
             self._loops[client].call_soon_threadsafe(deliver, event)
 
-    def _must_run(self, name: str, operation: Callable[[Step], Value]) -> Value:
+    def run(self, operation: Operation[Value], copies_until: int = 0) -> Value:
+        """Carry it out, one thread at a time."""
         with self._guard:
-            return super()._must_run(name, operation)
+            return super().run(operation, copies_until)
+
+    def later(self, call: Callable[[], None]) -> None:
+        """Call it at once: there may be no event loop, and another thread may be next."""
+        call()
 
     def _reap(self) -> None:
-        for name in self.names():
-            self._must_run(name, Step.reap)
+        with self._guard:
+            for name in self.names():
+                self.reap(name)
 
     def check_nothing_held(self, dropped: Iterable[DroppedLease]) -> None:
         """Fail if a lock is held or waited for, or if one of its leases was dropped.
@@ -90,7 +109,7 @@ class Server(MemoryServer):
                 f"the test has dropped leases without releasing them: {', '.join(forgotten)}"
             )
         self._reap()
-        seen = [self.status(name) for name in sorted(self.names())]
+        seen = [self.run(ReadStatus(name)) for name in sorted(self.names())]
         if left := [status.name for status in seen if status.holders or status.waiters]:
             pytest.fail(f"the test has left locks held or waited for: {', '.join(left)}")
 
@@ -120,9 +139,7 @@ class Others:
     def take(self, name: str, *, kind: str = "lock", ttl: float = 30.0) -> int:
         """Hold a lock until `release` or the end of the test; returns the fence."""
         key, waiter = f"{kind}:{name}", WaiterId("others", next(self._numbers))
-        answer = self._server.acquire(
-            key, waiter, Form(CLAIM), int(ttl * 1000), ticket=0, wait=False, max_waiters=0
-        )
+        answer = self._server.run(Acquire(key, waiter, _FORM, int(ttl * 1000), wait=False))
         if not isinstance(answer, Granted):
             pytest.fail(f"{key} is held already")
         self._held[key] = (waiter, answer.fence)
@@ -132,7 +149,8 @@ class Others:
         """Release a lock, which goes to the next waiter; no effect once its lease has ended."""
         held = self._held.pop(f"{kind}:{name}", None)
         if held is not None:
-            self._server.release(f"{kind}:{name}", *held)
+            waiter, fence = held
+            self._server.run(Release(f"{kind}:{name}", waiter, _FORM, fence))
 
     def release_all(self) -> None:
         """Release all locks."""

@@ -21,7 +21,7 @@ import redis.asyncio
 import aiolock
 from aiolock import AcquireTimeout, ClientClosed, LeaseLost, StoreError
 from aiolock._engine.engine import State
-from aiolock.protocol import Deliver, Reconnected
+from aiolock.protocol import Deliver, ReadStatus, Reconnected
 from aiolock.stores.memory import MemoryServer, MemoryStore
 from aiolock.testing import FaultyStore
 from tests.support.failures import take, until
@@ -768,13 +768,13 @@ async def test_close_with_bodies_that_do_not_end() -> None:
 
     task = asyncio.create_task(stubborn())
     await asyncio.sleep(3)
-    assert server.status("lock:a").holders
+    assert server.run(ReadStatus("lock:a")).holders
     begun = loop.time()
     await client.aclose()
     assert 10 < loop.time() - begun < 20
     await task
     await settled()
-    assert not server.status("lock:a").holders
+    assert not server.run(ReadStatus("lock:a")).holders
 
 
 @virtual

@@ -313,7 +313,7 @@ async def test_extended_when_released() -> None:
         lease = await client.lock("a").acquire()
         answer: asyncio.Future[list[bool | None]] = asyncio.get_running_loop().create_future()
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(store, "renew", lambda _: answer)
+            patch.setattr(store, "submit", lambda _: answer)
             extending = asyncio.create_task(lease.extend(5))
             await asyncio.sleep(0)
         await lease.release()

@@ -4,88 +4,92 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from abc import abstractmethod
-from collections.abc import Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from dataclasses import replace
 from typing import Any, Final, TypeVar
 
 from aiolock.errors import StoreError
-from aiolock.protocol import Page, Status
+from aiolock.protocol import Operation, Page, ReadPage, ReadStatus, Renew, Resize, Status
 from aiolock.stores._codec import UNREADABLE
-from aiolock.stores._operations import Operation, Operations
-from aiolock.stores._outcomes import once_more, refusal
+from aiolock.stores._operations import Part, joined
+from aiolock.stores._outcomes import closed, once_more
 
 Value = TypeVar("Value")
 
 _PAGE: Final = 100
-"""Names on one page of a snapshot."""
+"""Names on one page."""
+
+CarryOut = Callable[[str, Sequence[Part]], Awaitable[Sequence[Any]]]
+"""Carries out these parts of operations on a name, in order, all or none; returns the answers.
+
+A `StoreError` fails all of them. It must come after 4.5 seconds at most: an operation may have to
+wait for that long before its own turn comes.
+"""
+Names = Callable[[str, int], Awaitable[Sequence[str]]]
+"""Finds the next names, at most so many, behind that one, of which something is kept, in order."""
 
 
-class OperationsByName(Operations):
-    """One task for each name that is in use carries out its operations, in the order of the calls.
+class ByName:
+    """One task for each name in use carries out what is submitted, in the order of the calls.
 
-    Operations that arrive while that task is busy are carried out together. You write `_carry_out`
-    and `_names`; ``open`` calls `_begin`, and ``aclose`` awaits `_end`.
+    What is submitted while that task is busy is carried out together.
     """
 
-    def __init__(self) -> None:
-        self._is_open = False
+    def __init__(self, carry_out: CarryOut, names: Names) -> None:
+        self._carry_out = carry_out
+        self._names = names
+        self.is_open = False
         self._client = ""
-        self._gathered: dict[str, list[tuple[Operation, asyncio.Future[Any]]]] = {}
+        self._gathered: dict[str, list[tuple[Part, asyncio.Future[Any]]]] = {}
         """By name in use: what its task carries out next."""
         self._tasks: set[asyncio.Task[Any]] = set()
         self._tokens = itertools.count(1)
 
-    @abstractmethod
-    async def _carry_out(self, name: str, operations: Sequence[Operation]) -> Sequence[Any]:
-        """Carry these out, in order, all or none of them; their answers.
-
-        A `StoreError` fails all of them. It must come after 4.5 seconds at most: an operation may
-        have to wait for that long before its own turn comes.
-        """
-
-    @abstractmethod
-    async def _names(self, start: str, most: int) -> Sequence[str]:
-        """The next names behind ``start`` of which something is kept, in order."""
-
-    def _begin(self, client: str) -> None:
+    def begin(self, client: str) -> None:
         """Take operations from now on."""
-        self._is_open, self._client = True, client
+        self.is_open, self._client = True, client
         self._gathered, self._tasks = {}, set()
 
-    async def _end(self) -> None:
+    async def end(self) -> None:
         """Take no more, and return when those that were taken are carried out."""
-        self._is_open = False
+        self.is_open = False
         while self._tasks:
             await asyncio.wait(self._tasks)
 
-    def _start(self, work: Coroutine[Any, Any, Value]) -> asyncio.Task[Value]:
-        """A task for which `_end` waits."""
+    def start(self, work: Coroutine[Any, Any, Value]) -> asyncio.Task[Value]:
+        """A task for which `end` waits."""
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
 
-    def _token(self) -> str:
-        return f"{self._client}.{next(self._tokens)}"
+    def submit(self, operation: Operation[Any]) -> asyncio.Future[Any]:
+        """Start the operation; the future of its answer."""
+        if not self.is_open:
+            return closed()
+        if isinstance(operation, Renew):
+            return joined([self._take(renewal) for renewal in operation.renewals])
+        if isinstance(operation, ReadPage):
+            return self.start(self._page(operation.start))
+        if isinstance(operation, Resize):  # a copy may be carried out, with another resize between
+            operation = replace(operation, token=f"{self._client}.{next(self._tokens)}")
+        return self._take(operation)
 
-    def _call(self, operation: Operation) -> asyncio.Future[Any]:
+    def _take(self, part: Part) -> asyncio.Future[Any]:
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        (name,) = operation.names
-        if not self._is_open:
-            future.set_exception(refusal("the store is closed"))
-        elif name in self._gathered:
-            self._gathered[name].append((operation, future))
+        if part.name in self._gathered:
+            self._gathered[part.name].append((part, future))
         else:
-            self._gathered[name] = [(operation, future)]
-            _ = self._start(self._serve(name))
+            self._gathered[part.name] = [(part, future)]
+            _ = self.start(self._serve(part.name))
         return future
 
     async def _serve(self, name: str) -> None:
         while gathered := self._gathered[name]:
             self._gathered[name] = []
-            operations, futures = zip(*gathered, strict=True)
+            parts, futures = zip(*gathered, strict=True)
             try:
-                answers = await self._carry_out(name, operations)
+                answers = await self._carry_out(name, parts)
                 answered = [*zip(futures, answers, strict=True)]
             except Exception as error:  # noqa: BLE001  # nobody waits for ever, whatever it is
                 failure = error if isinstance(error, StoreError) else _unknown(error)
@@ -98,13 +102,9 @@ class OperationsByName(Operations):
                         future.set_result(answer)
         del self._gathered[name]
 
-    def snapshot(self, start: str = "") -> asyncio.Future[Page]:
-        """The statuses of the next names."""
-        return self._start(self._snapshot(start))
-
-    async def _snapshot(self, start: str) -> Page:
+    async def _page(self, start: str) -> Page:
         names = await self._names(start, _PAGE)
-        asked = [self.status(name) for name in names]
+        asked = [self._take(ReadStatus(name)) for name in names]
         found = await asyncio.gather(*asked, return_exceptions=True)
         statuses = list[Status]()
         for status in found:

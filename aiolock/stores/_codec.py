@@ -6,17 +6,18 @@ import json
 from functools import lru_cache
 from typing import Any, Final
 
-from aiolock.protocol import Form, Rule, WaiterId
-from aiolock.stores._holders import Grant, Holder
-from aiolock.stores.machine import (
-    NameState,
-    Push,
-    PushDone,
-    PushGranted,
-    PushLost,
-    PushOrderUnknown,
-    PushRequested,
+from aiolock.protocol import (
+    AskAgain,
+    Form,
+    GrantLost,
+    GrantPushed,
+    OrderUnknown,
+    ReleaseRequested,
+    Rule,
+    WaiterId,
 )
+from aiolock.stores._holders import Grant, Holder
+from aiolock.stores.machine import NameState, Push
 
 UNREADABLE: Final = (KeyError, TypeError, ValueError)
 """The errors of decoding something that a later version has written."""
@@ -107,36 +108,36 @@ def decode(text: str) -> NameState:
 
 
 def encode_push(push: Push) -> str:
-    """A push for a client of another process, as text."""
+    """A push for a client of another process, as text without the name."""
     data: tuple[Any, ...]
-    match push:
-        case PushGranted(waiter, form, fence, lease, now):
+    match push.event:
+        case GrantPushed(_, waiter, form, fence, lease, now):
             data = ("granted", *waiter, _form_data(form), fence, lease, now)
-        case PushLost(waiter, fence, reason):
+        case GrantLost(_, waiter, fence, reason):
             data = ("lost", *waiter, fence, reason)
-        case PushRequested(waiter, fence):
+        case ReleaseRequested(_, waiter, fence):
             data = ("requested", *waiter, fence)
-        case PushOrderUnknown(waiter):
+        case OrderUnknown(_, waiter):
             data = ("void", *waiter)
-        case PushDone(waiter):
-            data = ("done", *waiter)
+        case AskAgain():
+            data = ("done", push.client, 0)  # the number of a waiter, which nobody reads
     return _dumps(data)
 
 
-def decode_push(text: str) -> Push:
-    """The push that was encoded; `ValueError` for one of an unknown kind."""
+def decode_push(text: str, name: str) -> Push:
+    """The push about ``name`` that was encoded; `ValueError` for one of an unknown kind."""
     kind, client, seq, *rest = json.loads(text)
     waiter = WaiterId(client, seq)
     match kind, rest:
         case "granted", [form, fence, lease, now]:
-            return PushGranted(waiter, _form(*form), fence, lease, now)
+            return Push(client, GrantPushed(name, waiter, _form(*form), fence, lease, now))
         case "lost", [fence, reason]:
-            return PushLost(waiter, fence, reason)
+            return Push(client, GrantLost(name, waiter, fence, reason))
         case "requested", [fence]:
-            return PushRequested(waiter, fence)
+            return Push(client, ReleaseRequested(name, waiter, fence))
         case "void", []:
-            return PushOrderUnknown(waiter)
+            return Push(client, OrderUnknown(name, waiter))
         case "done", []:
-            return PushDone(waiter)
+            return Push(client, AskAgain(name))
         case _:
             raise ValueError(f"no push: {text!r}")

@@ -6,13 +6,12 @@ import contextlib
 import json
 import os
 import socket
-from collections.abc import Callable, Mapping
-from typing import Final, TypeVar
+from collections.abc import Mapping
+from typing import Any, Final
 
 from aiolock.stores._codec import UNREADABLE, decode, decode_push, encode, encode_push
+from aiolock.stores._operations import Part, run_part
 from aiolock.stores.machine import NameState, Push, Step
-
-Value = TypeVar("Value")
 
 _KEPT: Final = 600.0
 """Seconds for which a document is kept when all in it is over. The first fence after that is the
@@ -28,19 +27,26 @@ def about_us() -> str:
 
 
 class Document:
-    """The state of one name, as operations see and change it: `Steps`, for `Operation.run`.
+    """All that is kept of one name, at one moment: parts of operations are carried out on it.
 
     ``text`` is what was kept, or empty; ``living`` has the metadata of each living client
-    (`about_us`). Afterwards, save what `changed` returns, deliver the `pushes`, and notify the
-    clients in `mail`.
+    (`about_us`). With ``again``, the parts may have been carried out already, with their answers
+    lost. Afterwards, save what `changed` returns, deliver the events of the `pushes`, and notify
+    the clients in `mail`.
     """
 
     def __init__(
-        self, text: str, client: str, now: int, living: Mapping[str, str], *, again: bool
+        self,
+        name: str,
+        text: str,
+        client: str,
+        now: int,
+        living: Mapping[str, str],
+        *,
+        again: bool,
     ) -> None:
-        self.again = again
-        """See `Steps.again`."""
-        self._client, self._now, self._living = client, now, living
+        self._name, self._client, self._now, self._living = name, client, now, living
+        self._again = again
         kept: tuple[int, str, list[list[str]], int] = json.loads(text) if text else (0, "", [], now)
         self._fence, state, mail, self._saved_at = kept
         self._before = [*kept[:3]]
@@ -52,21 +58,23 @@ class Document:
         for to, push in mail:
             if to == client:
                 with contextlib.suppress(*UNREADABLE):  # of a later version
-                    self.pushes.append(decode_push(push))
+                    self.pushes.append(decode_push(push, name))
             elif to in living:
                 self.mail.append([to, push])
 
-    def step(self, name: str, operation: Callable[[Step], Value]) -> Value:
-        """Carry out an operation of the state machine; ``name`` is the only one there is."""
-        step = Step(self._state, self._now, self._listens, self._fence, self._metadata)
-        answer = operation(step)
+    def run(self, part: Part) -> Any:
+        """Carry out a part of an operation; its answer."""
+        step = Step(
+            *(self._name, self._state, self._now, self._listens, self._fence),
+            metadata=self._metadata,
+        )
+        answer = run_part(step, part, again=self._again)
         self._fence = step.fence
         for push in step.pushes:
-            to = push.waiter.client
-            if to == self._client:
+            if push.client == self._client:
                 self.pushes.append(push)
-            elif to in self._living:
-                self.mail.append([to, encode_push(push)])
+            elif push.client in self._living:
+                self.mail.append([push.client, encode_push(push)])
         return answer
 
     def _listens(self, client: str) -> bool:

@@ -1,17 +1,19 @@
-"""The outcomes of operations that a thread carries out."""
+"""The outcomes of the parts of operations, and the errors of a store."""
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from aiolock.errors import StoreError
-from aiolock.stores._operations import Operation, Told
+from aiolock.stores._operations import Part
+from aiolock.stores.machine import Push
 
 
 class Outcome(NamedTuple):
-    """The outcome of one operation."""
+    """The outcome of one part."""
 
     answer: Any
     failure: StoreError | None = None
@@ -37,40 +39,40 @@ class Held:
 
 
 class CarriedOut(NamedTuple):
-    """The outcomes of several operations."""
+    """The outcomes of several parts."""
 
     outcomes: Sequence[Outcome]
-    told: Sequence[Told]
-    """The pushes for this client."""
+    pushes: Sequence[Push]
+    """Those for this client."""
     served: bool = True
-    """Whether the store could be used; if not, other operations need not try for now."""
+    """Whether the store could be used; if not, other parts need not try for now."""
     held: float = 0.0
     """Seconds for which their names were locked (`Held`)."""
 
 
 def in_halves(
-    operations: Sequence[Operation], carry_out: Callable[[Sequence[Operation]], CarriedOut]
+    parts: Sequence[Part], carry_out: Callable[[Sequence[Part]], CarriedOut]
 ) -> CarriedOut:
     """The outcomes of each half alone; the second is not tried if the store could not be used."""
     outcomes: list[Outcome] = []
-    told: list[Told] = []
+    pushes: list[Push] = []
     held = 0.0
-    middle = len(operations) // 2
-    for half in (operations[:middle], operations[middle:]):
+    middle = len(parts) // 2
+    for half in (parts[:middle], parts[middle:]):
         done = carry_out(half)
         outcomes += done.outcomes
-        told += done.told
+        pushes += done.pushes
         held = max(held, done.held)
         if not done.served:
             failure = outcomes[-1].failure
             assert failure is not None
-            outcomes += failed(once_more(failure), len(operations) - len(outcomes))
-            return CarriedOut(outcomes, told, served=False)
-    return CarriedOut(outcomes, told, held=held)
+            outcomes += failed(once_more(failure), len(parts) - len(outcomes))
+            return CarriedOut(outcomes, pushes, served=False)
+    return CarriedOut(outcomes, pushes, held=held)
 
 
 def failed(failure: StoreError, count: int) -> list[Outcome]:
-    """Outcomes of ``count`` operations with this failure, each with an error of its own."""
+    """Outcomes of ``count`` parts with this failure, each with an error of its own."""
     return [Outcome(None, once_more(failure) if number else failure) for number in range(count)]
 
 
@@ -88,3 +90,10 @@ def refusal(text: str, cause: BaseException | None = None) -> StoreError:
     refused.__cause__ = cause
     refused.refused = True
     return refused
+
+
+def closed() -> asyncio.Future[Any]:
+    """The future of an operation on a store that is not open."""
+    future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+    future.set_exception(refusal("the store is closed"))
+    return future

@@ -18,12 +18,13 @@ from typing import Any, Final, NamedTuple, Protocol
 
 from aiolock._turns import Backlog
 from aiolock.errors import StoreError
-from aiolock.protocol import Deliver
-from aiolock.stores._operations import Operation, Told
+from aiolock.protocol import Deliver, Operation, Renew, Renewal
+from aiolock.stores._operations import Part, parts_of
 from aiolock.stores._outcomes import CarriedOut, Outcome, failed, once_more, refusal
+from aiolock.stores.machine import Push
 
 _TOGETHER: Final = 256
-"""Operations, each on one name, in one batch at most: other clients wait until all are done."""
+"""Parts, each on one name, in one batch at most: other clients wait until all are done."""
 _FEWEST: Final = 16
 _STRETCH: Final = 0.1
 """Seconds for which a batch may block other clients: after a longer one, fewer are taken."""
@@ -36,27 +37,22 @@ _SHARE: Final = 4
 
 
 class Job:
-    """Operations that are each carried out by itself, and the future that their caller awaits."""
+    """An operation, whose parts are each carried out by itself, and the future of its answer."""
 
-    __slots__ = (
-        *("answered", "answers", "failure", "future"),
-        *("left", "operations", "since", "single"),
-    )
+    __slots__ = ("answered", "answers", "failure", "future", "left", "parts", "since", "single")
 
-    def __init__(
-        self, operations: Sequence[Operation], future: asyncio.Future[Any], *, single: bool
-    ) -> None:
-        self.operations = operations
+    def __init__(self, operation: Operation[Any], future: asyncio.Future[Any]) -> None:
+        self.parts = parts_of(operation)
         self.future = future
-        self.single = single
-        """Whether the answer is that of the only operation, not a list."""
+        self.single = type(operation) is not Renew
+        """Whether the answer is that of the only part, not a list."""
         self.since = time.monotonic()
         """The time of the call."""
-        self.answers: list[Any] = [None] * len(operations)
+        self.answers: list[Any] = [None] * len(self.parts)
         self.answered = False
         """Whether any of them has an answer: then the others' places are None."""
         self.failure: StoreError | None = None
-        self.left = len(operations)
+        self.left = len(self.parts)
 
     def settle(self) -> None:
         """All have been carried out, or have failed."""
@@ -74,15 +70,15 @@ class Job:
 
 
 class _Task(NamedTuple):
-    """One operation of a job."""
+    """One part of a job."""
 
     job: Job
     place: int
-    operation: Operation
+    part: Part
 
 
 class _Lanes:
-    """The pending operations: renewals in one lane, others in another, so that both go on.
+    """The pending parts: renewals in one lane, others in another, so that both go on.
 
     All on one name are in one lane at a time, because they must be carried out in order.
     """
@@ -91,23 +87,24 @@ class _Lanes:
         self._renewals = deque[_Task]()
         self._others = deque[_Task]()
         self._used = dict[str, list[Any]]()
-        """For each name, its lane, and how many of its operations are there."""
+        """For each name, its lane, and how many of its parts are there."""
 
     def __bool__(self) -> bool:
         return bool(self._renewals or self._others)
 
     def add(self, job: Job) -> None:
         """Add these behind all that are there."""
-        for place, operation in enumerate(job.operations):
-            lane = self._renewals if operation.renews else self._others
-            for name in operation.names:
-                used = self._used.setdefault(name, [lane, 0])
+        for place, part in enumerate(job.parts):
+            # A renewal must not wait behind everything else.
+            lane = self._renewals if isinstance(part, Renewal) else self._others
+            if part.name:
+                used = self._used.setdefault(part.name, [lane, 0])
                 used[1] += 1
                 lane = used[0]
-            lane.append(_Task(job, place, operation))
+            lane.append(_Task(job, place, part))
 
     def take(self, most: int, names: int) -> list[_Task]:
-        """Take the next operations: so many at most, on as many names."""
+        """Take the next parts: so many at most, on as many names."""
         others = min(len(self._others), max(most - len(self._renewals), most // _SHARE))
         renewals = min(len(self._renewals), most - others)
         used, tasks = set[str](), list[_Task]()
@@ -117,16 +114,17 @@ class _Lanes:
             (self._others, others, names),
         ):
             for _ in range(count):
-                new = [name for name in lane[0].operation.names if name not in used]
-                if len(used) + len(new) > limit:
-                    break
-                used.update(new)
+                name = lane[0].part.name
+                if name and name not in used:
+                    if len(used) == limit:
+                        break
+                    used.add(name)
                 tasks.append(self._taken(lane))
         return tasks
 
     def _taken(self, lane: deque[_Task]) -> _Task:
         task = lane.popleft()
-        for name in task.operation.names:
+        if name := task.part.name:
             used = self._used[name]
             used[1] -= 1
             if not used[1]:
@@ -153,7 +151,7 @@ class Work(Protocol):
     def begin(self) -> None:
         """Open what is needed; an error is raised where the store is opened."""
 
-    def carry_out(self, operations: Sequence[Operation], since: float, /) -> CarriedOut:
+    def carry_out(self, parts: Sequence[Part], since: float, /) -> CarriedOut:
         """Carry these out, in order; the first was asked for at ``since``."""
         ...
 
@@ -180,7 +178,7 @@ class Worker:
         """The operations that the thread has accepted; only the thread uses it, until it
         has ended."""
         self._most = self._names = _TOGETHER
-        """The present limits of a batch: operations, and names."""
+        """The present limits of a batch: parts, and names."""
         self.progressed = time.monotonic()
         """When operations were last carried out."""
         self._going_on = True
@@ -212,19 +210,12 @@ class Worker:
         """Return when the thread has ended."""
         await self._ended.wait()
 
-    def call(self, operation: Operation) -> asyncio.Future[Any]:
-        """Carry out an operation."""
-        return self._ask((operation,), single=True)
-
-    def call_each(self, operations: Sequence[Operation]) -> asyncio.Future[list[Any]]:
-        """Carry these out; see `Operations._call_each`."""
-        return self._ask(operations, single=False)
-
-    def _ask(self, operations: Sequence[Operation], *, single: bool) -> asyncio.Future[Any]:
-        job = Job(operations, self._loop.create_future(), single=single)
+    def submit(self, operation: Operation[Any]) -> asyncio.Future[Any]:
+        """Start the operation; the future of its answer."""
+        job = Job(operation, self._loop.create_future())
         if self._dead is not None:
             job.fail(once_more(self._dead))
-        elif operations:
+        elif job.parts:
             self._jobs.put(job)
         else:
             job.settle()
@@ -247,16 +238,16 @@ class Worker:
         with contextlib.suppress(RuntimeError):  # the loop is closed
             self._loop.call_soon_threadsafe(call, *arguments)
 
-    def tell(self, told: Sequence[Told]) -> None:
+    def tell(self, pushes: Sequence[Push]) -> None:
         """Deliver these pushes to the client."""
-        self._call_in_loop((), told)
+        self._call_in_loop((), pushes)
 
     def _call_in_loop(
-        self, calls: Sequence[Callable[[], object]], told: Sequence[Told] = ()
+        self, calls: Sequence[Callable[[], object]], pushes: Sequence[Push] = ()
     ) -> None:
         """Have the event loop make these calls, and then deliver these pushes; all in order."""
-        pushes = [partial(self._deliver, push.event(name)) for name, push in told]
-        self.say(self._deliveries.add, [*calls, *pushes])
+        deliveries = [partial(self._deliver, push.event) for push in pushes]
+        self.say(self._deliveries.add, [*calls, *deliveries])
 
     def wait_for_loop(self, within: float) -> bool:
         """Return when the event loop has delivered all pushes; False if that takes longer."""
@@ -304,9 +295,9 @@ class Worker:
             self._lanes.add(job)
 
     def _carry_out(self, tasks: list[_Task]) -> None:
-        operations = [task.operation for task in tasks]
+        parts = [task.part for task in tasks]
         try:
-            done = self._work.carry_out(operations, min(task.job.since for task in tasks))
+            done = self._work.carry_out(parts, min(task.job.since for task in tasks))
         except BaseException as error:
             # Any error at all: nothing else would answer the callers.
             unsure = self._work.failure(error)
@@ -325,8 +316,8 @@ class Worker:
             outcomes += failed(untried, len(tasks) - len(outcomes))
         else:
             self.progressed = time.monotonic()
-            self._pace(done.held, len({name for each in operations for name in each.names}))
-        self._deliver_outcomes(tasks, outcomes, done.told)
+            self._pace(done.held, len({part.name for part in parts if part.name}))
+        self._deliver_outcomes(tasks, outcomes, done.pushes)
 
     def _pace(self, held: float, count: int) -> None:
         """Take fewer names after a batch that has blocked others for long, or as many again.
@@ -339,7 +330,7 @@ class Worker:
             self._names = min(self._most, 2 * self._names)
 
     def _deliver_outcomes(
-        self, tasks: Sequence[_Task], outcomes: Sequence[Outcome], told: Sequence[Told]
+        self, tasks: Sequence[_Task], outcomes: Sequence[Outcome], pushes: Sequence[Push]
     ) -> None:
         """Have the event loop answer the jobs that are done."""
         finished: list[Job] = []
@@ -352,7 +343,7 @@ class Worker:
                 job.failure = failure
             if not job.left:
                 finished.append(job)
-        self._call_in_loop([job.settle for job in finished], told)
+        self._call_in_loop([job.settle for job in finished], pushes)
 
 
 def retrieve(done: asyncio.Future[Any]) -> None:

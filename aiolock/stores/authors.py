@@ -1,72 +1,74 @@
 """The parts for the author of a store: the protocol is here already, as a pure state machine.
 
-A store that keeps the state of each name as a whole, and can change it in one atomic step, need not
-implement the protocol. This module collects what it does need. In the order of the work:
+Read `aiolock.protocol` first: the operations, their answers, and the events. Then `aiolock.Store`:
+``open``, ``aclose``, ``features``, and ``submit``, which starts an operation and returns the future
+of its answer. Then take the first of these that your database allows:
 
-1. Inherit from `Operations`. It has all methods of `~aiolock.store.Store` that start something, and
-   makes an `Operation` of each call. You write ``open``, ``aclose``, ``snapshot``, which lists the
-   names that are in use, and ``_call(operation)``, which starts the operation and returns its
-   future. Also write ``_token`` if an operation may be carried out twice: it tells two resizes
-   apart.
-2. To carry out an operation, load what is kept of its ``names``: for each a `NameState` (`decode`)
-   and the last fence. If nothing is kept, that is ``NameState()``, and 0.
-3. Then, and not before, read the clock, and find out which clients are alive: what was read before
+* It has documents and compare-and-swap: `~aiolock.stores.documents.DocumentStore` is your store.
+  Write its `~aiolock.stores.documents.Database`: eight short methods, each of which is one request.
+* It can change the row of one name in a transaction, by a driver for asyncio: write a store with
+  `ByName` and `Document`, in the order of work below.
+* Anything else, such as a driver for threads, or a format of your own: use `Step` itself.
+
+`ByName` has a task for each name in use, and does ``submit``. You give it two functions:
+``carry_out(name, parts)``, which returns the answers, and ``names(start, most)``, which lists
+names. A *part* is an operation on one name, or one grant of a `Renew`. ``open`` calls ``begin``,
+and ``aclose`` awaits ``end``. The order of work in ``carry_out``:
+
+1. Load the text that is kept of the name, and lock it.
+2. Then, and not before, read the clock, and find out which clients are alive: what was read before
    the state was locked may be older than the state.
-4. Call ``operation.run(steps)``. It is plain code, and does not wait for anything. You provide
-   ``steps``, an object with the methods of `Steps`: for each name it makes a `Step` of the state,
-   the clock, the living clients and the last fence, and applies the given function to it.
-   Afterwards ``step.fence`` is the last fence, and ``step.pushes`` must be sent.
-5. Save in one atomic step: the state (`encode`; nothing if it is ``idle``), the fence, and the
-   pushes for other clients (`encode_push`), as long as those are alive. Save nothing if nothing has
-   changed. If another process was faster, begin again at 2: an operation may be run as often as you
-   like, only what is saved counts.
-6. Answer: set the result of the future, and deliver the pushes that are for this very client
-   (``push.deliver(name, deliver)``).
-7. Notify the other clients. Each reads the pushes that were left for it (`decode_push`), deletes
-   them, and delivers them to its own deliver.
+3. Make a `Document`, and have it ``run`` each part. It is plain code, and does not wait for
+   anything.
+4. Save what ``changed()`` returns, in one atomic step; nothing if that is None. If another process
+   was faster, begin again at 1: parts may be run as often as you like, only what is saved counts.
+5. Deliver the events of ``pushes``, which are for this very client, and return the answers.
+6. Notify the clients in ``mail``. Each of them submits a `Fetch` of the name: whatever is carried
+   out on a document takes the pushes for this client out of it.
 
-If the reply was lost, so that it is unknown whether it was saved, begin again at 2, with
-``steps.again`` true. Make sure that the first attempt, if it arrives late, has no effect any more.
-Call ``deliver.reconnected()`` afterwards, because pushes may have been lost with the reply.
+If the reply was lost, so that it is unknown whether it was saved, begin again at 1, with
+``again=True``. Make sure that the first attempt, if it arrives late, has no effect any more.
+Deliver `Reconnected` afterwards, because pushes may have been lost with the reply. If it was
+certainly not carried out, raise ``refusal(text)``.
+
+With a format of your own, there is a `NameState` for each name (``NameState()`` if nothing is
+kept), and the last fence (0). Make a `Step` of them, and call ``run_part(step, part, again=...)``
+for each of ``parts_of(operation)``. Afterwards, ``step.fence`` is the last fence. Save it, the
+state (`encode`; nothing if it is ``idle``), and the ``step.pushes`` for other clients
+(`encode_push`), as long as those are alive.
 
 What a later version has written may be unreadable: `decode` and `decode_push` raise one of
 `UNREADABLE`. Such a state fails the operations on its name, and nothing else. Such a push is left
 out.
 
-Two classes do a part of this for a store that works in the event loop and saves each name by
-itself. `OperationsByName` is `Operations` with ``_call``, ``_token``, ``snapshot``, and a task for
-each name in use. You write ``_carry_out(name, operations)``, which returns the answers, and
-``_names``, which lists names; ``open`` calls ``_begin``, and ``aclose`` awaits ``_end``. `Document`
-is ``steps`` for a store that keeps all of a name in one text: it does 2, 4 and 5, but does not load
-or save that text. If the operation was certainly not carried out, raise ``refusal(text)``.
-
-``examples/document_store.py`` is all of this, in a hundred lines, for any database with
-compare-and-swap. Test a store with `aiolock.testing.StoreContract`. So far only these names are
-meant for authors; anything else in the modules they come from may change.
+Test a store with `aiolock.testing.StoreContract`. So far only these names are meant for authors;
+anything else in the modules they come from may change.
 """
 
-from aiolock.stores._by_name import OperationsByName
+from aiolock.stores._by_name import ByName
 from aiolock.stores._codec import UNREADABLE, decode, decode_push, encode, encode_push
 from aiolock.stores._document import Document, about_us
-from aiolock.stores._operations import Operation, Operations, Steps, Told
-from aiolock.stores._outcomes import refusal
+from aiolock.stores._operations import Fetch, Part, joined, parts_of, run_part
+from aiolock.stores._outcomes import closed, refusal
 from aiolock.stores.machine import NameState, Push, Step
 
 __all__ = [
     "UNREADABLE",
+    "ByName",
     "Document",
+    "Fetch",
     "NameState",
-    "Operation",
-    "Operations",
-    "OperationsByName",
+    "Part",
     "Push",
     "Step",
-    "Steps",
-    "Told",
     "about_us",
+    "closed",
     "decode",
     "decode_push",
     "encode",
     "encode_push",
+    "joined",
+    "parts_of",
     "refusal",
+    "run_part",
 ]

@@ -1,15 +1,15 @@
 """The protocol as a pure state machine: no I/O, no clock, no event loop.
 
 From the state of one name, an operation, the store's clock and the set of listening clients follow
-the answer, the new state, and the pushes. It is the reference for every store: the memory store
-runs this very code, SQLite and MySQL run it in a transaction, and the Redis scripts and PostgreSQL
-functions are tested against it. Read `Step` beside ``redis/lua/*.lua``: each method is the script
-of the same name.
+the answer, the new state, and the pushes: `Step.run`. It is the reference for every store: the
+memory store runs this very code, SQLite and MySQL run it in a transaction, and the Redis scripts
+and PostgreSQL functions are tested against it. Read `Step` beside ``redis/lua/*.lua``: each method
+that takes an operation is the script of the same name.
 
 What holds after every step: an exclusive holder is alone; a fence is higher than all earlier ones
 of its name, including those that a client may have given by local hand-offs; and a step that ends a
 grant also grants the lock to the next waiters that fit, so it is never free and wanted without an
-owner. Where that would make a step too long, another step goes on: a client that gets `PushDone`
+owner. Where that would make a step too long, another step goes on: a client that gets `AskAgain`
 asks, or the store itself carries out the `Rest` of the step.
 """
 
@@ -18,7 +18,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from typing import Final, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple, TypeVar
 
 from aiolock import protocol
 from aiolock.protocol import (
@@ -28,29 +28,43 @@ from aiolock.protocol import (
     WAS_ABSENT,
     WAS_HOLDER,
     WAS_QUEUED,
+    Acquire,
     Answer,
     AskAgain,
     Before,
+    Break,
     Busy,
     Differs,
     Done,
-    Event,
+    Downgrade,
+    Finish,
     Form,
     Full,
     Granted,
     GrantLost,
     GrantPushed,
+    Operation,
     OrderUnknown,
     Participant,
+    Post,
     Posted,
     Queued,
+    ReadPosted,
+    ReadStatus,
+    Release,
     ReleaseRequested,
+    Renew,
+    Renewal,
     ReportHandoff,
+    RequestRelease,
+    Resize,
     Rule,
     Status,
     WaiterId,
 )
 from aiolock.stores._holders import RESERVED, Grant, Holder, Holders
+
+Value = TypeVar("Value")
 
 _ALL: Final = 1 << 60
 """More waiters than a queue ever has."""
@@ -61,63 +75,15 @@ _DONE: Final = WaiterId(RESERVED, 1)
 """The reserved holder of a lock whose work is done, for as long as that is remembered."""
 
 
-# Pushes
+NameEvent = GrantPushed | GrantLost | AskAgain | ReleaseRequested | OrderUnknown
+"""The events that follow from an operation on a name; the others are of a connection."""
 
 
-class PushGranted(NamedTuple):
-    """See `GrantPushed`."""
+class Push(NamedTuple):
+    """An event, and the client that it is for."""
 
-    waiter: WaiterId
-    form: Form
-    fence: int
-    lease: int
-    now: int
-
-    def event(self, name: str) -> Event:
-        return GrantPushed(name, *self)
-
-
-class PushLost(NamedTuple):
-    """See `GrantLost`."""
-
-    waiter: WaiterId
-    fence: int
-    reason: str
-
-    def event(self, name: str) -> Event:
-        return GrantLost(name, self.waiter, self.fence, self.reason)
-
-
-class PushRequested(NamedTuple):
-    """See `ReleaseRequested`."""
-
-    waiter: WaiterId
-    fence: int
-
-    def event(self, name: str) -> Event:
-        return ReleaseRequested(name, self.waiter, self.fence)
-
-
-class PushOrderUnknown(NamedTuple):
-    """See `OrderUnknown`."""
-
-    waiter: WaiterId
-
-    def event(self, name: str) -> Event:
-        return OrderUnknown(name, self.waiter)
-
-
-class PushDone(NamedTuple):
-    """See `AskAgain`."""
-
-    waiter: WaiterId
-    """One of the waiters concerned: the push is about the name, and is sent to a client once."""
-
-    def event(self, name: str) -> Event:
-        return AskAgain(name)
-
-
-Push = PushGranted | PushLost | PushRequested | PushOrderUnknown | PushDone
+    client: str
+    event: NameEvent
 
 
 Work = Literal["advance", "count", "stuck", "once"]
@@ -276,7 +242,7 @@ def _unknown(_: str) -> tuple[str, int]:
 
 
 class Step:
-    """One operation on the state of one name, at one moment.
+    """One operation on the state of ``name``, at one moment.
 
     ``now`` is the store's clock, in µs. ``listens`` says whether a client is alive, as far as the
     store can tell. ``fence`` is the last one that was made. Afterwards `pushes` must be sent, in
@@ -287,17 +253,20 @@ class Step:
 
     def __init__(
         self,
+        name: str,
         state: NameState,
         now: int,
         listens: Callable[[str], bool],
         fence: int = 0,
-        metadata: Callable[[str], tuple[str, int]] = _unknown,
         *,
+        metadata: Callable[[str], tuple[str, int]] = _unknown,
         in_parts: bool = False,
     ) -> None:
+        self._name = name
         self._state = state
         self._now = now
         self._ms = now // 1000
+        self._copies_until = 0
         self._listens = listens
         self._metadata = metadata
         self.fence = fence
@@ -318,13 +287,22 @@ class Step:
         if state.until and state.until <= self._ms:
             state.forget()
 
+    def run(self, operation: Operation[Value], copies_until: int = 0) -> Value:
+        """Carry out an operation; its answer. A `ReadPage` is none of one name.
+
+        ``copies_until``: until when (store, µs) copies of it may arrive, and of what its waiter has
+        asked for before; 0: there are none.
+        """
+        self._copies_until = copies_until
+        answer: Value = _METHODS[type(operation)](self, operation)
+        return answer
+
     # The operations
 
-    def acquire(
-        self, waiter: WaiterId, form: Form, ttl: int, *, ticket: int, wait: bool, max_waiters: int
-    ) -> Answer:
+    def acquire(self, asked: Acquire) -> Answer:
         """See `Acquire`."""
-        state = self._state
+        state, waiter, form, ttl = self._state, asked.waiter, asked.form, asked.ttl
+        ticket, wait = asked.ticket, asked.wait
         self._asker = waiter.client
         known = self._known(waiter, form)
         if known is not None:
@@ -338,7 +316,7 @@ class Step:
             return Granted(self._grant(waiter, form, ttl), ttl, displaced)
         newcomer = wait and not ticket and waiter not in state.waiting
         newcomer = newcomer and not (state.open or self._reaped)  # if nothing ended in this step
-        if wait and not self._enqueue(waiter, form, ticket, max_waiters):
+        if wait and not self._enqueue(waiter, form, ticket, asked.max_waiters):
             full = Full(len(state.queue))
             if state.open and not form.counts:  # without the dead, others may fit
                 self._advance()
@@ -367,23 +345,13 @@ class Step:
             state.dequeue(waiter)
         return WAS_HOLDER
 
-    def release(
-        self,
-        waiter: WaiterId,
-        fence: int,
-        *,
-        entered: bool = True,
-        lost: bool = False,
-        tombstone_until: int = 0,
-    ) -> int:
-        """See `Release`; ``tombstone_until``: until when (µs) copies of its requests may
-        arrive.
-        """
-        state = self._state
+    def release(self, asked: Release) -> int:
+        """See `Release`."""
+        state, waiter, fence = self._state, asked.waiter, asked.fence
         self._asker = waiter.client
         # First of all, and in whatever state the waiter is: outdated requests may still arrive.
-        if tombstone_until:
-            self._give_up(waiter, -(-tombstone_until // 1000))
+        if self._copies_until:
+            self._give_up(waiter, -(-self._copies_until // 1000))
         # One step for release, timeout and cancellation: it decides alone whether the waiter gave
         # up before or after its grant.
         if not fence:
@@ -397,16 +365,21 @@ class Step:
         if holder is None:
             return WAS_ABSENT
         # A lease that has ended was lost, although its holder could still release it.
-        ended = min(holder.end, self._ms) if lost or holder.end <= self._ms else None
+        ended = min(holder.end, self._ms) if asked.lost or holder.end <= self._ms else None
         # Closed for exclusive waiters only, the lock may still have room for shared ones.
         exclusive = not holder.shared
-        if not (entered and self._close(holder, lost=ended, entered=True) and exclusive):
+        if not (asked.entered and self._close(holder, lost=ended, entered=True) and exclusive):
             self._advance()
         return WAS_HOLDER
 
-    def renew(self, waiter: WaiterId, fence: int, ttl: int) -> bool:
+    def renew(self, asked: Renew) -> list[bool | None]:
+        """See `Renew`; all of them are of this name."""
+        return [self.renew_one(renewal) for renewal in asked.renewals]
+
+    def renew_one(self, renewal: Renewal) -> bool:
         """One grant of `Renew`."""
-        holder = self._state.holders.get(Grant(waiter, fence))
+        ttl = renewal.ttl
+        holder = self._state.holders.get(Grant(renewal.waiter, renewal.fence))
         # An ended lease is not revived, even if no other was granted since: by its own deadline,
         # the client has given up the lock already.
         if holder is None or holder.end <= self._ms:
@@ -417,17 +390,15 @@ class Step:
             self._state.keep(holder.end + protocol.A_MINUTE + holder.form.closes)
         return True
 
-    def finish(
-        self, waiter: WaiterId, fence: int, remember: int, *, tombstone_until: int = 0
-    ) -> int:
-        """See `Finish`; ``tombstone_until`` as in `release`."""
+    def finish(self, asked: Finish) -> int:
+        """See `Finish`."""
         state = self._state
-        done = Grant(_DONE, fence)
-        if state.holders.remove(Grant(waiter, fence)) is None:
+        done = Grant(_DONE, asked.fence)
+        if state.holders.remove(Grant(asked.waiter, asked.fence)) is None:
             return WAS_HOLDER if done in state.holders else WAS_ABSENT
         # A late copy gets the answer `Done` for as long as that is remembered: so that must be
-        # until `tombstone_until` at least.
-        end = max(self._ms + remember, -(-tombstone_until // 1000))
+        # until the last copy at least.
+        end = max(self._ms + asked.remember, -(-self._copies_until // 1000))
         form = Form(claim=0, fixed=True, once=True)
         state.holders.add(Holder(done, form, end, shared=False))
         self._dismiss(None)
@@ -441,42 +412,42 @@ class Step:
             case "stuck":
                 removed = self._remove_stuck(rest.ended, rest.behind)
                 # Some of them may have come back before they were removed: they ask once more.
-                self.pushes += [
-                    PushLost(*grant, "expired")
-                    for grant in rest.ended
-                    if grant.waiter.client in removed
-                ]
+                for grant in rest.ended:
+                    client = grant.waiter.client
+                    if client in removed:
+                        self._push(client, GrantLost(self._name, *grant, "expired"))
                 self._advance()
             case "advance" | "count":
                 self._advance(counted=rest.work == "count", behind=rest.behind)
 
-    def request(self) -> int:
+    def request(self, _: RequestRelease) -> int:
         """See `RequestRelease`."""
         held = [
             holder.grant
             for holder in self._state.holders.values()
             if holder.end > self._ms and not holder.is_reserved
         ]
-        self.pushes += [PushRequested(*grant) for grant in held]
+        for grant in held:
+            self._push(grant.waiter.client, ReleaseRequested(self._name, *grant))
         return sum(self._listens(grant.waiter.client) for grant in held)
 
-    def break_(self, fences: Sequence[int]) -> int:
+    def break_(self, asked: Break) -> int:
         """See `Break`."""
         holders = self._state.holders
-        found = map(holders.with_fence, dict.fromkeys(fences))
+        found = map(holders.with_fence, dict.fromkeys(asked.fences))
         broken = [holder for holder in found if holder is not None]
         for holder in broken:
             holders.remove(holder.grant)
             self._end(holder)
-            self.pushes.append(PushLost(*holder.grant, "broken"))
+            self._push(holder.client, GrantLost(self._name, *holder.grant, "broken"))
             self._close(holder, lost=self._ms)
         if broken:
             self._advance()
         return len(broken)
 
-    def downgrade(self, waiter: WaiterId, fence: int) -> int:
+    def downgrade(self, asked: Downgrade) -> int:
         """See `Downgrade`."""
-        holder = self._state.holders.get(Grant(waiter, fence))
+        holder = self._state.holders.get(Grant(asked.waiter, asked.fence))
         if holder is None:
             return WAS_ABSENT
         if not holder.shared:
@@ -486,16 +457,14 @@ class Step:
             self._advance()
         return WAS_HOLDER
 
-    def resize(
-        self, declared: int, limit: int, remember: int, *, token: str = "", late: int = 0
-    ) -> int:
-        """See `Resize`. Copies with the same ``token`` may arrive until ``late`` (µs)."""
-        state = self._state
+    def resize(self, asked: Resize) -> int:
+        """See `Resize`."""
+        state, declared, limit, token = self._state, asked.declared, asked.limit, asked.token
         if token in state.resized and state.resized[token][1] > self._ms:
             return state.resized[token][0]
         before = self._permits(declared)
         if token:
-            until = -(-(late or self._now) // 1000) + protocol.RESIZED
+            until = -(-(self._copies_until or self._now) // 1000) + protocol.RESIZED
             alive = {each: known for each, known in state.resized.items() if known[1] > self._ms}
             state.resized = alive | {token: (before, until)}
             state.keep(until)
@@ -503,35 +472,35 @@ class Step:
         if other != limit:
             state.declared = other
         state.limit = limit
-        state.keep(self._ms + remember)
+        state.keep(self._ms + asked.remember)
         self._advance()
         return before
 
-    def post(self, count: int, *, token: str, declared: int, value: str, remember: int) -> int:
+    def post(self, asked: Post) -> int:
         """See `Post`."""
         state = self._state
-        if declared and self._differs(declared):
+        if asked.declared and self._differs(asked.declared):
             return -(state.limit or 0)
         before = state.count
-        if value and count >= before:
-            state.value = value
-        state.count = max(state.count, count)
-        if token and token not in state.tokens:
-            state.tokens.add(token)
+        if asked.value and asked.count >= before:
+            state.value = asked.value
+        state.count = max(state.count, asked.count)
+        if asked.token and asked.token not in state.tokens:
+            state.tokens.add(asked.token)
             state.count += 1
-        state.keep(self._ms + remember)
+        state.keep(self._ms + asked.remember)
         self._advance(counted=state.count > before)
         return state.count
 
-    def read(self) -> Posted:
+    def read(self, _: ReadPosted) -> Posted:
         """See `ReadPosted`."""
         return Posted(self._state.count, self._state.value)
 
-    def status(self, name: str, *, waiters: bool = True) -> Status:
+    def status(self, asked: ReadStatus) -> Status:
         """See `ReadStatus`."""
         held = self._state.holders
-        if waiters:
-            return self.status_of(name, self.holders(held), self.waiters(self._state.queue))
+        if asked.waiters:
+            return self.status_of(self.holders(held), self.waiters(self._state.queue))
         few, passed = list[Grant](), 0
         for grant, holder in held.items():
             if len(few) == FEW:
@@ -539,7 +508,7 @@ class Step:
             passed += 1
             if holder.end > self._ms:
                 few.append(grant)
-        found = self.status_of(name, self.holders(few), ())
+        found = self.status_of(self.holders(few), ())
         return replace(found, more_holders=len(held) - passed)
 
     def holders(self, grants: Iterable[Grant]) -> list[Participant]:
@@ -559,9 +528,7 @@ class Step:
             for place, (ticket, waiter) in enumerate(here, start=first)
         ]
 
-    def status_of(
-        self, name: str, held: Iterable[Participant], waiting: Iterable[Participant]
-    ) -> Status:
+    def status_of(self, held: Iterable[Participant], waiting: Iterable[Participant]) -> Status:
         """The status with these holders, in any order, and these waiters in order.
 
         A waiter may be in both: it was granted the lock after the waiters were read.
@@ -574,7 +541,7 @@ class Step:
                 holders.append(party)
         holders.sort(key=lambda party: party.fence)
         return Status(
-            *(name, tuple(holders), _behind(holders, waiting), closed, self._state.limit),
+            *(self._name, tuple(holders), _behind(holders, waiting), closed, self._state.limit),
             now=self._now / 1e6,
         )
 
@@ -595,7 +562,7 @@ class Step:
         for holder in ended:
             self._end(holder)
             if not holder.is_reserved:
-                self.pushes.append(PushLost(*holder.grant, "expired"))
+                self._push(holder.client, GrantLost(self._name, *holder.grant, "expired"))
             self._close(holder, lost=holder.end)
             # A claim must be confirmed, whether or not the lease is renewed afterwards.
             if holder.claim or not holder.form.fixed:
@@ -605,7 +572,7 @@ class Step:
         if stuck:
             self._remove_stuck(tuple(stuck.values()), None)
         if self._more_ended and state.queue and state.queue[0][1] != asking:
-            self.pushes.append(PushDone(state.queue[0][1]))
+            self._ask_again(state.queue[0][1].client)
 
     @property
     def _more_ended(self) -> bool:
@@ -614,6 +581,12 @@ class Step:
         return first is not None and first.end <= self._ms
 
     # Parts of the operations
+
+    def _push(self, client: str, event: NameEvent) -> None:
+        self.pushes.append(Push(client, event))
+
+    def _ask_again(self, client: str) -> None:
+        self.pushes.append(Push(client, AskAgain(self._name)))
 
     def _known(self, waiter: WaiterId, form: Form) -> Answer | None:
         """The answer if the waiter gave up, declares another number, holds already, or its work is
@@ -685,7 +658,7 @@ class Step:
         # The client behind it may rely on its own waiter or holder being directly before it.
         for _, behind in state.queue[state.place(waiter) :][:1]:
             if behind.client != waiter.client:
-                self.pushes.append(PushOrderUnknown(behind))
+                self._push(behind.client, OrderUnknown(self._name, behind))
         if is_new and looks_for_dead(ticket, state.queue):
             self._remove_dead(checked(ticket // protocol.LOOKERS, len(state.queue)))
         return True
@@ -737,7 +710,7 @@ class Step:
                 if form.counts:
                     self._leave(counted=counted, behind=behind)
                 else:
-                    self.pushes.append(PushDone(head))
+                    self._ask_again(head.client)
                 break
             granted += 1
             if head == asking:
@@ -746,7 +719,8 @@ class Step:
                 # Whether a push is acted on is unknown. So its first lease is only the claim, which
                 # the client's first renewal turns into the full ttl.
                 fence = self._grant(head, form, form.claim, claim=True)
-                self.pushes.append(PushGranted(head, form, fence, form.claim, self._now))
+                granting = GrantPushed(self._name, head, form, fence, form.claim, self._now)
+                self._push(head.client, granting)
             all_taken = form.permits and state.holders.permits >= (state.limit or 0)
             if not form.shared or all_taken:
                 break  # no other fits beside it
@@ -777,8 +751,8 @@ class Step:
         """Remove waiters whose work is done from the queue, and tell their clients."""
         waiting = self._state.waiting
         gone, behind = self._remove_part(lambda each: waiting[each][1].once, behind)
-        one_of_each = {each.client: each for each in reversed(gone)}
-        self.pushes += [PushDone(each) for each in gone if one_of_each[each.client] is each]
+        for client in dict.fromkeys(each.client for each in gone):
+            self._ask_again(client)
         if behind is not None:
             self.rest = Rest("once", behind)
 
@@ -857,7 +831,7 @@ class Step:
         self._state.holders.add(Holder(closed, terms, opens, shared=holder.shared))
         self._state.keep(opens + protocol.A_MINUTE)
         if self._state.queue:
-            self.pushes.append(PushDone(self._state.queue[0][1]))
+            self._ask_again(self._state.queue[0][1].client)
         return True
 
     def _end(self, holder: Holder) -> None:
@@ -944,3 +918,20 @@ def _behind(
         party if party.place == place else replace(party, place=place)
         for place, party in enumerate(waiters, start=1)
     )
+
+
+_METHODS: Final[dict[type[Operation[Any]], Callable[[Step, Any], Any]]] = {
+    Acquire: Step.acquire,
+    Release: Step.release,
+    ReportHandoff: Step.report_handoff,
+    Renew: Step.renew,
+    ReadStatus: Step.status,
+    Finish: Step.finish,
+    RequestRelease: Step.request,
+    Downgrade: Step.downgrade,
+    Resize: Step.resize,
+    Post: Step.post,
+    ReadPosted: Step.read,
+    Break: Step.break_,
+}
+"""What each operation does."""

@@ -25,6 +25,7 @@ import aiolock.sync
 from aiolock import Lease, LeaseState, LockClient, NotHeld
 from aiolock import entering as entered
 from aiolock._dropped import dropped_leases
+from aiolock.protocol import Break
 from aiolock.stores.memory import MemoryServer
 from tests.support.worlds import settled, virtual
 from tests.sync.test_sync import passes
@@ -758,7 +759,7 @@ async def test_stack_that_is_dropped_beside_its_lease() -> None:
         async def work() -> None:
             lease = await AsyncExitStack().enter_async_context(client.lock("a"))
             await collected()
-            server.break_("lock:a", [lease.fence])
+            server.run(Break("lock:a", [lease.fence]))
             await asyncio.sleep(1)  # it is not cancelled: nobody would turn that into LeaseLost
             assert lease.state == "lost"
 

@@ -338,13 +338,13 @@ async def test_what_was_refused_needs_no_release() -> None:
 
     async with aiolock.connect(faulty) as client:
 
-        def refuse(*_: Any, **__: Any) -> asyncio.Future[Any]:
+        def refuse(_: object) -> asyncio.Future[Any]:
             future = asyncio.get_running_loop().create_future()
             future.set_exception(Refusing("full"))
             return future
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(store, "acquire", refuse)
+            patch.setattr(store, "submit", refuse)
             for _ in range(100):
                 with pytest.raises(StoreError, match="full"):
                     await client.lock("a").acquire()

@@ -13,7 +13,7 @@ import aiolock
 from aiolock import AcquireTimeout, ClientClosed, Deadlock, Observer
 from aiolock._engine import deadlock_search, slow_monitor
 from aiolock._engine.labels import KEPT, REFRESHED
-from aiolock.protocol import Participant, Reconnected
+from aiolock.protocol import Participant, Post, Reconnected
 from aiolock.stores.memory import MemoryServer, MemoryStore
 from aiolock.testing import FaultyStore
 from tests.support.worlds import World, asking, queued, virtual
@@ -254,8 +254,8 @@ async def test_what_a_later_version_says(value: str) -> None:
     """It is passed over where it cannot be read: a status is not worth less without."""
     counted = Counted()
     async with counted.client as client, client.lock("x"):
-        counted.server.post(
-            f"client:{client.id}:0", 99, token="", declared=0, value=value, remember=60_000
+        counted.server.run(
+            Post(f"client:{client.id}:0", 99, token="", declared=0, value=value, remember=60_000)
         )
         assert names((await client.status("x")).holders) == [""]
 
@@ -266,8 +266,8 @@ async def test_more_than_is_known() -> None:
     counted = Counted()
     async with counted.client as client, client.lock("x"):
         value = json.dumps({"1": [7, True, "label", {"more": 1}]})
-        counted.server.post(
-            f"client:{client.id}:0", 99, token="", declared=0, value=value, remember=60_000
+        counted.server.run(
+            Post(f"client:{client.id}:0", 99, token="", declared=0, value=value, remember=60_000)
         )
         (holder,) = (await client.status("x")).holders
         assert (holder.label, holder.task) == ("label", 7)
@@ -279,8 +279,8 @@ async def test_what_somebody_else_says() -> None:
     counted = Counted()
     async with counted.client as client, client.lock("x"):
         value = json.dumps({"1": [7, True, "\x1b[2J" + "y" * 10_000]})
-        counted.server.post(
-            f"client:{client.id}:0", 99, token="", declared=0, value=value, remember=60_000
+        counted.server.run(
+            Post(f"client:{client.id}:0", 99, token="", declared=0, value=value, remember=60_000)
         )
         (holder,) = (await client.status("x")).holders
         assert holder.label.startswith(r"\x1b[2Jyyy")

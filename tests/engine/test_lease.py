@@ -16,7 +16,7 @@ import pytest
 
 import aiolock
 from aiolock import LeaseLost, StoreError
-from aiolock.protocol import GrantLost, Reconnected
+from aiolock.protocol import Break, GrantLost, ReadStatus, Reconnected
 from aiolock.stores.memory import MemoryServer, MemoryStore
 from aiolock.testing import FaultyStore
 from tests.support.virtual import VirtualLoop
@@ -33,7 +33,7 @@ class Scene(NamedTuple):
 
     def lose(self, lease: aiolock.Lease) -> None:
         """Have the lease broken; we hear of it in the next turn of the loop."""
-        assert self.server.break_(lease._hold.policy.key, [lease.fence]) == 1
+        assert self.server.run(Break(lease._hold.policy.key, [lease.fence])) == 1
 
     def lose_at(self, when: float, lease: aiolock.Lease) -> None:
         """Have the watchdog find the lease lost at that time, by the loop's clock."""
@@ -59,7 +59,7 @@ async def scene() -> AsyncIterator[Scene]:
         yield Scene(server, faulty, ours, theirs)
     await asyncio.sleep(3600)  # what was lost may stand at the server until its lease ends
     for name in server.names():
-        status = server.status(name)
+        status = server.run(ReadStatus(name))
         assert not status.holders
         assert not status.waiters
 
@@ -350,11 +350,11 @@ async def test_shorter_without_an_answer_while_it_is_renewed() -> None:
         faulty.resume()
         with pytest.raises(StoreError, match="lost"):
             await extending
-        (holder,) = server.status("lock:a").holders
+        (holder,) = server.run(ReadStatus("lock:a")).holders
         assert holder.remaining <= 0.5
         assert lease.remaining() <= holder.remaining
         await asyncio.sleep(60)
-        (holder,) = server.status("lock:a").holders
+        (holder,) = server.run(ReadStatus("lock:a")).holders
         assert lease.state == "held"
         assert 10 < lease.remaining() <= holder.remaining
         await lease.release()
@@ -376,7 +376,7 @@ async def test_longer_while_it_is_renewed_without_an_answer() -> None:
         await extending
         faulty.refuse("renew", math.inf)
         faulty.lose("push", math.inf)
-        (holder,) = server.status("lock:a").holders
+        (holder,) = server.run(ReadStatus("lock:a")).holders
         assert lease.remaining() <= holder.remaining <= 2
         async with theirs.lock("a"):
             assert lease.state == "lost"
@@ -396,7 +396,7 @@ async def test_two_extensions_at_once() -> None:
         faulty._back.reverse()
         faulty.resume()
         await asyncio.gather(longer, shorter)
-        (holder,) = server.status("lock:a").holders
+        (holder,) = server.run(ReadStatus("lock:a")).holders
         assert lease.remaining() <= holder.remaining <= 2
         await lease.release()
 
@@ -545,7 +545,7 @@ async def test_at_risk_and_lost() -> None:
             assert lease.state == "at_risk"
             await lease.lost
             assert 29 < now() - begun < 30
-            (holder,) = server.status("lock:a").holders
+            (holder,) = server.run(ReadStatus("lock:a")).holders
             assert holder.remaining > 0
             faulty.resume()
             await lease.release()
@@ -1522,7 +1522,7 @@ async def _struck(on: Scene, lost_at: int | None, cancelled_at: int | None, clea
         if turn == cancelled_at:
             asked = task.cancel()
         if turn == lost_at and leases:  # it may not have begun, or be over
-            on.server.break_("lock:a", [leases[0].fence])
+            on.server.run(Break("lock:a", [leases[0].fence]))
         await asyncio.sleep(0)
     assert task.done()
     if task.cancelled():

@@ -14,7 +14,7 @@ import pytest
 
 import aiolock
 from aiolock import Lease, LeaseLost, Lock, StoreError
-from aiolock.protocol import MAX_AHEAD, Reconnected
+from aiolock.protocol import MAX_AHEAD, Break, Reconnected, RequestRelease
 from aiolock.stores.memory import MemoryServer, MemoryStore
 from aiolock.testing import FaultyStore
 from tests.support.virtual import VirtualLoop
@@ -206,7 +206,7 @@ async def test_what_was_broken_had_been_handed_on(heard: bool) -> None:
         released = await s.hand_off(held)
         if not heard:
             s.faulty.lose("push")
-        assert s.server.break_(KEY, [held.fence]) == 1
+        assert s.server.run(Break(KEY, [held.fence])) == 1
         with pytest.raises(LeaseLost, match=r"break_\(\)" if heard else "does not know it"):
             await task
         assert asyncio.get_running_loop().time() < 0.5, "not when it is to be renewed"
@@ -222,7 +222,7 @@ async def test_who_is_asked_for_it_is_who_has_it() -> None:
     async with scene() as s:
         held, (waiting,) = await s.line_up(s.lock, s.lock)
         released = await s.hand_off(held)
-        assert s.server.request(KEY) == 1
+        assert s.server.run(RequestRelease(KEY)) == 1
         lease = await waiting
         async with asyncio.timeout(1):
             await lease.requested.wait()
@@ -274,7 +274,7 @@ async def test_what_was_not_handed_on_leaves_the_queue() -> None:
         s.faulty.lose("push", 9)  # nor that it was granted to them again
         released = await s.hand_off(held)
         then = await s.hand_off(await second)
-        assert s.server.break_(KEY, [held.fence]) == 1
+        assert s.server.run(Break(KEY, [held.fence])) == 1
         with pytest.raises(LeaseLost):
             await third
         assert (await released, await then) == (False, False)
@@ -475,7 +475,7 @@ async def test_what_is_said_of_one_run_is_not_said_of_the_next() -> None:
         s.faulty.hold("report_handoff")
         s.faulty.lose("push")
         released = await s.hand_off(held)
-        assert s.server.break_(KEY, [held.fence]) == 1
+        assert s.server.run(Break(KEY, [held.fence])) == 1
         lease = await second
         theirs = await other
         await settled()  # the report is refused, which we hear only later
@@ -514,7 +514,7 @@ async def test_a_loss_is_not_told_in_the_context_of_who_has_handed_it_on() -> No
                 await settled()
                 faulty.lose("push", math.inf)
                 (holder,) = (await lock.status()).holders
-                assert server.break_(KEY, [holder.fence]) == 1
+                assert server.run(Break(KEY, [holder.fence])) == 1
 
         async def second() -> None:
             with pytest.raises(LeaseLost):

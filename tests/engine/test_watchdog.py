@@ -13,7 +13,7 @@ import pytest
 
 import aiolock
 from aiolock._engine.hold import LossReason
-from aiolock.protocol import AskAgain, Break, Late, Operation, Renew, Renewal
+from aiolock.protocol import AskAgain, Break, Operation, Renew, Renewal
 from aiolock.store import Store
 from aiolock.stores.memory import MemoryServer, MemoryStore
 from aiolock.testing import FaultyStore
@@ -47,13 +47,14 @@ def test_many_leases_are_renewed_in_few_calls(monkeypatch: pytest.MonkeyPatch) -
     async def play() -> None:
         server = MemoryServer()
         calls: list[int] = []
-        renew = server.renew
+        carry_out = server.run
 
-        def counted(renewals: Sequence[Renewal]) -> list[bool | None] | Late:
-            calls.append(len(renewals))
-            return renew(renewals)
+        def counted(operation: Operation[Any]) -> Any:
+            if isinstance(operation, Renew):
+                calls.append(len(operation.renewals))
+            return carry_out(operation)
 
-        monkeypatch.setattr(server, "renew", counted)
+        monkeypatch.setattr(server, "run", counted)
         async with aiolock.connect(server, ttl=30) as client, contextlib.AsyncExitStack() as stack:
             for number in range(1000):
                 await stack.enter_async_context(client.lock(f"lock {number}"))
@@ -133,15 +134,18 @@ class Far(MemoryStore):
         super().__init__(server)
         self._way = way
 
-    def renew(self, renewals: Sequence[Renewal]) -> asyncio.Future[list[bool | None]]:
+    def submit(self, operation: Operation[Any]) -> asyncio.Future[Any]:
         """Carry it out after one way, and answer after the other."""
-        answered: asyncio.Future[Any] = self._loop.create_future()
+        if not isinstance(operation, Renew):
+            return super().submit(operation)
+        loop = asyncio.get_running_loop()
+        answered: asyncio.Future[Any] = loop.create_future()
 
         def arrive() -> None:
-            answer = self.server.renew(renewals)
-            self._loop.call_later(self._way, answered.set_result, answer)
+            answer = self.server.run(operation)
+            loop.call_later(self._way, answered.set_result, answer)
 
-        self._loop.call_later(self._way, arrive)
+        loop.call_later(self._way, arrive)
         return answered
 
 

@@ -15,7 +15,7 @@ import pytest
 
 import aiolock
 from aiolock import AcquireTimeout, LockError, NotHeld, QueueFull, WouldDeadlock
-from aiolock.protocol import Form, Granted, WaiterId
+from aiolock.protocol import Acquire, Form, Granted, WaiterId
 from aiolock.stores.memory import MemoryServer, MemoryStore
 from aiolock.testing import FaultyStore
 from tests.support import looks
@@ -694,9 +694,7 @@ async def test_dead_holder() -> None:
     now = asyncio.get_running_loop().time
     async with aiolock.connect(server) as client:
         for ttl in (0.2, 30, 3600):
-            grant = server.acquire(
-                "lock:a", dead, form, int(ttl * 1000), ticket=0, wait=True, max_waiters=0
-            )
+            grant = server.run(Acquire("lock:a", dead, form, int(ttl * 1000)))
             assert isinstance(grant, Granted)
             begun = now()
 
@@ -719,7 +717,7 @@ async def test_dead_waiter(monkeypatch: pytest.MonkeyPatch) -> None:
     async with aiolock.connect(server) as client:
         lock = client.lock("a")
         async with lock:
-            server.acquire("lock:a", dead, form, 30_000, ticket=0, wait=True, max_waiters=0)
+            server.run(Acquire("lock:a", dead, form, 30_000))
             waiting = asking(lock)
             await queued(lock, 2)
             begun = now()

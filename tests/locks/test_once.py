@@ -10,7 +10,7 @@ import pytest
 
 import aiolock
 from aiolock import AcquireTimeout, LeaseLost, NotHeld, StoreError
-from aiolock.protocol import Form, WaiterId
+from aiolock.protocol import Finish, Operation
 from aiolock.stores.memory import MemoryServer, MemoryStore
 from aiolock.stores.redis._scripts import FINISH
 from aiolock.testing import FaultyStore
@@ -357,10 +357,12 @@ async def test_the_reply_that_it_is_remembered_is_lost() -> None:
     """Sent again and found nothing, it may have been its own doing: nobody knows."""
 
     class Forgetful(MemoryStore):
-        def finish(
-            self, name: str, waiter: WaiterId, form: Form, fence: int, remember: int
-        ) -> asyncio.Future[int]:
-            return self._start(lambda: int(FINISH.decode_again(0)))
+        def submit(self, operation: Operation[Any]) -> asyncio.Future[Any]:
+            if not isinstance(operation, Finish):
+                return super().submit(operation)
+            future = asyncio.get_running_loop().create_future()
+            future.set_result(int(FINISH.decode_again(0)))
+            return future
 
     async with aiolock.connect(Forgetful(MemoryServer())) as client:
         with pytest.raises(StoreError, match="its confirmation was lost"):

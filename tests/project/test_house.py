@@ -38,8 +38,7 @@ CALLING_DOWN = {
     "aiolock/copying.py: Uncopyable",
     "aiolock/entering.py: AnyEnterable",
     "aiolock/integrations/_tasks.py: TaskLocks",
-    "aiolock/stores/_operations.py: Operations",
-    "aiolock/stores/memory.py: MemoryServer",
+    "aiolock/stores/memory/_server.py: MemoryServer",
     "aiolock/stores/quorum/_asking.py: Asking",
     "aiolock/stores/quorum/_handing.py: Handing",
     "aiolock/stores/quorum/_marks.py: Marking",
@@ -55,7 +54,6 @@ CALLING_DOWN = {
 }
 EXTENDING = {
     "aiolock/integrations/procrastinate.py: Locks",
-    "aiolock/stores/mysql/_store.py: MySQLStore",
     "aiolock/stores/quorum/_candidates.py: Candidates",
     "aiolock/stores/redis/_member.py: RedisMember",
     "aiolock/stores/redis/_member.py: _MemberSubscription",
@@ -64,8 +62,6 @@ EXTENDING = {
     "aiolock/stores/redis/_replicated.py: _Known",
     "aiolock/stores/redis/_sharded.py: ShardSubscription",
     "aiolock/stores/redis/_sharded.py: ShardedNode",
-    "aiolock/stores/sqlite/_store.py: SQLiteStore",
-    "pytest_aiolock/_world.py: Server",
 }
 
 # The most code that one acquisition on one Redis may go through. These only get lower, too; the aim

@@ -6,46 +6,55 @@ import asyncio
 import itertools
 import random
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from enum import Enum
-from functools import partial
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from aiolock.errors import StoreError
 from aiolock.protocol import (
     WAS_ABSENT,
     WAS_UNKNOWN,
-    Answer,
+    Acquire,
+    Break,
     Deliver,
+    Downgrade,
     Event,
-    Form,
     Granted,
     Late,
-    Posted,
+    Operation,
+    Post,
     Queued,
+    ReadPosted,
+    ReadStatus,
     Reconnected,
-    Renewal,
+    Release,
+    Renew,
     ReportHandoff,
-    Status,
+    RequestRelease,
+    Resize,
     WaiterId,
 )
 from aiolock.stores.memory import MemoryServer, MemoryStore
+
+Value = TypeVar("Value")
 
 LATE_AFTER: Final = 5.0
 """Seconds after which the server refuses a copy."""
 LATE_WITHIN: Final = 9.0
 """Seconds within which data on a dropped link reaches the server."""
 SELDOM: Final = 0.03
-RARE: Final = {
-    "break_": 0.6,
-    "downgrade": 0.6,
-    "request": 0.6,
-    "report_handoff": 0.2,
-    "resize": 0.2,
+RARE: Final[dict[type[Operation[Any]], float]] = {
+    Break: 0.6,
+    Downgrade: 0.6,
+    RequestRelease: 0.6,
+    ReportHandoff: 0.2,
+    Resize: 0.2,
 }
 """How often a link is dropped while such a command is on it: more often for those that are seldom
 sent, else `SELDOM`."""
+STAMPED: Final = (Acquire, ReportHandoff, Renew, RequestRelease, Resize, Post)
+"""The commands of which each copy says when it is to be refused."""
 NEVER_MIND: Final = 0.2
 """Seconds for which a copy may act that is undone by the copy of a release behind it."""
 
@@ -98,17 +107,15 @@ class Server(MemoryServer):
         else:
             super().push(client, event)
 
-    def acquire(
-        self, name: str, waiter: WaiterId, form: Form, ttl: int, **options: Any
-    ) -> Answer | Late:
-        answer = super().acquire(name, waiter, form, ttl, **options)
-        if isinstance(answer, Granted | Queued) and waiter in self.over:
-            asyncio.get_running_loop().call_later(NEVER_MIND, self._look_for, name, waiter)
+    def run(self, operation: Operation[Value], copies_until: int = 0) -> Value:
+        if isinstance(operation, Break):
+            self.broken.update(operation.fences)
+        answer = super().run(operation, copies_until)
+        taken = isinstance(answer, Granted | Queued)
+        if taken and isinstance(operation, Acquire) and operation.waiter in self.over:
+            loop = asyncio.get_running_loop()
+            loop.call_later(NEVER_MIND, self._look_for, operation.name, operation.waiter)
         return answer
-
-    def break_(self, name: str, fences: Sequence[int]) -> int:
-        self.broken.update(fences)
-        return super().break_(name, fences)
 
     def _again(self, client: str, deliver: Deliver) -> None:
         if self._listeners.get(client) is deliver:
@@ -126,27 +133,40 @@ class Server(MemoryServer):
 class _Command:
     """One command, from its call to its answer."""
 
-    carry_out: partial[Any]
+    operation: Operation[Any]
     future: asyncio.Future[Any]
-    writes: bool = True
-    sure: bool = True
-    stamped: bool = False
-    """It is refused after its time."""
-    leaves_tombstone: bool = False
-    """With it, what came before is given up."""
-    ends: tuple[WaiterId, ...] = ()
-    """The waiters that have ended when this is answered."""
     written: int = 0
 
     @property
-    def name(self) -> str:
-        """That of the operation."""
-        name: str = self.carry_out.func.__name__
-        return name
+    def writes(self) -> bool:
+        return not isinstance(self.operation, ReadStatus | ReadPosted)
+
+    @property
+    def stamped(self) -> bool:
+        """It is refused after its time."""
+        return isinstance(self.operation, STAMPED)
+
+    @property
+    def leaves_tombstone(self) -> bool:
+        """With it, what came before is given up."""
+        # A waiter that gives back one grant without entering asks again.
+        operation = self.operation
+        return isinstance(operation, Release) and (operation.entered or not operation.fence)
+
+    @property
+    def ends(self) -> tuple[WaiterId, ...]:
+        """The waiters that have ended when this is answered."""
+        match self.operation:
+            case Release(_, waiter) if self.leaves_tombstone:
+                return (waiter,)
+            case ReportHandoff(source=source, via=via):
+                return (source, *via[:-1])
+            case _:
+                return ()
 
     @property
     def wanted(self) -> bool:
-        return self.sure or not self.future.done()
+        return not isinstance(self.operation, Acquire) or not self.future.done()
 
 
 class Store(MemoryStore):
@@ -170,7 +190,7 @@ class Store(MemoryStore):
         self._copies_until = 0.0
 
     async def open(self, client: str, deliver: Deliver) -> None:
-        self._deliver = deliver
+        self._deliver, self._loop = deliver, asyncio.get_running_loop()
         await super().open(client, deliver)
 
     async def aclose(self) -> None:
@@ -181,84 +201,19 @@ class Store(MemoryStore):
         while self._pending and not self.dead:  # noqa: ASYNC110  # in virtual time it costs nothing
             await asyncio.sleep(0.05)
 
-    # The operations
-
-    def acquire(
-        self, name: str, waiter: WaiterId, form: Form, ttl: int, **options: Any
-    ) -> asyncio.Future[Answer]:
-        return self._send(
-            partial(self.server.acquire, name, waiter, form, ttl, **options),
-            sure=False,
-            stamped=True,
-        )
-
-    def release(
-        self,
-        name: str,
-        waiter: WaiterId,
-        form: Form,
-        fence: int,
-        *,
-        entered: bool = True,
-        lost: bool = False,
-    ) -> asyncio.Future[int]:
-        # A waiter that gives back one grant without entering asks again.
-        over = entered or not fence
-        return self._send(
-            partial(self.server.release, name, waiter, fence, entered=entered, lost=lost),
-            leaves_tombstone=over,
-            ends=(waiter,) if over else (),
-        )
-
-    def report_handoff(self, passed: ReportHandoff) -> asyncio.Future[int]:
-        return self._send(
-            partial(self.server.report_handoff, passed),
-            stamped=True,
-            ends=(passed.source, *passed.via[:-1]),
-        )
-
-    def renew(self, renewals: Sequence[Renewal]) -> asyncio.Future[list[bool | None]]:
-        return self._send(partial(self.server.renew, renewals), stamped=True)
-
-    def status(self, name: str, *, waiters: bool = True) -> asyncio.Future[Status]:
-        return self._send(partial(self.server.status, name, waiters=waiters), writes=False)
-
-    def finish(
-        self, name: str, waiter: WaiterId, form: Form, fence: int, remember: int
-    ) -> asyncio.Future[int]:
-        return self._send(partial(self.server.finish, name, waiter, fence, remember))
-
-    def request(self, name: str) -> asyncio.Future[int]:
-        return self._send(partial(self.server.request, name), stamped=True)
-
-    def downgrade(self, name: str, waiter: WaiterId, form: Form, fence: int) -> asyncio.Future[int]:
-        return self._send(partial(self.server.downgrade, name, waiter, fence))
-
-    def resize(self, name: str, declared: int, limit: int, remember: int) -> asyncio.Future[int]:
-        token = f"{self._client}.{next(_resizes)}"
-        resize = partial(self.server.resize, name, declared, limit, remember, token=token)
-        return self._send(resize, stamped=True)
-
-    def post(self, name: str, count: int, **options: Any) -> asyncio.Future[int]:
-        return self._send(partial(self.server.post, name, count, **options), stamped=True)
-
-    def read(self, name: str) -> asyncio.Future[Posted]:
-        return self._send(partial(self.server.read, name), writes=False)
-
-    def break_(self, name: str, fences: Sequence[int]) -> asyncio.Future[int]:
-        return self._send(partial(self.server.break_, name, fences))
-
     # The link
 
-    def _send(self, carry_out: partial[Any], **kinds: Any) -> asyncio.Future[Any]:
-        command = _Command(carry_out, self._loop.create_future(), **kinds)
+    def submit(self, operation: Operation[Any]) -> asyncio.Future[Any]:
+        if isinstance(operation, Resize):
+            operation = replace(operation, token=f"{self._client}.{next(_resizes)}")
+        command = _Command(operation, self._loop.create_future())
         if self.dead:
             return command.future  # never
         if self._client is None:
             command.future.set_exception(_refusal("the store is closed"))
             return command.future
         if self._on_the_way is None and not self._down:
-            often = RARE.get(command.name, SELDOM)
+            often = RARE.get(type(operation), SELDOM)
             if self.server.lossy and self.dice.random() < often:
                 self._on_the_way = []
                 self._loop.call_later(self.dice.choice([0.0, 0.1, 0.5]), self._drop)
@@ -271,31 +226,35 @@ class Store(MemoryStore):
             self._on_the_way.append(self._copy(command))
         return command.future
 
-    def _stamps(self, command: _Command) -> dict[str, int]:
+    def _copies_of(self, command: _Command) -> int:
+        """Until when copies may come of it, or of what it gives up; 0: there are none."""
         now = self._loop.time()
         if command.stamped:
             self._copies_until = max(self._copies_until, now + LATE_AFTER)
-            return {"not_after": self.server.now() + int(LATE_AFTER * 1e6)}
-        if command.leaves_tombstone and (self._down or now < self._dropped_copies):
-            return {"tombstone_until": self.server.now() + int(LATE_AFTER * 1e6)}
-        return {}
+        elif not (command.leaves_tombstone and (self._down or now < self._dropped_copies)):
+            return 0
+        return self.server.now() + int(LATE_AFTER * 1e6)
+
+    def _carry_out(self, command: _Command, copies_until: int) -> Any:
+        if command.stamped:
+            return self.server.run_copy(command.operation, copies_until)
+        return self.server.run(command.operation, copies_until)
 
     _dropped_copies = 0.0
     """Until when copies may come that lay on a link that was dropped."""
 
     def _copy(self, command: _Command) -> Callable[[], None]:
         """The part of a command, written now, that reaches the server late."""
-        stamps = self._stamps(command)
+        copies_until = self._copies_of(command)
 
         def arrives() -> None:
             if self.server.refuses_to(command):
                 return
-            answer = command.carry_out(**stamps)
-            self.server.late[command.name] += 1
+            answer = self._carry_out(command, copies_until)
+            self.server.late[type(command.operation).__name__] += 1
             self.server.refused += isinstance(answer, Late)
-            assert isinstance(answer, Late) == (
-                0 < stamps.get("not_after", 0) < self.server.now()
-            ), "it is carried out in time, or not at all"
+            too_late = command.stamped and 0 < copies_until < self.server.now()
+            assert isinstance(answer, Late) == too_late, "it is carried out in time, or not at all"
 
         return arrives
 
@@ -326,7 +285,7 @@ class Store(MemoryStore):
             error.refused = command.written == 0
             self._answer(command.future, error)
             return
-        answer = command.carry_out(**self._stamps(command))
+        answer = self._carry_out(command, self._copies_of(command))
         assert not isinstance(answer, Late), "it is written just now"
         command.written += 1
         if command.written > 1 and command.ends and answer == WAS_ABSENT:

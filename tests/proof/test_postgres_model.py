@@ -23,12 +23,24 @@ from aiolock import protocol
 from aiolock.protocol import (
     LOOKERS,
     STANDS_STILL,
+    Acquire,
     Answer,
+    Break,
     Busy,
+    Downgrade,
+    Finish,
     Form,
     Granted,
     Participant,
+    Post,
     Queued,
+    ReadPosted,
+    ReadStatus,
+    Release,
+    Renew,
+    Renewal,
+    RequestRelease,
+    Resize,
     Rule,
     Status,
     WaiterId,
@@ -98,6 +110,7 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(protocol, "STANDS_STILL", 1_000_000)
 
 
+NAME = "n"
 PLAIN = Form(claim=3000)
 FORMS = {
     "locks": [PLAIN, Form(claim=1000, priority=1), Form(claim=3000, fixed=True)],
@@ -144,7 +157,7 @@ class Both:
         self.tickets = dict[WaiterId, int]()
         self.said = list[str]()
 
-    def ask(self, function: str, *arguments: object) -> tuple[str, list[tuple[str, Push]]]:
+    def ask(self, function: str, *arguments: object) -> tuple[str, list[Push]]:
         """What the function in the database answers, and what it tells whom."""
         self.stage.execute("UPDATE stage SET now = %s, alive = %s", (self.now, [*self.alive]))
         marks = ", ".join(["%s"] * len(arguments))
@@ -156,11 +169,11 @@ class Both:
         told = []
         for push in pushes:
             client, _, what = push.partition(" ")
-            told.append((client, codec.push(what, client)[1]))
+            told.append(Push(client, codec.event(what, client)._replace(name=NAME)))
         return text, told
 
     def step(self) -> Step:
-        return Step(self.state, self.now, lambda client: client in self.alive, self.fence)
+        return Step(NAME, self.state, self.now, lambda client: client in self.alive, self.fence)
 
     def check(self, what: str, theirs: object, ours: object, step: Step, told: object) -> None:
         """The same answer, and the same pushes; those of one client in the same order."""
@@ -168,8 +181,7 @@ class Both:
         self.said.append(f"{what} -> {ours}")
         trace = "\n".join(self.said[-12:])
         assert alike(theirs) == alike(ours), trace
-        pushes = [(push.waiter.client, push) for push in step.pushes]
-        assert by_client(told) == by_client(pushes), trace
+        assert by_client(told) == by_client(step.pushes), trace
 
     def waiter(self) -> tuple[WaiterId, Form]:
         if self.known and self.dice.random() < 0.6:
@@ -198,7 +210,9 @@ class Both:
         wait: bool = True,
     ) -> Answer:
         step = self.step()
-        ours = step.acquire(waiter, form, ttl, ticket=ticket, wait=wait, max_waiters=most)
+        ours = step.run(
+            Acquire(NAME, waiter, form, ttl, ticket=ticket, wait=wait, max_waiters=most)
+        )
         text, told = self.ask(
             "acquire", self.key, waiter.client, waiter.seq, codec.form(form), ttl, ticket, wait,
             most, 0,
@@ -234,9 +248,8 @@ class Both:
         lost: bool = False,
     ) -> None:
         step = self.step()
-        ours = step.release(
-            waiter, fence, entered=entered, lost=lost, tombstone_until=tombstone_until
-        )
+        release = Release(NAME, waiter, PLAIN, fence, entered=entered, lost=lost)
+        ours = step.run(release, tombstone_until)
         how = None if lost else entered
         text, told = self.ask(
             "release", self.key, waiter.client, waiter.seq, fence, how, tombstone_until
@@ -249,17 +262,17 @@ class Both:
 
     def renew_as(self, waiter: WaiterId, fence: int, ttl: int) -> None:
         step = self.step()
-        ours = step.renew(waiter, fence, ttl)
+        ours = step.run(Renew([Renewal(NAME, waiter, PLAIN, fence, ttl)]))
         text, told = self.ask(
             "renew", "{" + f'"\\{self.key.decode()}"' + "}", waiter.client, f"{{{waiter.seq}}}",
             f"{{{fence}}}", f"{{{ttl}}}", 0,
         )  # fmt: skip
-        self.check(f"renew {waiter} {fence} {ttl}", codec.held(text), [ours], step, told)
+        self.check(f"renew {waiter} {fence} {ttl}", codec.held(text), ours, step, told)
 
     def finish(self) -> None:
         waiter, fence = self.holder()
         step = self.step()
-        ours = step.finish(waiter, fence, 5000)
+        ours = step.run(Finish(NAME, waiter, PLAIN, fence, 5000))
         text, told = self.ask("finish", self.key, waiter.client, waiter.seq, fence, 5000, 0)
         self.check(f"finish {waiter} {fence}", int(text), ours, step, told)
 
@@ -268,20 +281,20 @@ class Both:
         if waiter.client not in self.alive:
             return  # who asks is there, which the machine does not know of this question
         step = self.step()
-        ours = step.downgrade(waiter, fence)
+        ours = step.run(Downgrade(NAME, waiter, PLAIN, fence))
         text, told = self.ask("downgrade", self.key, waiter.client, waiter.seq, fence)
         self.check(f"downgrade {waiter} {fence}", int(text), ours, step, told)
 
     def request(self) -> None:
         step = self.step()
-        ours = step.request()
+        ours = step.run(RequestRelease(NAME))
         text, told = self.ask("request", self.key, "nobody", 0)
         self.check("request", int(text), ours, step, told)
 
     def break_(self) -> None:
         _, fence = self.holder()
         step = self.step()
-        ours = step.break_([fence, 17])
+        ours = step.run(Break(NAME, [fence, 17]))
         text, told = self.ask("break_", self.key, "nobody", f"{{{fence},17}}")
         self.check(f"break {fence}", int(text), ours, step, told)
 
@@ -291,7 +304,7 @@ class Both:
 
     def resize_to(self, declared: int, limit: int, token: str) -> None:
         step = self.step()
-        ours = step.resize(declared, limit, 60_000, token=token)
+        ours = step.run(Resize(NAME, declared, limit, 60_000, token=token))
         text, told = self.ask("resize", self.key, "nobody", declared, limit, 60_000, token, 0)
         self.check(f"resize {declared} {limit} {token}", int(text), ours, step, told)
 
@@ -299,7 +312,8 @@ class Both:
         count, declared = self.dice.choice([0, 0, 2, 4]), self.dice.choice([0, 0, 4, 3])
         token, value = self.dice.choice(["", "x", "y"]), self.dice.choice(["", "ü\0", "w"])
         step = self.step()
-        ours = step.post(count, token=token, declared=declared, value=value, remember=9000)
+        post = Post(NAME, count, token=token, declared=declared, value=value, remember=9000)
+        ours = step.run(post)
         publish = codec.bytea(value.encode())
         text, told = self.ask("post", self.key, "nobody", count, token, declared, publish, 9000, 0)
         self.check(f"post {count} {token} {declared}", int(text), ours, step, told)
@@ -307,13 +321,13 @@ class Both:
     def read(self) -> None:
         step = self.step()
         text, told = self.ask("read", self.key)
-        self.check("read", codec.posted(text), step.read(), step, told)
+        self.check("read", codec.posted(text), step.run(ReadPosted(NAME)), step, told)
 
     def status(self) -> None:
         step = self.step()
-        ours = step.status("n")
+        ours = step.run(ReadStatus(NAME))
         text, told = self.ask("status", self.key, 1000, *codec.FIRST, 1000, 0)
-        theirs = codec.part("n", text).status
+        theirs = codec.part(NAME, text).status
         self.check("status", theirs, ours, step, told)
 
     def go_on(self) -> None:

@@ -23,7 +23,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from aiolock.protocol import Late, WaiterId
+from aiolock.protocol import AskAgain, GrantLost, GrantPushed, Late, ReleaseRequested, WaiterId
 from aiolock.stores._member import (
     ALONE,
     GONE,
@@ -31,13 +31,14 @@ from aiolock.stores._member import (
     DoneMarker,
     DoneRecord,
     InQueue,
+    MemberEvent,
     NotVoting,
     Refused,
     Voted,
+    VoteInquired,
     VoteRequest,
 )
-from aiolock.stores.machine import PushDone, PushGranted, PushLost, PushRequested
-from aiolock.stores.quorum._server import Push, PushInquired, QuorumServerState, QuorumServerStep
+from aiolock.stores.quorum._server import QuorumServerState, QuorumServerStep
 from aiolock.stores.redis import _scripts as scripts
 from aiolock.stores.redis import _voting as voting
 from aiolock.stores.redis._codec import decode_any
@@ -188,31 +189,32 @@ class Model:
 
     def step(self) -> QuorumServerStep:
         return QuorumServerStep(
-            self.state, self.began * 1000, self.listening.__contains__, self.not_voting
+            NAME, self.state, self.began * 1000, self.listening.__contains__, self.not_voting
         )
 
     def done(self, step: QuorumServerStep, answered: str = "") -> None:
         """Its pushes, as they are written down; with the answer comes a grant, if it is one."""
-        for push in step.pushes:
-            client = push.waiter.client
-            alone = isinstance(push, PushGranted) and not push.form.shared
+        for client, event in step.pushes:
+            alone = isinstance(event, GrantPushed) and not event.form.shared
             if client in self.listening or (client == answered and alone):
-                self.log.append(self._told(push))
+                self.log.append(self._told(event))
 
     @staticmethod
-    def _told(push: Push) -> Told:
-        if isinstance(push, PushDone):
-            return ("done", "", 0)
-        text = TEXTS[push.waiter]
-        if isinstance(push, PushGranted):
-            assert push.form == decode_any(text)[1]
-            return ("granted", text, push.fence)
-        if isinstance(push, PushLost):
-            return (push.reason, text, push.fence)
-        if isinstance(push, PushRequested):
-            return ("requested", text, push.fence)
-        assert isinstance(push, PushInquired)
-        return ("inquired", text, push.number)
+    def _told(event: MemberEvent) -> Told:
+        match event:
+            case AskAgain():
+                return ("done", "", 0)
+            case GrantPushed(_, waiter, form, number):
+                assert form == decode_any(TEXTS[waiter])[1]
+                return ("granted", TEXTS[waiter], number)
+            case GrantLost(_, waiter, number, reason):
+                return (reason, TEXTS[waiter], number)
+            case ReleaseRequested(_, waiter, number):
+                return ("requested", TEXTS[waiter], number)
+            case VoteInquired(_, waiter, number):
+                return ("inquired", TEXTS[waiter], number)
+            case _:
+                raise AssertionError(f"no event of the machine's: {event}")
 
 
 TEXTS = {decode_any(text)[0]: text for text in WAITERS}

@@ -16,7 +16,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import pytest
 import redis
@@ -35,24 +35,36 @@ from aiolock import protocol
 from aiolock.protocol import (
     FEW,
     WAS_HOLDER,
+    Acquire,
     Answer,
     AskAgain,
     Before,
+    Break,
     Busy,
     Done,
+    Downgrade,
     Event,
+    Finish,
     Form,
     Granted,
     GrantLost,
     GrantPushed,
     Late,
+    Operation,
     OrderUnknown,
     Participant,
+    Post,
     Posted,
     Queued,
+    ReadPosted,
+    ReadStatus,
+    Release,
     ReleaseRequested,
+    Renew,
     Renewal,
     ReportHandoff,
+    RequestRelease,
+    Resize,
     Rule,
     Status,
     WaiterId,
@@ -67,6 +79,8 @@ from aiolock.stores.redis._names import Names
 from aiolock.stores.redis._scripts import KEPT
 from tests.support import looks
 from tests.support.servers import RedisServer
+
+Value = TypeVar("Value")
 
 EXAMPLES = int(os.environ.get("MODEL_EXAMPLES", "25"))
 """Sequences of each kind; twenty times as many where the scripts were changed."""
@@ -206,7 +220,7 @@ class Model(MemoryServer):
     def hear(self, client: str) -> None:
         self.listen(client, Heard(self.log, self.texts, client))
 
-    def _later(self, call: Callable[[], None]) -> None:
+    def later(self, call: Callable[[], None]) -> None:
         call()
 
     def push(self, client: str, event: Event) -> None:
@@ -215,25 +229,16 @@ class Model(MemoryServer):
         elif client == self.answered and not self.first:
             self.first.append(event)
 
-    def release(
-        self,
-        name: str,
-        waiter: WaiterId,
-        fence: int,
-        *,
-        entered: bool = True,
-        lost: bool = False,
-        tombstone_until: int = 0,
-    ) -> int:
-        self.answered, self.first = waiter.client, []
-        was = super().release(
-            name, waiter, fence, entered=entered, lost=lost, tombstone_until=tombstone_until
-        )
+    def run(self, operation: Operation[Value], copies_until: int = 0) -> Value:
+        if not isinstance(operation, Release):
+            return super().run(operation, copies_until)
+        self.answered, self.first = operation.waiter.client, []
+        was: Any = super().run(operation, copies_until)
         # With the reply comes the first grant to whoever hands on, and nothing else.
         if was == WAS_HOLDER and self.first:
             OnlyGrants(self.log, self.texts, self.answered)(self.first[0])
         self.answered = ""
-        return was
+        return was  # type: ignore[no-any-return]  # the answer to a release
 
     # What is kept of the name, as it is written down
 
@@ -626,15 +631,17 @@ class Differential(RuleBasedStateMachine):
         tickets = (-1, 0) if how == "no wait" else old
         times = self.stamps(when)
         real = self.real.acquire(waiter, ttl, tickets[0], most, times[0])
-        model = self.model.acquire(
-            NAME,
-            who,
-            form,
-            ttl,
-            ticket=tickets[1],
-            wait=how != "no wait",
-            max_waiters=most,
-            not_after=times[1],
+        model = self.model.run_copy(
+            Acquire(
+                NAME,
+                who,
+                form,
+                ttl,
+                ticket=tickets[1],
+                wait=how != "no wait",
+                max_waiters=most,
+            ),
+            times[1],
         )
         self.same_answer(waiter, real, model)
 
@@ -694,7 +701,7 @@ class Differential(RuleBasedStateMachine):
             self.lately.pop(waiter, None)
             self.lately[waiter] = None
             who, form, _ = decode_any(waiter)
-            model = self.model.acquire(NAME, who, form, 30_000, ticket=0, wait=True, max_waiters=0)
+            model = self.model.run(Acquire(NAME, who, form, 30_000))
             if known and isinstance(model, Queued) and isinstance(real, Queued) and not real.before:
                 # A copy that comes late: who stands before whom need not be said.
                 model = model._replace(before=None)
@@ -721,11 +728,12 @@ class Differential(RuleBasedStateMachine):
         tombstone_until=st.sampled_from([0, 0, MINUTE, -MINUTE]),
     )
     def finish(self, number: int, remember: int, tombstone_until: int) -> None:
-        waiter, who, _ = self.waiter(number, lambda form: form.once)
+        waiter, who, form = self.waiter(number, lambda form: form.once)
         real, model = self.held(waiter)
         times = self.stamps(tombstone_until)
         answer = self.real.finish(waiter, real, remember, tombstone_until=times[0])
-        assert answer == self.model.finish(NAME, who, model, remember, tombstone_until=times[1])
+        finish = Finish(NAME, who, form, model, remember)
+        assert answer == self.model.run(finish, times[1])
 
     @rule(
         number=numbers,
@@ -737,12 +745,12 @@ class Differential(RuleBasedStateMachine):
     def release(
         self, number: int, exact: bool, entered: bool, lost: bool, tombstone_until: int
     ) -> None:
-        waiter, who, _ = self.waiter(number)
+        waiter, who, form = self.waiter(number)
         fences = self.held(waiter) if exact else (0, 0)
         times = self.stamps(tombstone_until)
         how = {"entered": entered, "lost": entered and lost}
         real = self.real.release(waiter, fences[0], **how, tombstone_until=times[0])
-        model = self.model.release(NAME, who, fences[1], **how, tombstone_until=times[1])
+        model = self.model.run(Release(NAME, who, form, fences[1], **how), times[1])
         assert real == model
 
     @precondition(lambda self: self.plain)
@@ -759,7 +767,7 @@ class Differential(RuleBasedStateMachine):
         times, those = self.stamps(when), [decode_any(text)[0] for text in through]
         passed = ReportHandoff(NAME, form, who, model, those[-1], model + len(those), tuple(those))
         answer = self.real.report_handoff(waiter, real, through, form.claim, times[0])
-        assert self.alike(answer, self.model.report_handoff(passed, not_after=times[1]))
+        assert self.alike(answer, self.model.run_copy(passed, times[1]))
 
     @rule(text=st.sampled_from(GARBAGE))
     def intrude(self, text: str) -> None:
@@ -775,9 +783,11 @@ class Differential(RuleBasedStateMachine):
     @precondition(lambda self: self.downgrades)
     @rule(number=numbers)
     def downgrade(self, number: int) -> None:
-        waiter, who, _ = self.waiter(number, lambda form: form.downgrades)
+        waiter, who, form = self.waiter(number, lambda form: form.downgrades)
         real, model = self.held(waiter)
-        assert self.real.downgrade(waiter, real) == self.model.downgrade(NAME, who, model)
+        assert self.real.downgrade(waiter, real) == self.model.run(
+            Downgrade(NAME, who, form, model)
+        )
 
     @precondition(lambda self: self.waiters is PERMITS)
     @rule(
@@ -790,7 +800,8 @@ class Differential(RuleBasedStateMachine):
         token = self.token if again else f"c.{next(self.tokens)}"
         self.token, times = token, self.stamps(when)
         real = self.real.resize(declared, limit, 90_000, token, times[0])
-        model = self.model.resize(NAME, declared, limit, 90_000, token=token, not_after=times[1])
+        resize = Resize(NAME, declared, limit, 90_000, token=token)
+        model = self.model.run_copy(resize, times[1])
         assert self.alike(real, model)
 
     @precondition(lambda self: self.waiters is WATCHERS)
@@ -805,17 +816,19 @@ class Differential(RuleBasedStateMachine):
         token = "" if count else token
         times = self.stamps(when)
         real = self.real.post(count, token, declared, value, 90_000, not_after=times[0])
-        model = self.model.post(
-            NAME,
-            count,
-            token=token,
-            declared=declared,
-            value=value,
-            remember=90_000,
-            not_after=times[1],
+        model = self.model.run_copy(
+            Post(
+                NAME,
+                count,
+                token=token,
+                declared=declared,
+                value=value,
+                remember=90_000,
+            ),
+            times[1],
         )
         assert self.alike(real, model)
-        assert self.real.read() == self.model.read(NAME)
+        assert self.real.read() == self.model.run(ReadPosted(NAME))
 
     @rule(ttl=st.sampled_from([0, 20_000, 90_000]), stranger=numbers, when=not_after)
     def renew(self, ttl: int, stranger: int, when: int) -> None:
@@ -829,13 +842,13 @@ class Differential(RuleBasedStateMachine):
         model.append(Renewal(NAME, who, form, 12345, ttl))
         times = self.stamps(when)
         renewed = self.real.renew(real, times[0])
-        assert self.alike(renewed, self.model.renew(model, not_after=times[1]))
+        assert self.alike(renewed, self.model.run_copy(Renew(model), times[1]))
 
     @rule(when=not_after)
     def request(self, when: int) -> None:
         times = self.stamps(when)
         real = self.real.request(times[0])
-        model = self.model.request(NAME, not_after=times[1])
+        model = self.model.run_copy(RequestRelease(NAME), times[1])
         # The machine can only say who is there, and takes the blind one for that. Redis says how
         # many received it, which counts for the blind one as for any other.
         if not isinstance(model, Late) and not self.model.hears(BLIND):
@@ -850,7 +863,10 @@ class Differential(RuleBasedStateMachine):
 
     @rule(waiters=st.booleans())
     def status(self, waiters: bool) -> None:
-        real, model = self.real.status(waiters=waiters), self.model.status(NAME, waiters=waiters)
+        real, model = (
+            self.real.status(waiters=waiters),
+            self.model.run(ReadStatus(NAME, waiters=waiters)),
+        )
         self.same_parties(real.holders, model.holders)
         self.same_parties(real.waiters, model.waiters)
         assert real.more_holders == model.more_holders
@@ -887,7 +903,7 @@ class Differential(RuleBasedStateMachine):
         model = [fence for _, fence in self.model.holders()]
         if which != "all":
             real, model = ([12345], [12345]) if which == "stale" else (real[:1], model[:1])
-        assert self.real.break_(real) == self.model.break_(NAME, model)
+        assert self.real.break_(real) == self.model.run(Break(NAME, model))
 
     @rule(every=st.booleans())
     def end_the_lease(self, every: bool) -> None:
@@ -1028,12 +1044,12 @@ def test_the_numbers_outlive_what_closes(terms: str) -> None:
     server = MemoryServer(clock=lambda: seconds)
     waiter, form, _ = decode_any(f"s10000*3/3{terms}:ada:1")
     other = WaiterId("bob", 1)
-    server.acquire(NAME, waiter, form, 10_000, ticket=0, wait=True, max_waiters=0)
-    assert server.resize(NAME, 3, 4, 0) == 3
+    server.run(Acquire(NAME, waiter, form, 10_000))
+    assert server.run(Resize(NAME, 3, 4, 0)) == 3
     seconds += 100  # its lease has ended, and nobody has asked for more than a minute
-    answer = server.acquire(NAME, other, form, 10_000, ticket=0, wait=False, max_waiters=0)
+    answer = server.run(Acquire(NAME, other, form, 10_000, wait=False))
     assert isinstance(answer, Busy)
-    assert server.status(NAME).limit == 4
-    assert server.status(NAME).closed > 100
+    assert server.run(ReadStatus(NAME)).limit == 4
+    assert server.run(ReadStatus(NAME)).closed > 100
     seconds += 2 * 86_400
-    assert server.status(NAME).limit is None
+    assert server.run(ReadStatus(NAME)).limit is None

@@ -20,6 +20,7 @@ import pytest
 import aiolock
 from aiolock import LockClient
 from aiolock.errors import LockError, QueueFull, StoreError
+from aiolock.protocol import ReadStatus
 from tests.proof.ledger import Ledger
 from tests.proof.simulated import LATE_AFTER, LATE_WITHIN, Refuses, Server, Store
 from tests.support import virtual
@@ -306,7 +307,7 @@ class World:
 
     def seen_at(self, key: str) -> tuple[object, ...]:
         """Who holds it or waits, by the server; not whether it is closed for a while."""
-        status = self.server.status(key)
+        status = self.server.run(ReadStatus(key))
         return (*status.holders, *status.waiters)
 
     async def _all_have_seen(self, fence: int) -> None:
@@ -382,10 +383,10 @@ def run_schedule(seed: int) -> dict[str, int]:
 SCHEDULES = range(0, 400 if ON_THE_TREE else 200, 200)
 """The first seeds of the parts, each with enough for every kind of end."""
 COMMANDS = (
-    *("acquire", "release", "renew", "status", "finish", "request", "downgrade", "resize"),
-    *("post", "read", "break_"),
+    *("Acquire", "Release", "Renew", "ReadStatus", "Finish", "RequestRelease", "Downgrade"),
+    *("Resize", "Post", "ReadPosted", "Break"),
 )
-"""Each comes late in each part; `report_handoff`, which is seldom sent here, in
+"""Each comes late in each part; `ReportHandoff`, which is seldom sent here, in
 `test_simulation_runs`.
 """
 
@@ -398,7 +399,7 @@ def test_hundreds_of_schedules(first: int) -> None:
     for seed in range(first, first + SCHEDULES.step):
         for outcome, times in run_schedule(seed).items():
             total[outcome] = total.get(outcome, 0) + times
-    assert set(total) - {"late pass_on"} == {
+    assert set(total) - {"late ReportHandoff"} == {
         "left",
         "timed out",
         "full",

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any
+from typing import TypeVar
 
 import pytest
 
@@ -19,18 +18,22 @@ from aiolock import LockClient, StoreError
 from aiolock.protocol import (
     MAX_AHEAD,
     WAS_HOLDER,
-    Answer,
-    Form,
+    Acquire,
+    Break,
+    Event,
     Granted,
-    Late,
+    GrantPushed,
+    Operation,
     ReportHandoff,
     WaiterId,
 )
-from aiolock.stores.machine import NameState, PushGranted, Step
+from aiolock.stores.machine import NameState
 from tests.proof.ledger import Ledger
 from tests.proof.simulated import LATE_WITHIN, Refuses, Server, Store
 from tests.proof.test_simulation import Inside, World
 from tests.support import virtual
+
+Value = TypeVar("Value")
 
 NAME = "crowd"
 HEARD = 1.5
@@ -53,32 +56,27 @@ class Watched(Server):
         """What is kept of the name that all of them want."""
         return self._states.get(f"lock:{NAME}") or NameState()
 
-    def acquire(
-        self, name: str, waiter: WaiterId, form: Form, ttl: int, **options: Any
-    ) -> Answer | Late:
-        there = waiter in self.crowd.waiting
-        answer = super().acquire(name, waiter, form, ttl, **options)
+    def run(self, operation: Operation[Value], copies_until: int = 0) -> Value:
+        asks = operation if isinstance(operation, Acquire) else None
+        there = asks is not None and asks.waiter in self.crowd.waiting
+        if isinstance(operation, Break):
+            # Whoever has it by then: what was broken may have been passed on before that was heard.
+            for fence in operation.fences:
+                self.broken.update(range(fence, fence + MAX_AHEAD + 1))
+        answer = super().run(operation, copies_until)
         if isinstance(answer, Granted):
             self.minted.add(answer.fence)
-        if not there and waiter in self.crowd.waiting:
-            self.tickets[waiter] = self.crowd.waiting[waiter][0]
-            self.since[waiter] = asyncio.get_running_loop().time()
+        if asks is not None and not there and asks.waiter in self.crowd.waiting:
+            self.tickets[asks.waiter] = self.crowd.waiting[asks.waiter][0]
+            self.since[asks.waiter] = asyncio.get_running_loop().time()
+        if isinstance(operation, ReportHandoff):
+            self.passes += len(operation.via) if answer == WAS_HOLDER else 0
         return answer
 
-    def _done(self, name: str, state: NameState, step: Step) -> None:
-        self.minted.update(push.fence for push in step.pushes if isinstance(push, PushGranted))
-        super()._done(name, state, step)
-
-    def break_(self, name: str, fences: Sequence[int]) -> int:
-        # Whoever has it by then: what was broken may have been passed on before that was heard.
-        for fence in fences:
-            self.broken.update(range(fence, fence + MAX_AHEAD + 1))
-        return super().break_(name, fences)
-
-    def report_handoff(self, passed: ReportHandoff, *, not_after: int = 0) -> int | Late:
-        answer = super().report_handoff(passed, not_after=not_after)
-        self.passes += len(passed.via) if answer == WAS_HOLDER else 0
-        return answer
+    def push(self, client: str, event: Event) -> None:
+        if isinstance(event, GrantPushed):
+            self.minted.add(event.fence)
+        super().push(client, event)
 
 
 class Crowd(World):
@@ -220,7 +218,7 @@ def run_schedule(seed: int) -> dict[str, int]:
             task.cancel()
         loop.run_until_complete(asyncio.sleep(0))
         loop.close()
-    late = crowd.server.late["report_handoff"]
+    late = crowd.server.late["ReportHandoff"]
     return crowd.outcomes | {"passed on": crowd.server.passes, "late pass_on": late}
 
 

@@ -36,14 +36,15 @@ from aiolock.protocol import (
 )
 from aiolock.store import Store
 from aiolock.stores import mysql, postgres
-from aiolock.stores.authors import Operation, OperationsByName
+from aiolock.stores.authors import ByName, Part
+from aiolock.stores.documents import DocumentStore
 from aiolock.stores.memory import MemoryServer, MemoryStore
 from aiolock.stores.redis import from_client, from_url
 from aiolock.stores.sqlite import SQLiteStore
 from aiolock.testing import FaultyStore, Peer, RunsContract, StoreContract
 from aiolock.testing._faulty import GIVES_UP
 from aiolock.testing._peer import A_MOMENT, Grant, fresh_name
-from examples.document_store import Documents, DocumentStore
+from examples.document_store import Documents
 from tests.support.clusters import SHARDS, Cluster
 from tests.support.databases import MariaDBServer, PostgresServer
 from tests.support.servers import RedisServer
@@ -515,15 +516,15 @@ class _Troubled(Documents):
         self.hangs = False
         self.meanwhile: Callable[[], Awaitable[object]] | None = None
         """Happens before the next document is read."""
-        self.rings_are_lost = False
+        self.notifications_are_lost = False
 
-    async def get(self, key: str) -> tuple[str, int]:
+    async def load(self, key: str) -> tuple[str, int]:
         if self.hangs:
             await asyncio.get_running_loop().create_future()
         if self.meanwhile is not None:
             meanwhile, self.meanwhile = self.meanwhile, None
             await meanwhile()
-        return await super().get(key)
+        return await super().load(key)
 
     async def swap(self, key: str, value: str, version: int, keep: float) -> bool:
         trouble = self.swaps.pop(0) if self.swaps else ""
@@ -535,10 +536,10 @@ class _Troubled(Documents):
             raise ConnectionResetError
         return swapped
 
-    async def ring(self, client: str, name: str) -> None:
-        if self.rings_are_lost:
+    async def notify(self, client: str, name: str) -> None:
+        if self.notifications_are_lost:
             raise ConnectionResetError
-        await super().ring(client, name)
+        await super().notify(client, name)
 
 
 @pytest.mark.one_loop
@@ -628,15 +629,15 @@ class TestDocuments(StoreContract, RunsContract):
                 assert not await self._documents.swap(*copy)
             await bob.take(name)
 
-    async def test_bells_that_are_not_heard(self) -> None:
+    async def test_notifications_that_are_lost(self) -> None:
         """What a process has written down before it died is told by the next who comes there."""
         async with self.peers(3) as (ann, bob, cat):
             grant = await ann.take(name := fresh_name())
             place = await bob.queue(name)
-            self._documents.rings_are_lost = True
+            self._documents.notifications_are_lost = True
             await ann.release(name, grant)
             await ann.store.aclose()
-            self._documents.rings_are_lost = False
+            self._documents.notifications_are_lost = False
             assert isinstance(await cat.ask(name, wait=False), Busy)
             assert (await bob.handed()).waiter == place.waiter
             while self._kept(name)[2]:  # noqa: ASYNC110  # the database tells nobody
@@ -681,22 +682,21 @@ class TestDocuments(StoreContract, RunsContract):
         assert loop.time() - begun < 20
 
 
-class _Wrong(OperationsByName):
-    """A store that its author has not finished."""
+async def _wrong(name: str, parts: Sequence[Part]) -> Sequence[Any]:
+    """What an author has not finished."""
+    if name == "raises":
+        raise KeyError(name)
+    return [*parts, None] if name == "says too much" else [None for _ in parts]
 
-    async def _carry_out(self, name: str, operations: Sequence[Operation]) -> Sequence[Any]:
-        if name == "raises":
-            raise KeyError(name)
-        return [*operations, None] if name == "says too much" else [None for _ in operations]
 
-    async def _names(self, start: str, most: int) -> Sequence[str]:
-        return []
+async def _no_names(start: str, most: int) -> Sequence[str]:
+    return []
 
 
 async def test_a_mistake_of_an_author_fails_the_operations_that_it_is_about() -> None:
     """Whatever a store raises, its callers get a `StoreError` each, and later ones are served."""
-    store = _Wrong()
-    store._begin("me")
+    store = ByName(_wrong, _no_names)
+    store.begin("me")
     for name in ("raises", "says too much"):
         for _ in range(2):
             asked = [store.submit(ReadPosted(name)), store.submit(ReadPosted(name))]
@@ -706,7 +706,7 @@ async def test_a_mistake_of_an_author_fails_the_operations_that_it_is_about() ->
             assert first is not second
             assert not first.refused
     await store.submit(ReadPosted("x"))
-    await store._end()
+    await store.end()
     with pytest.raises(StoreError, match="closed"):
         await store.submit(ReadPosted("x"))
 

@@ -12,7 +12,17 @@ from collections.abc import Iterator
 
 import pytest
 
-from aiolock.protocol import CHECKS, LOOKERS, STANDS_STILL, Form, Granted, Queued, Rule, WaiterId
+from aiolock.protocol import (
+    CHECKS,
+    LOOKERS,
+    STANDS_STILL,
+    Acquire,
+    Form,
+    Granted,
+    Queued,
+    Rule,
+    WaiterId,
+)
 from aiolock.stores._member import InQueue, Voted, VoteRequest
 from aiolock.stores.machine import NameState, Step, checked, looks_for_dead
 from aiolock.stores.quorum._server import QuorumServerState, QuorumServerStep
@@ -91,8 +101,8 @@ def test_the_dead_seldom_outnumber_the_living() -> None:
     dice, state, now, most = random.Random(1), NameState(), NOW, 0
     for number in range(10_000):
         name = "ada" if number < 2 else f"gone{number}"
-        step = Step(state, now, ALIVE.__contains__)
-        step.acquire(WaiterId(name, number), LOCK, 10**9, ticket=0, wait=True, max_waiters=0)
+        step = Step("n", state, now, ALIVE.__contains__)
+        step.run(Acquire("n", WaiterId(name, number), LOCK, 10**9))
         now += dice.randrange(10**6)
         most = max(most, len(state.queue))
     assert most < 500
@@ -104,7 +114,7 @@ def test_the_dead_seldom_stand_in_line(waiter: str) -> None:
     dice, state, ticket, most = random.Random(1), QuorumServerState(), NOW, 0
     for number in range(10_000):
         name = "ada" if number < 2 else f"gone{number}"
-        step = QuorumServerStep(state, NOW, ALIVE.__contains__)
+        step = QuorumServerStep("n", state, NOW, ALIVE.__contains__)
         stand = VoteRequest("n", WaiterId(name, number), LINES[waiter], ticket)
         step.vote(stand, 10**9, FIRST, wait=True, most=0)
         ticket += dice.randrange(10**6)
@@ -209,7 +219,7 @@ def test_the_scripts_of_a_voter_look_as_the_machine_does(voter: Voter, waiter: s
         voter.vote(f"{waiter}:{name}:{number}", ticket, 10 * MINUTE, FIRST, True, 0, 0)
         before = len(state.queue)
         stand = VoteRequest("n", WaiterId(name, number), LINES[waiter], ticket)
-        QuorumServerStep(state, NOW, ALIVE.__contains__).vote(
+        QuorumServerStep("n", state, NOW, ALIVE.__contains__).vote(
             stand, 10 * MINUTE, FIRST, wait=True, most=0
         )
         found += before > len(state.queue)
@@ -232,7 +242,7 @@ def test_who_removes_the_dead_from_a_line_lets_in_those_behind_them(
         client, seq = text.split(":")[1:]
         form = Form(claim=9000, shared=text.startswith("s"))
         stand = VoteRequest("n", WaiterId(client, int(seq)), form, ticket)
-        step = QuorumServerStep(state, NOW, here.__contains__)
+        step = QuorumServerStep("n", state, NOW, here.__contains__)
         return step.vote(stand, MINUTE, FIRST, wait=True, most=0)
 
     voter.listen("cyd")

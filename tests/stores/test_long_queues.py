@@ -10,10 +10,10 @@ from __future__ import annotations
 import asyncio
 import gc
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 import psycopg
 import pytest
@@ -25,19 +25,25 @@ from aiolock.protocol import (
     PART,
     WAS_HOLDER,
     WAS_QUEUED,
+    Acquire,
     Break,
     Busy,
     Done,
+    Finish,
     Form,
     Full,
     Granted,
+    GrantLost,
+    GrantPushed,
+    Operation,
     Post,
     Queued,
     ReadStatus,
+    Release,
     WaiterId,
 )
 from aiolock.stores._holders import Grant, Holder
-from aiolock.stores.machine import NameState, PushGranted, PushLost, Step
+from aiolock.stores.machine import NameState, Step
 from aiolock.stores.memory import MemoryServer, MemoryStore
 from aiolock.stores.postgres import _schema
 from aiolock.stores.redis import _scripts as scripts
@@ -238,28 +244,28 @@ def put_queue(
 
 def step_dead() -> tuple[Step, Callable[[Step], object]]:
     """A release, before waiters whose client is gone."""
-    return step_on(put_queue(LOCK, ADA), alive="ada"), lambda step: step.release(ADA, NOW)
+    return step_on(put_queue(LOCK, ADA), alive="ada"), lambda step: step.run(
+        Release("n", ADA, LOCK, NOW)
+    )
 
 
 def step_stuck() -> tuple[Step, Callable[[Step], object]]:
     """A request that finds a lease ended."""
     state = put_queue(LOCK, WaiterId("gone", 0), ends=NOW // 1000)
-    return step_on(state), lambda step: step.acquire(
-        ADA, LOCK, MINUTE, ticket=0, wait=True, max_waiters=0
-    )
+    return step_on(state), lambda step: step.run(Acquire("n", ADA, LOCK, MINUTE))
 
 
 def step_done() -> tuple[Step, Callable[[Step], object]]:
     """Work is done that all wait for."""
     state = put_queue(replace(LOCK, once=True), ADA)
-    return step_on(state), lambda step: step.finish(ADA, NOW, MINUTE)
+    return step_on(state), lambda step: step.run(Finish("n", ADA, LOCK, NOW, MINUTE))
 
 
 def step_count() -> tuple[Step, Callable[[Step], object]]:
     """A count that all wait for."""
     state = put_queue(count_of(2), None)
-    return step_on(state, alive="gone"), lambda step: step.post(
-        2, token="", declared=0, value="", remember=MINUTE
+    return step_on(state, alive="gone"), lambda step: step.run(
+        Post("n", 2, token="", declared=0, value="", remember=MINUTE)
     )
 
 
@@ -270,7 +276,7 @@ def step_break() -> tuple[Step, Callable[[Step], object]]:
         grant = Grant(WaiterId("bob", seq), NOW + seq)
         state.holders.add(Holder(grant, READER, NOW // 1000 + MINUTE, shared=True))
     fences = range(NOW + MANY - GRANTS, NOW + MANY)
-    return step_on(state), lambda step: step.break_(fences)
+    return step_on(state), lambda step: step.run(Break("n", fences))
 
 
 @pytest.mark.alone
@@ -291,7 +297,7 @@ def test_no_step_is_long_with_ten_thousand_of_each(
             if step.rest is None:
                 return took
             operation = partial(Step.go_on, rest=step.rest)
-            step = Step(step._state, NOW, step._listens, step.fence, in_parts=True)
+            step = Step("n", step._state, NOW, step._listens, step.fence, in_parts=True)
 
     gc.collect()
     gc.disable()
@@ -524,19 +530,20 @@ async def test_a_break_ends_all_of_many_grants(connect: Callable[[], Peer]) -> N
         assert await ours.store.submit(Break("n", fences)) == 5
 
 
-async def test_a_lock_is_taken_from_all_of_many_holders() -> None:
+async def test_a_lock_is_taken_from_all_of_many_holders(monkeypatch: pytest.MonkeyPatch) -> None:
     """In several requests, none of which is long."""
     server, asked = MemoryServer(), list[int]()
     async with aiolock.connect(server) as client:
         lock = client.rwlock("a", on_lost="signal")
         leases = [await asking(lock.read()) for _ in range(2 * GRANTS + 10)]
-        breaks = server.break_
+        carry_out = server.run
 
-        def counted(name: str, fences: Sequence[int]) -> int:
-            asked.append(len(fences))
-            return breaks(name, fences)
+        def counted(operation: Operation[Any]) -> Any:
+            if isinstance(operation, Break):
+                asked.append(len(operation.fences))
+            return carry_out(operation)
 
-        server.break_ = counted  # type: ignore[method-assign]  # to count them
+        monkeypatch.setattr(server, "run", counted)
         assert await lock.break_()
         assert asked == [GRANTS, GRANTS, 10]
         await asyncio.gather(*(lease.lost.wait() for lease in leases))
@@ -547,20 +554,15 @@ async def test_a_lock_is_taken_from_all_of_many_holders() -> None:
 
 def step_on(state: NameState, *, alive: str = "", now: int = NOW, in_parts: bool = True) -> Step:
     """A step for which these clients listen."""
-    return Step(state, now, lambda client: client in alive.split(), in_parts=in_parts)
+    return Step("n", state, now, lambda client: client in alive.split(), in_parts=in_parts)
 
 
 def crowd(count: int, client: str = "gone") -> NameState:
     """So many waiters of a client, behind a holder."""
     state = NameState()
     for seq in range(count + 1):
-        step_on(state, alive=client, now=NOW + seq).acquire(
-            WaiterId("ada" if not seq else client, seq),
-            LOCK,
-            MINUTE,
-            ticket=0,
-            wait=True,
-            max_waiters=0,
+        step_on(state, alive=client, now=NOW + seq).run(
+            Acquire("n", WaiterId("ada" if not seq else client, seq), LOCK, MINUTE)
         )
     return state
 
@@ -570,7 +572,7 @@ def test_the_rest_is_done_in_one_step_where_nobody_would_go_on() -> None:
     state = crowd(3 * PART)
     (held,) = state.holders
     step = step_on(state, in_parts=False)
-    assert step.release(held.waiter, held.fence) == WAS_HOLDER
+    assert step.run(Release("n", held.waiter, LOCK, held.fence)) == WAS_HOLDER
     assert step.rest is None
     assert state.idle
 
@@ -586,15 +588,15 @@ def test_a_newcomer_looks_for_dead_in_a_part_of_a_full_queue() -> None:
         looked.append(client)
         return False
 
-    step = Step(state, NOW, is_gone, in_parts=True)
-    answer = step.acquire(newcomer, LOCK, MINUTE, ticket=0, wait=True, max_waiters=most)
+    step = Step("n", state, NOW, is_gone, in_parts=True)
+    answer = step.run(Acquire("n", newcomer, LOCK, MINUTE, max_waiters=most))
     assert isinstance(answer, Queued)
     assert len(looked) <= CHECKS_IF_FULL
     assert len(state.queue) == most - len(looked) + 1
     for waiter in state.waiting:
         assert waiter.client in {"gone", "bob"}
     step = step_on(state, alive="gone bob")
-    full = step.acquire(WaiterId("cyd", 1), LOCK, MINUTE, ticket=0, wait=True, max_waiters=5)
+    full = step.run(Acquire("n", WaiterId("cyd", 1), LOCK, MINUTE, max_waiters=5))
     assert full == Full(len(state.queue))
 
 
@@ -605,7 +607,7 @@ def test_who_is_not_looked_at_yet_does_not_enter_though_it_fits() -> None:
 
     def acquire(client: str, seq: int, form: Form, now: int) -> Step:
         step = step_on(state, alive="ada stuck", now=now)
-        step.acquire(WaiterId(client, seq), form, MINUTE, ticket=0, wait=True, max_waiters=0)
+        step.run(Acquire("n", WaiterId(client, seq), form, MINUTE))
         return step
 
     acquire("stuck", 0, LOCK, NOW)
@@ -613,12 +615,13 @@ def test_who_is_not_looked_at_yet_does_not_enter_though_it_fits() -> None:
         acquire("ada" if seq > PART - 3 else "stuck", seq, reads, NOW + seq)
     acquire("stuck", PART + 1, reads, NOW + PART + 1)
     step = acquire("ada", PART + 2, reads, NOW + 2 * MINUTE * 1000)
-    granted = [push.waiter for push in step.pushes if isinstance(push, PushGranted)]
+    events = [push.event for push in step.pushes]
+    granted = [event.waiter for event in events if isinstance(event, GrantPushed)]
     assert granted == [WaiterId("ada", seq) for seq in range(PART - 2, PART + 1)]
     assert step.rest is not None
     assert step.rest.work == "stuck"
     later = step_on(state, alive="ada stuck", now=NOW + 2 * MINUTE * 1000)
     later.go_on(step.rest)
     assert later.rest is None
-    assert [type(push) for push in later.pushes] == [PushLost, PushGranted]
+    assert [type(push.event) for push in later.pushes] == [GrantLost, GrantPushed]
     assert {grant.waiter.client for grant in state.holders} == {"ada"}

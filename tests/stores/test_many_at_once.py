@@ -9,9 +9,9 @@ import pytest
 
 import aiolock
 from aiolock import protocol
-from aiolock.protocol import GRANTS, Busy, Form, Granted, Queued, WaiterId
+from aiolock.protocol import GRANTS, Acquire, AskAgain, Busy, Form, Granted, Queued, WaiterId
 from aiolock.stores._holders import Grant, Holder, Holders
-from aiolock.stores.machine import NameState, PushDone, Step
+from aiolock.stores.machine import NameState, Push, Step
 from aiolock.stores.memory import MemoryServer
 from tests.proof.test_redis_model import READERS, Differential, Scripts
 from tests.support import looks
@@ -140,8 +140,8 @@ def crowd(count: int) -> tuple[NameState, int]:
     """A name that so many readers hold, and the last fence."""
     state, fence = NameState(), 0
     for seq in range(count):
-        step = Step(state, NOW + seq, lambda _: True, fence)
-        step.acquire(WaiterId("ada", seq), READS, MINUTE, ticket=0, wait=True, max_waiters=0)
+        step = Step("x", state, NOW + seq, lambda _: True, fence)
+        step.run(Acquire("x", WaiterId("ada", seq), READS, MINUTE))
         fence = step.fence
     return state, fence
 
@@ -150,17 +150,16 @@ def test_machine_many_leases_that_end_do_so_in_parts() -> None:
     """As in the scripts."""
     state, fence = crowd(GRANTS + 10)
     writes, later = Form(claim=9000), NOW + 100 * MINUTE * 1000
-    step = Step(state, NOW, lambda _: True, fence)
-    step.acquire(WaiterId("cyd", 0), writes, MINUTE, ticket=0, wait=True, max_waiters=0)
-    step = Step(state, later, lambda _: True, fence)
-    answer = step.acquire(WaiterId("bob", 0), writes, MINUTE, ticket=0, wait=False, max_waiters=0)
+    step = Step("x", state, NOW, lambda _: True, fence)
+    step.run(Acquire("x", WaiterId("cyd", 0), writes, MINUTE))
+    step = Step("x", state, later, lambda _: True, fence)
+    answer = step.run(Acquire("x", WaiterId("bob", 0), writes, MINUTE, wait=False))
     assert answer == Busy(-1)
     assert len(state.holders) == 10
-    assert [push for push in step.pushes if isinstance(push, PushDone)] == [
-        PushDone(WaiterId("cyd", 0))
-    ]
-    step = Step(state, later, lambda _: True, step.fence)
-    answer = step.acquire(WaiterId("bob", 0), writes, MINUTE, ticket=0, wait=False, max_waiters=0)
+    asked = [push for push in step.pushes if isinstance(push.event, AskAgain)]
+    assert asked == [Push("cyd", AskAgain("x"))]
+    step = Step("x", state, later, lambda _: True, step.fence)
+    answer = step.run(Acquire("x", WaiterId("bob", 0), writes, MINUTE, wait=False))
     assert [grant.waiter.client for grant in state.holders] == ["cyd"]
 
 
@@ -169,8 +168,8 @@ def test_machine_a_lease_that_has_ended_is_not_granted_again() -> None:
     state, fence = crowd(GRANTS + 10)
     own = state.holders.of(WaiterId("ada", GRANTS + 9))
     assert own is not None
-    step = Step(state, NOW + 100 * MINUTE * 1000, lambda _: True, fence)
-    answer = step.acquire(own.grant.waiter, READS, MINUTE, ticket=0, wait=True, max_waiters=0)
+    step = Step("x", state, NOW + 100 * MINUTE * 1000, lambda _: True, fence)
+    answer = step.run(Acquire("x", own.grant.waiter, READS, MINUTE))
     assert isinstance(answer, Granted)
     assert answer.fence > own.grant.fence
     assert len(state.holders) == 11

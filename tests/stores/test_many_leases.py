@@ -13,12 +13,21 @@ import pytest
 
 import aiolock
 from aiolock.errors import StoreError
-from aiolock.protocol import AskAgain, Deliver, Event, Renew, Renewal, WaiterId
+from aiolock.protocol import (
+    AskAgain,
+    Deliver,
+    Event,
+    Form,
+    ReadPosted,
+    Renew,
+    Renewal,
+    WaiterId,
+)
 from aiolock.stores import _worker
-from aiolock.stores._operations import Operation, Steps, Told, joined
+from aiolock.stores._operations import Part, joined
 from aiolock.stores._outcomes import CarriedOut, Outcome, failed, refusal
 from aiolock.stores._worker import Worker
-from aiolock.stores.machine import PushDone, Step
+from aiolock.stores.machine import Push, Step
 from aiolock.stores.mysql import _database as mysql_database
 from tests.support.databases import MariaDBServer
 from tests.support.failures import take, until
@@ -32,26 +41,26 @@ class Work:
     rest = 60.0
 
     def __init__(self) -> None:
-        self.batches: list[list[Operation]] = []
+        self.batches: list[list[Part]] = []
         self.unreadable = set[str]()
         self.held: Callable[[int], float] = lambda _: 0.0
-        self.told: Sequence[Told] = ()
+        self.pushes: Sequence[Push] = ()
         self.go_on = threading.Event()
 
     def begin(self) -> None:
         """There is nothing to open."""
 
-    def carry_out(self, operations: Sequence[Operation], _: float) -> CarriedOut:
+    def carry_out(self, parts: Sequence[Part], _: float) -> CarriedOut:
         """As a transaction would."""
-        self.batches.append([*operations])
+        self.batches.append([*parts])
         assert self.go_on.wait(30)
         outcomes = [
             Outcome(None, refusal("unreadable"))
-            if each.names[0] in self.unreadable
-            else Outcome(each.names[0])
-            for each in operations
+            if part.name in self.unreadable
+            else Outcome(part.name)
+            for part in parts
         ]
-        return CarriedOut(outcomes, self.told, held=self.held(len(operations)))
+        return CarriedOut(outcomes, self.pushes, held=self.held(len(parts)))
 
     def look_after(self) -> None:
         """Nothing is to be done."""
@@ -69,7 +78,7 @@ async def started(work: Work, deliver: object = None) -> AsyncGenerator[Worker]:
     """A thread that is at work on something, until `Work.go_on` is set."""
     worker = Worker("test", work, cast("Deliver", deliver))
     await worker.begin()
-    first = worker.call(*operations("first"))
+    first = worker.submit(ReadPosted("first"))
     await until(lambda: bool(work.batches))
     yield worker
     assert first.done()
@@ -77,24 +86,25 @@ async def started(work: Work, deliver: object = None) -> AsyncGenerator[Worker]:
     await worker.ended()
 
 
-def operations(*names: str, renews: bool = False) -> list[Operation]:
-    """One on each of these names."""
-    return [Operation((name,), _nothing, renews=renews) for name in names]
+def renewing(*names: str) -> Renew:
+    """The leases of these names."""
+    return Renew([Renewal(name, WaiterId("ann", 1), Form(3000), 1, 60_000) for name in names])
 
 
-def _nothing(_: Steps) -> None:
-    """`Work` answers without it."""
-
-
-def renewals(count: int, *, first: int = 0) -> list[Operation]:
+def renewals(count: int, *, first: int = 0) -> Renew:
     """That many, of leases of as many names."""
-    return operations(*(f"n{number}" for number in range(first, first + count)), renews=True)
+    return renewing(*(f"n{number}" for number in range(first, first + count)))
+
+
+def is_renewal(part: Part) -> bool:
+    """Whether it renews a lease."""
+    return isinstance(part, Renewal)
 
 
 def renew_all(worker: Worker, count: int) -> list[asyncio.Future[list[Any]]]:
     """Renew as many leases, as a client does."""
     return [
-        worker.call_each(renewals(min(256, count - start), first=start))
+        worker.submit(renewals(min(256, count - start), first=start))
         for start in range(0, count, 256)
     ]
 
@@ -119,10 +129,10 @@ async def test_acquire_behind_many_renewals_is_in_the_next_transaction() -> None
     work = Work()
     async with started(work) as worker:
         asked = renew_all(worker, LEASES)
-        others = [worker.call(*operations(f"other{number}")) for number in range(200)]
+        others = [worker.submit(ReadPosted(f"other{number}")) for number in range(200)]
         work.go_on.set()
         await asyncio.gather(*asked, *others)
-    kinds = [[each.renews for each in batch] for batch in work.batches[1:]]
+    kinds = [[is_renewal(each) for each in batch] for batch in work.batches[1:]]
     assert kinds[0] == [True] * 192 + [False] * 64
     assert [len(kind) - sum(kind) for kind in kinds[:5]] == [64, 64, 64, 8, 0]
 
@@ -132,11 +142,11 @@ async def test_renewals_behind_many_operations_are_in_the_next_transaction() -> 
     """A lease must not end because many tasks want other locks."""
     work = Work()
     async with started(work) as worker:
-        others = [worker.call(*operations(f"other{number}")) for number in range(5000)]
-        renewed = worker.call_each(renewals(100))
+        others = [worker.submit(ReadPosted(f"other{number}")) for number in range(5000)]
+        renewed = worker.submit(renewals(100))
         work.go_on.set()
         await asyncio.gather(renewed, *others)
-    assert [each.renews for each in work.batches[1]] == [True] * 100 + [False] * 156
+    assert [is_renewal(each) for each in work.batches[1]] == [True] * 100 + [False] * 156
 
 
 class _Names(list[str]):
@@ -147,8 +157,8 @@ class _Names(list[str]):
         self.append(event.name)
 
 
-def _pushes(count: int) -> list[Told]:
-    return [Told(f"n{number}", PushDone(WaiterId("client", 1))) for number in range(count)]
+def _pushes(count: int) -> list[Push]:
+    return [Push("client", AskAgain(f"n{number}")) for number in range(count)]
 
 
 @pytest.mark.one_loop
@@ -156,9 +166,9 @@ async def test_answers_and_pushes_of_one_batch_are_delivered_in_parts() -> None:
     """In order, and all of them before the thread counts as ended."""
     work, inbox, parts = Work(), _Names(), list[int]()
     async with started(work, inbox) as worker:
-        asked = [worker.call(*operations(f"n{number}")) for number in range(200)]
+        asked = [worker.submit(ReadPosted(f"n{number}")) for number in range(200)]
         asked[0].add_done_callback(lambda _: worker.stop())
-        work.told = _pushes(LEASES)
+        work.pushes = _pushes(LEASES)
         work.go_on.set()
         ended = asyncio.create_task(worker.ended())
         while not ended.done():
@@ -167,7 +177,7 @@ async def test_answers_and_pushes_of_one_batch_are_delivered_in_parts() -> None:
             parts.append(len(inbox) + sum(each.done() for each in asked) - before)
         assert max(parts) == 64
         assert all(each.done() for each in asked)
-        assert inbox == [name for name, _ in _pushes(LEASES)] * 2
+        assert inbox == [push.event.name for push in _pushes(LEASES)] * 2
 
 
 @pytest.mark.one_loop
@@ -183,7 +193,7 @@ async def test_the_thread_waits_until_all_pushes_are_delivered() -> None:
     async with started(work, inbox) as worker:
         assert await asyncio.to_thread(tell) == LEASES
         work.go_on.set()
-        await worker.call(*operations("last"))
+        await worker.submit(ReadPosted("last"))
 
 
 @pytest.mark.one_loop
@@ -192,15 +202,15 @@ async def test_operations_on_one_name_are_carried_out_in_order() -> None:
     work = Work()
     async with started(work) as worker:
         asked: list[asyncio.Future[Any]] = [*renew_all(worker, 1000)]
-        asked += [worker.call(*operations(f"other{number}")) for number in range(300)]
-        asked += [worker.call_each(renewals(1, first=999)) for _ in range(2)]
-        asked.append(worker.call(*operations("n999")))
-        asked.append(worker.call_each(operations("other299", renews=True)))
+        asked += [worker.submit(ReadPosted(f"other{number}")) for number in range(300)]
+        asked += [worker.submit(renewals(1, first=999)) for _ in range(2)]
+        asked.append(worker.submit(ReadPosted("n999")))
+        asked.append(worker.submit(renewing("other299")))
         work.go_on.set()
         await asyncio.gather(*asked)
     done = [each for batch in work.batches for each in batch]
-    assert [each.renews for each in done if each.names == ("n999",)] == [True, True, True, False]
-    assert [each.renews for each in done if each.names == ("other299",)] == [False, True]
+    assert [is_renewal(each) for each in done if each.name == "n999"] == [True, True, True, False]
+    assert [is_renewal(each) for each in done if each.name == "other299"] == [False, True]
 
 
 @pytest.mark.one_loop
@@ -214,7 +224,7 @@ async def test_transactions_that_take_long_are_followed_by_smaller_ones() -> Non
         await asyncio.gather(*asked)
         assert [*map(len, work.batches[1:8])] == [256, 128, 64, 32, 16, 16, 16]
         work.held = lambda _: 0.0
-        await worker.call_each(renewals(1000))
+        await worker.submit(renewals(1000))
     assert 256 in map(len, work.batches[8:])
 
 
@@ -224,8 +234,8 @@ async def test_operations_on_one_name_are_carried_out_together_however_long_that
     work = Work()
     work.held = lambda _: 1.0
     async with started(work) as worker:
-        asked = [worker.call(*operations("crowd")) for _ in range(1024)]
-        asked += [worker.call(*operations(f"n{number}")) for number in range(32)]
+        asked = [worker.submit(ReadPosted("crowd")) for _ in range(1024)]
+        asked += [worker.submit(ReadPosted(f"n{number}")) for number in range(32)]
         work.go_on.set()
         await asyncio.gather(*asked)
     assert [*map(len, work.batches[1:])] == [256] * 4 + [16, 16]
@@ -238,9 +248,9 @@ async def test_renewal_that_fails_leaves_the_others_their_answers() -> None:
     work.unreadable = {"n7"}
     work.go_on.set()
     async with started(work) as worker:
-        assert await worker.call_each(renewals(9)) == [*(f"n{n}" for n in range(7)), None, "n8"]
+        assert await worker.submit(renewals(9)) == [*(f"n{n}" for n in range(7)), None, "n8"]
         with pytest.raises(StoreError, match="unreadable"):
-            await worker.call_each(renewals(1, first=7))
+            await worker.submit(renewals(1, first=7))
 
 
 @pytest.mark.one_loop
@@ -264,7 +274,7 @@ async def test_leases_due_at_once_survive_a_server_that_ends_slow_transactions(
     own_mariadb: MariaDBServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It ends those that say nothing for a second: their operations are done in smaller ones."""
-    renew, sizes = Step.renew, list[int]()
+    renew, sizes = Step.renew_one, list[int]()
     together = mysql_database.Database._together
 
     def is_slow(*args: Any, **kwargs: Any) -> bool:
@@ -272,7 +282,7 @@ async def test_leases_due_at_once_survive_a_server_that_ends_slow_transactions(
         time.sleep(0.03)
         return renew(*args, **kwargs)
 
-    def counted(self: Any, asked: Sequence[Operation], **kwargs: Any) -> Any:
+    def counted(self: Any, asked: Sequence[Part], **kwargs: Any) -> Any:
         sizes.append(len(asked))
         return together(self, asked, **kwargs)
 
@@ -283,7 +293,7 @@ async def test_leases_due_at_once_survive_a_server_that_ends_slow_transactions(
             Renewal(hold.policy.key, hold.waiter, hold.policy.form, hold.fence, 60_000)
             for hold in (holds[lease.fence] for lease in leases)
         ]
-        monkeypatch.setattr(Step, "renew", is_slow)
+        monkeypatch.setattr(Step, "renew_one", is_slow)
         monkeypatch.setattr(mysql_database.Database, "_together", counted)
         assert await client._engine.store.submit(Renew(asked)) == [True] * 48
         assert sizes[0] == 48
@@ -298,7 +308,7 @@ async def test_an_operation_that_is_slow_survives_a_server_that_ends_slow_ones(
     own_mariadb: MariaDBServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It ends it after a second, but not again: a process with little time is not a stopped one."""
-    renew, times = Step.renew, 0
+    renew, times = Step.renew_one, 0
 
     def is_slow(*args: Any, **kwargs: Any) -> bool:
         """As with ten thousand waiters on a machine that is busy."""
@@ -309,7 +319,7 @@ async def test_an_operation_that_is_slow_survives_a_server_that_ends_slow_ones(
 
     async with aiolock.connect(own_mariadb.url("app")) as client:
         lease = await take(client.lock("x", ttl=60))
-        monkeypatch.setattr(Step, "renew", is_slow)
+        monkeypatch.setattr(Step, "renew_one", is_slow)
         await lease.extend(60)
         assert times == 2
         monkeypatch.undo()

@@ -5,17 +5,28 @@ from __future__ import annotations
 import asyncio
 import gc
 from itertools import pairwise
-from typing import Any
+from typing import Any, TypeVar
 from weakref import ref
 
 import pytest
 
 import aiolock
 from aiolock import StoreError
-from aiolock.protocol import Break, ReadPage, ReadStatus, RequestRelease
-from aiolock.stores.memory import _PART, MemoryServer, MemoryStore
+from aiolock.protocol import (
+    Break,
+    Operation,
+    Posted,
+    ReadPage,
+    ReadPosted,
+    ReadStatus,
+    RequestRelease,
+)
+from aiolock.stores.memory import MemoryServer, MemoryStore
+from aiolock.stores.memory._queue import PART
 from aiolock.testing import Peer
 from tests.support.worlds import settled, virtual
+
+Value = TypeVar("Value")
 
 MANY = 1000
 """Operations at once: several parts."""
@@ -37,7 +48,7 @@ async def test_operations_at_once_are_carried_out_in_parts() -> None:
             answered.append(done(asked))
             assert all(each.done() for each in asked[: answered[-1]])
     parts = [after - before for before, after in pairwise(answered)]
-    assert max(parts) == _PART
+    assert max(parts) == PART
 
 
 @virtual
@@ -54,11 +65,11 @@ async def test_operations_that_push_are_fewer_in_a_part() -> None:
         await asyncio.sleep(0)
         most = done(asked)
         asked = [ann.store.submit(RequestRelease(f"name:{number}")) for number in range(MANY)]
-        assert most == _PART
+        assert most == PART
         while not all(each.done() for each in asked):
             before = server.pushed
             await asyncio.sleep(0)
-            assert server.pushed - before <= _PART
+            assert server.pushed - before <= PART
 
 
 @virtual
@@ -140,19 +151,25 @@ async def test_a_status_is_read_behind_operations_asked_for_before() -> None:
 @virtual
 async def test_an_operation_that_raises_in_a_later_part_fails_alone() -> None:
     """Its caller gets the error, and the others their answers."""
-    server = MemoryServer()
+
+    class Failing(MemoryServer):
+        def run(self, operation: Operation[Value], copies_until: int = 0) -> Value:
+            if operation.name == "fails":
+                raise ZeroDivisionError
+            return super().run(operation, copies_until)
+
+    server, absent = Failing(), Posted(0, "")
     async with Peer(MemoryStore(server)) as ann:
-        operations = server.operations()
-        asked = [operations.ask(lambda: 1) for _ in range(_PART)]
-        asked += [operations.ask(lambda: 1 // 0) for _ in range(2)]
+        asked = [ann.store.submit(ReadPosted("x")) for _ in range(PART)]
+        asked += [ann.store.submit(ReadPosted("fails")) for _ in range(2)]
         asked[-1].cancel()
-        asked.append(operations.ask(lambda: 2))
+        asked.append(ann.store.submit(ReadPosted("x")))
         await settled()
-        assert [each.result() for each in asked[:_PART]] == [1] * _PART
+        assert [each.result() for each in asked[:PART]] == [absent] * PART
         with pytest.raises(ZeroDivisionError):
             await asked[-3]
         assert asked[-2].cancelled()
-        assert await asked[-1] == 2
+        assert await asked[-1] == absent
         assert await ann.take("a")
 
 

@@ -16,7 +16,7 @@ from typing import Any, Self, TypeVar
 import pytest
 
 import aiolock
-from aiolock.protocol import WaiterId
+from aiolock.protocol import Finish, Operation, Release
 from aiolock.stores.memory import MemoryServer
 from tests.support.procs import Message, Worker
 from tests.support.proxy import Link, Proxy
@@ -40,13 +40,12 @@ class Forgetful(MemoryServer):
 
     forgets = False
 
-    def finish(
-        self, name: str, waiter: WaiterId, fence: int, remember: int, *, tombstone_until: int = 0
-    ) -> int:
+    def run(self, operation: Operation[T], copies_until: int = 0) -> T:
         """As a server that does not know it any more."""
-        if self.forgets:
-            self.release(name, waiter, fence)
-        return super().finish(name, waiter, fence, remember, tombstone_until=tombstone_until)
+        if self.forgets and isinstance(operation, Finish):
+            name, waiter, form = operation.name, operation.waiter, operation.form
+            super().run(Release(name, waiter, form, operation.fence))
+        return super().run(operation, copies_until)
 
 
 async def until(

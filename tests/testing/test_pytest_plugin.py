@@ -93,6 +93,7 @@ def test_an_application(pytester: pytest.Pytester) -> None:
 
         import aiolock
         import pytest
+        from aiolock.protocol import ReadStatus
         from fastapi import FastAPI
         from fastapi.testclient import TestClient
 
@@ -125,7 +126,7 @@ def test_an_application(pytester: pytest.Pytester) -> None:
                 with aiolock_others.hold("order:7") as fence:
                     assert client.post("/orders/7?timeout=0").status_code == 423
                     waiting = threads.submit(client.post, "/orders/7?timeout=20")
-                    while not aiolock_server.status("lock:order:7").waiters:
+                    while not aiolock_server.run(ReadStatus("lock:order:7")).waiters:
                         pass
                 assert waiting.result(20).json()["fence"] > fence
 

@@ -18,9 +18,10 @@ import pymysql
 
 from aiolock.errors import StoreError
 from aiolock.stores._codec import UNREADABLE, decode
-from aiolock.stores._operations import Operation, Told
+from aiolock.stores._operations import Part
 from aiolock.stores._outcomes import CarriedOut, Held, Outcome, failed, in_halves
 from aiolock.stores._protocols import spoken, works_beside
+from aiolock.stores.machine import Push
 from aiolock.stores.mysql import _errors, _owner, _schema
 from aiolock.stores.mysql._errors import code, store_error
 from aiolock.stores.mysql._link import Link
@@ -223,9 +224,7 @@ class Database:
 
     # The operations
 
-    def carry_out(
-        self, operations: Sequence[Operation], since: float, *, again: bool = False
-    ) -> CarriedOut:
+    def carry_out(self, parts: Sequence[Part], since: float, *, again: bool = False) -> CarriedOut:
         """Carry these out, in order, in one transaction; ``again``: that may be done already."""
         since = max(since, time.monotonic() - _WAITED)
         pause = 0.0
@@ -234,22 +233,22 @@ class Database:
             try:
                 if not self.link.is_up:
                     self._connect()
-                answers, pushes = self._together(operations, again=again)
+                answers, pushes = self._together(parts, again=again)
                 held = self._held.seconds()
             except Failed as fault:
-                return self._apart(fault.why, operations, since, again=again)
+                return self._apart(fault.why, parts, since, again=again)
             except Exception as error:  # noqa: BLE001  # no error may end the thread
                 if _errors.is_too_long(error):
-                    return self._apart(error, operations, since, again=again)
+                    return self._apart(error, parts, since, again=again)
                 if isinstance(error, _Unsure):
                     again = True
                     self.link.close()  # if it was committed, pushes for us may be waiting
                 cause = error.why if isinstance(error, _Unsure) else error
                 if not self._may_be_tried_again(cause, since):
                     failure = self._failure(cause, refused=not again)
-                    return CarriedOut(failed(failure, len(operations)), (), served=False)
-                if self._is_ended(cause) and len(operations) > 1:
-                    return self._apart(cause, operations, since, again=again)
+                    return CarriedOut(failed(failure, len(parts)), (), served=False)
+                if self._is_ended(cause) and len(parts) > 1:
+                    return self._apart(cause, parts, since, again=again)
                 time.sleep(pause)
                 pause = min(max(2 * pause, _FIRST_PAUSE), _LONGEST_PAUSE)
             else:
@@ -286,18 +285,16 @@ class Database:
                 self.link.close()
 
     def _apart(
-        self, why: BaseException, operations: Sequence[Operation], since: float, *, again: bool
+        self, why: BaseException, parts: Sequence[Part], since: float, *, again: bool
     ) -> CarriedOut:
-        """Carry out each half by itself: one operation may make all of them fail."""
+        """Carry out each half by itself: one part may make all of them fail."""
         self._roll_back()
-        if len(operations) == 1:
+        if len(parts) == 1:
             return CarriedOut([Outcome(None, self._failure(why, refused=not again))], ())
-        return in_halves(operations, lambda half: self.carry_out(half, since, again=again))
+        return in_halves(parts, lambda half: self.carry_out(half, since, again=again))
 
-    def _together(
-        self, operations: Sequence[Operation], *, again: bool
-    ) -> tuple[list[Any], list[Told]]:
-        """The answers to the operations, and the pushes for this client."""
+    def _together(self, parts: Sequence[Part], *, again: bool) -> tuple[list[Any], list[Push]]:
+        """The answers, and the pushes for this client."""
         if len(self._metadata) > _MOST:
             self._metadata.clear()
         transaction = Transaction(
@@ -307,19 +304,18 @@ class Database:
             again=again,
         )
         began = time.monotonic()  # the process may hardly run before it reads the answer, too
-        transaction.load([name for each in operations for name in each.names], self._guard)
+        transaction.load([part.name for part in parts if part.name], self._guard)
         self._held = Held()
-        answers = [_carried_out(operation, transaction) for operation in operations]
-        mine: list[Told] = []
-        theirs: list[Told] = []
+        answers = [_carried_out(part, transaction) for part in parts]
+        mine: list[Push] = []
+        theirs: list[Push] = []
         notifiers = dict[str, int | None]()
-        for each in transaction.pushes:
-            client = each.push.waiter.client
-            if client == self._client:
-                mine.append(each)
-            elif transaction.listens(client):
-                theirs.append(each)
-                notifiers[client] = transaction.presence(client).notifier
+        for push in transaction.pushes:
+            if push.client == self._client:
+                mine.append(push)
+            elif transaction.listens(push.client):
+                theirs.append(push)
+                notifiers[push.client] = transaction.presence(push.client).notifier
         read = self._read.to_remove()
         writing = [
             *transaction.changes(),
@@ -495,9 +491,9 @@ def _signed(number: int) -> int:
     return number - 2**64 if number >= 2**63 else number
 
 
-def _carried_out(operation: Operation, transaction: Transaction) -> Any:
+def _carried_out(part: Part, transaction: Transaction) -> Any:
     try:
-        return operation.run(transaction)
+        return transaction.run(part)
     except (pymysql.Error, OSError):
         raise
     except Exception as error:

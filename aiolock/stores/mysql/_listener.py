@@ -10,7 +10,7 @@ from enum import Enum, auto
 from typing import Any, Final
 
 from aiolock.stores._codec import decode_push
-from aiolock.stores._operations import Told
+from aiolock.stores.machine import Push
 from aiolock.stores.mysql._database import idle_lock, take
 from aiolock.stores.mysql._errors import is_in_the_way
 from aiolock.stores.mysql._link import Link
@@ -65,7 +65,7 @@ class Listener:
         client: str,
         read: Read,
         *,
-        on_pushes: Callable[[list[Told]], None],
+        on_pushes: Callable[[list[Push]], None],
         lost: Callable[[Exception | None], None],
         failing: Callable[[Exception], None],
         back: Callable[[], None],
@@ -227,18 +227,18 @@ class Listener:
         return f"SELECT id, name, push FROM aiolock_inbox WHERE {self._unread()} ORDER BY id"
 
     def _deliver(self, rows: Any) -> None:
-        pushes: list[Told] = []
+        pushes: list[Push] = []
         for number, name, text in rows:
             self._read.add(number)
             prefix, _, rest = name.partition(b"\0")
             try:
-                push = decode_push(text.decode())
+                push = decode_push(text.decode(), rest.decode())
             except (KeyError, TypeError, ValueError):
                 # An unreadable push of a later version must not stop the others.
                 log.warning("aiolock: not a push of this version's: %.200r", text)
                 continue
             if prefix == self._prefix:
-                pushes.append(Told(rest.decode(), push))
+                pushes.append(push)
         if rows:
             self._on_pushes(pushes)
 

@@ -15,11 +15,12 @@ from functools import partial
 from typing import Any, Final
 
 from aiolock.errors import StoreError
-from aiolock.protocol import Deliver, Queued, Reconnected
+from aiolock.protocol import Deliver, Operation, Queued, Reconnected
 from aiolock.stores._link_state import LinkState
-from aiolock.stores._operations import Operation, Steps, Told
+from aiolock.stores._operations import Fetch, Part
 from aiolock.stores._outcomes import CarriedOut
 from aiolock.stores._worker import Worker
+from aiolock.stores.machine import Push
 from aiolock.stores.mysql._database import Database
 from aiolock.stores.mysql._errors import is_misconfigured, store_error
 from aiolock.stores.mysql._listener import Listener
@@ -117,15 +118,9 @@ class Session:
         if self._watch is not None:
             self._watch.cancel()
 
-    def call(self, operation: Operation) -> asyncio.Future[Any]:
-        """Carry out an operation."""
-        return self._watched(self._worker.call(operation))
-
-    def call_each(self, operations: Sequence[Operation]) -> asyncio.Future[list[Any]]:
-        """Carry these out, each by itself."""
-        return self._watched(self._worker.call_each(operations))
-
-    def _watched(self, future: asyncio.Future[Any]) -> asyncio.Future[Any]:
+    def submit(self, operation: Operation[Any]) -> asyncio.Future[Any]:
+        """Start the operation; the future of its answer."""
+        future = self._worker.submit(operation)
         self._under_way[future] = time.monotonic()
         future.add_done_callback(self._is_done)
         if self._watch is None:
@@ -180,7 +175,7 @@ class Session:
         if reason is not None:
             self._links.down("listening", reason)
         if self._is_open and (self._seeing is None or self._seeing.done()):
-            self._seeing = self.call(_NOTHING)
+            self._seeing = self.submit(Fetch())
             self._seeing.add_done_callback(_ignore)
 
     def _remove_soon(self) -> None:
@@ -192,11 +187,11 @@ class Session:
     def _remove(self) -> None:
         self._removing = False
         if self._is_open and self._read.to_remove():
-            self.call(_NOTHING).add_done_callback(_ignore)
+            self.submit(Fetch()).add_done_callback(_ignore)
 
     # In the threads
 
-    def _on_pushes(self, pushes: Sequence[Told]) -> None:
+    def _on_pushes(self, pushes: Sequence[Push]) -> None:
         self._worker.tell(pushes)
         self._worker.say(self._remove_soon)
 
@@ -218,9 +213,9 @@ class Session:
         self._swept = now
         self._sweep_at = now + random.uniform(0, SWEEP)  # not all at once  # noqa: S311
 
-    def carry_out(self, operations: Sequence[Operation], since: float) -> CarriedOut:
+    def carry_out(self, parts: Sequence[Part], since: float) -> CarriedOut:
         """Carry them out."""
-        return self._database.carry_out(operations, since)
+        return self._database.carry_out(parts, since)
 
     def look_after(self) -> None:
         """Check, at intervals, whether others see this client as alive; sweep."""
@@ -250,13 +245,6 @@ class Session:
     def failure(self, error: BaseException) -> StoreError:
         """The error that the caller gets."""
         return store_error(error, self._settings, self._database.link.account, refused=True)
-
-
-def _nothing(_: Steps) -> None:
-    """Do nothing: every transaction removes the pushes that were delivered."""
-
-
-_NOTHING: Final = Operation((), _nothing)
 
 
 def _ignore(done: asyncio.Future[Any]) -> None:

@@ -5,24 +5,23 @@ from __future__ import annotations
 import asyncio
 import itertools
 import re
-from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, Final
 
-from aiolock.protocol import Deliver, Page
+from aiolock.copying import Uncopyable
+from aiolock.protocol import Deliver, Operation, Resize
 from aiolock.store import Features
-from aiolock.stores._operations import Operation, Operations, Steps
-from aiolock.stores._outcomes import refusal
+from aiolock.stores._outcomes import closed
 from aiolock.stores._protocols import both
 from aiolock.stores.mysql._schema import PROTOCOL
 from aiolock.stores.mysql._session import Session
 from aiolock.stores.mysql._settings import Settings
-from aiolock.stores.mysql._transaction import Transaction
 
 _CLIENT: Final = re.compile(r"[\w-]{1,48}", re.ASCII)
 """A client's id: it is part of the names of the server's own locks."""
 
 
-class MySQLStore(Operations):
+class MySQLStore(Uncopyable):
     """Locks in one MySQL or MariaDB database, through two connections and two threads."""
 
     def __init__(self, settings: Settings, prefix: str) -> None:
@@ -53,24 +52,9 @@ class MySQLStore(Operations):
             session.stop()
             await session.ended()
 
-    def _token(self) -> str:
-        return f"{self._client}.{next(self._resizes)}"
-
-    def _call(self, operation: Operation) -> asyncio.Future[Any]:
-        if self._session is not None:
-            return self._session.call(operation)
-        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        future.set_exception(refusal("the store is closed"))
-        return future
-
-    def _call_each(self, operations: Sequence[Operation]) -> asyncio.Future[list[Any]]:
+    def submit(self, operation: Operation[Any]) -> asyncio.Future[Any]:
         if self._session is None:
-            return super()._call_each(operations)
-        return self._session.call_each(operations)
-
-    def snapshot(self, start: str = "") -> asyncio.Future[Page]:
-        def read(steps: Steps) -> Page:
-            assert isinstance(steps, Transaction)
-            return steps.snapshot(start)
-
-        return self._call(Operation((), read))
+            return closed()
+        if type(operation) is Resize:
+            operation = replace(operation, token=f"{self._client}.{next(self._resizes)}")
+        return self._session.submit(operation)

@@ -8,17 +8,15 @@ from __future__ import annotations
 import contextlib
 import hashlib
 from collections.abc import Callable, Iterable, Sequence
-from typing import Final, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple
 
-from aiolock.protocol import Page
+from aiolock.protocol import Page, ReadPage, ReadStatus
 from aiolock.stores._codec import UNREADABLE, decode, encode, encode_push
 from aiolock.stores._holders import RESERVED
-from aiolock.stores._operations import Told
-from aiolock.stores.machine import NameState, Step
+from aiolock.stores._operations import Part, run_part
+from aiolock.stores.machine import NameState, Push, Step
 from aiolock.stores.mysql._errors import is_in_the_way, is_lost
 from aiolock.stores.mysql._link import Link
-
-Value = TypeVar("Value")
 
 NOW: Final = "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))"
 """The server's time, in µs. Not `SYSDATE` or `NOW`, which give a local time."""
@@ -87,21 +85,23 @@ class Transaction:
         metadata: dict[str, tuple[str, int]],
         again: bool = False,
     ) -> None:
-        """``in_grace``: whether all clients count as alive at that time (µs), after a start."""
+        """``in_grace``: whether all clients count as alive at that time (µs), after a start.
+
+        ``again``: all of it may have been done already, with the answer lost.
+        """
         self._link = link
         self._prefix = prefix
         self._client = client
         self._in_grace = in_grace
         self._known_to_say = metadata
-        self.again = again
-        """Whether all of it may have been done already, with the answer lost."""
+        self._again = again
         self._names = dict[str, Loaded]()
         self._states: list[NameState] = []
         """The states that were used."""
         self._presence = dict[str, Presence]()
         self.now = 0
         """The server's clock, in µs, when all rows were locked."""
-        self.pushes: list[Told] = []
+        self.pushes: list[Push] = []
 
     # Loading
 
@@ -158,21 +158,29 @@ class Transaction:
 
     # Changing
 
-    def step(self, name: str, operation: Callable[[Step], Value]) -> Value:
-        """Carry out an operation of the state machine."""
+    def run(self, part: Part) -> Any:
+        """Carry out a part of an operation; its answer."""
+        if isinstance(part, ReadPage):
+            return self._page(part.start)
+        name = part.name
+        if not name:
+            return None  # a `Fetch`
         loaded = self._names[name]
         if loaded.state is None:
             text = loaded.before.decode()
             loaded.state = decode(text) if text else NameState()
             self._states.append(loaded.state)
-        step = Step(loaded.state, self.now, self.listens, loaded.fence, self._metadata)
-        answer = operation(step)
+        step = self._step(name, loaded.state, loaded.fence)
+        answer = run_part(step, part, again=self._again)
         loaded.fence = step.fence
-        self.pushes += [Told(name, push) for push in step.pushes]
+        self.pushes += step.pushes
         return answer
 
-    def snapshot(self, start: str) -> Page:
-        """The status of some names, none of which is locked; see `ReadPage`."""
+    def _step(self, name: str, state: NameState, fence: int) -> Step:
+        return Step(name, state, self.now, self.listens, fence, metadata=self._metadata)
+
+    def _page(self, start: str) -> Page:
+        """The status of some names, none of which is locked."""
         if changes := self.changes():  # of earlier operations in this transaction
             self._link.run(*changes)
         own = self._prefix.encode() + b"\0"
@@ -188,8 +196,7 @@ class Transaction:
                 found[name[len(own) :].decode()] = decode(text.decode())
         self._states += found.values()
         statuses = [
-            Step(state, self.now, self.listens, 0, self._metadata).status(name)
-            for name, state in found.items()
+            self._step(name, state, 0).status(ReadStatus(name)) for name, state in found.items()
         ]
         return Page(statuses, rows[-1][0].hex() if len(rows) == _PAGE else "")
 
@@ -262,12 +269,12 @@ class Transaction:
             )
         return statements
 
-    def left(self, pushes: Sequence[Told]) -> list[str]:
+    def left(self, pushes: Sequence[Push]) -> list[str]:
         """The statements that leave pushes for other clients, if there are any."""
         rows = [
-            f"('{push.waiter.client}', {blob(full(self._prefix, name))},"
+            f"('{push.client}', {blob(full(self._prefix, push.event.name))},"
             f" {blob(encode_push(push).encode())})"
-            for name, push in pushes
+            for push in pushes
         ]
         parts = [rows[at : at + _LEFT_AT_ONCE] for at in range(0, len(rows), _LEFT_AT_ONCE)]
         return [

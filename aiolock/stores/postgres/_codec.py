@@ -10,29 +10,26 @@ from typing import Any, Final, NamedTuple
 
 from aiolock.protocol import (
     Answer,
+    AskAgain,
     Busy,
     Differs,
     Done,
-    Event,
     Form,
     Full,
     Granted,
+    GrantLost,
+    GrantPushed,
     Late,
+    OrderUnknown,
     Participant,
     Posted,
     Queued,
+    ReleaseRequested,
     Rule,
     Status,
     WaiterId,
 )
-from aiolock.stores.machine import (
-    Push,
-    PushDone,
-    PushGranted,
-    PushLost,
-    PushOrderUnknown,
-    PushRequested,
-)
+from aiolock.stores.machine import NameEvent
 
 Value = bytes | None
 """An argument, in PostgreSQL's text format."""
@@ -107,33 +104,28 @@ def _form(text: str) -> Form:
     )
 
 
-def push(text: str, client: str) -> tuple[str | None, Push]:
-    """A push for ``client``, and the key of its name; None for one that came with an answer.
+def event(text: str, client: str, name: str = "") -> NameEvent:
+    """The event in a push for ``client``; `ValueError` for one of an unknown kind.
 
-    `ValueError` for a push of an unknown kind.
+    ``name`` is that of the question, for a push that came with an answer. Any other has the key of
+    its name, which is the event's then.
     """
     kind, seq, *rest = text.split(" ")
     waiter = WaiterId(client, int(seq))
-    push: Push
     match kind, rest:
-        case "granted", [form_text, fence, lease, now, *name]:
-            push = PushGranted(waiter, _form(form_text), int(fence), int(lease), int(now))
-        case "lost", [fence, reason, *name]:
-            push = PushLost(waiter, int(fence), reason)
-        case "requested", [fence, *name]:
-            push = PushRequested(waiter, int(fence))
-        case "void", [*name]:
-            push = PushOrderUnknown(waiter)
-        case "done", [*name]:
-            push = PushDone(waiter)
+        case "granted", [form_text, fence, lease, now, *key]:
+            about, form = "".join(key) or name, _form(form_text)
+            return GrantPushed(about, waiter, form, int(fence), int(lease), int(now))
+        case "lost", [fence, reason, *key]:
+            return GrantLost("".join(key) or name, waiter, int(fence), reason)
+        case "requested", [fence, *key]:
+            return ReleaseRequested("".join(key) or name, waiter, int(fence))
+        case "void", [*key]:
+            return OrderUnknown("".join(key) or name, waiter)
+        case "done", [*key]:
+            return AskAgain("".join(key) or name)
         case _:
             raise ValueError(f"no push: {text!r}")
-    return (name[0] if name else None), push
-
-
-def event(text: str, client: str, name: str) -> Event:
-    """The event in a push that came with the answer to a question about ``name``."""
-    return push(text, client)[1].event(name)
 
 
 CHECKED: Final = "checked"

@@ -164,12 +164,12 @@ class PostgresStore(Uncopyable):
             log.exception("aiolock: a push of PostgreSQL's could not be delivered: %.200r", push)
 
     def _on_push(self, text: str) -> None:
-        key, push = codec.push(text, self._client)
-        if key is None:
+        event = codec.event(text, self._client)
+        if not event.name:
             raise ValueError("it speaks of no name")
-        prefix, _, name = bytes.fromhex(key).decode().partition("\0")
+        prefix, _, name = bytes.fromhex(event.name).decode().partition("\0")
         if prefix == self._prefix and not self._closing:
-            self._pushes.add([partial(self._deliver, push.event(name))])
+            self._pushes.add([partial(self._deliver, event._replace(name=name))])
 
     def _back(self) -> None:
         """The command connection works again: ask for pushes that came with lost answers."""

@@ -78,7 +78,7 @@ class MemoryQuorumServer:
     def listed(self, start: str) -> tuple[tuple[str, ...], str]:
         """Some names with a vote or a queue, and the start of the next page.
 
-        As in `MemoryServer.listed`, the names are listed for the first page.
+        As in a `MemoryServer`, the names are listed for the first page.
         """
         listing, _, first = start.partition(".")
         names, at = self._listings.pop(listing, None), int(first or 0)
@@ -123,13 +123,13 @@ class MemoryQuorumServer:
         state = self.states.setdefault(name, QuorumServerState())
         now = self.now()
         not_voting = -1 if self.config is None else max(0, self._votes_from - now // 1000)
-        step = QuorumServerStep(state, now, self.listeners.__contains__, not_voting)
+        step = QuorumServerStep(name, state, now, self.listeners.__contains__, not_voting)
         answer = operation(step)
         loop = asyncio.get_running_loop()
-        for push in step.pushes:
-            deliver = self.listeners.get(push.waiter.client)
+        for client, event in step.pushes:
+            deliver = self.listeners.get(client)
             if deliver is not None:
-                loop.call_soon(deliver, push.event(name))
+                loop.call_soon(deliver, event)
         return answer
 
     def status(self, name: str, *, waiting: bool) -> Generator[int, None, Status]:

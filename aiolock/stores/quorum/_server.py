@@ -26,7 +26,7 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import Final
 
 from aiolock.protocol import (
     CHECKS_IF_FULL,
@@ -37,7 +37,11 @@ from aiolock.protocol import (
     WAS_HOLDER,
     WAS_QUEUED,
     WAS_UNKNOWN,
+    AskAgain,
     Form,
+    GrantLost,
+    GrantPushed,
+    ReleaseRequested,
     WaiterId,
 )
 from aiolock.stores._member import (
@@ -63,33 +67,13 @@ from aiolock.stores._member import (
     VoteInquired,
     VoteRequest,
 )
-from aiolock.stores.machine import (
-    PushDone,
-    PushGranted,
-    PushLost,
-    PushRequested,
-    checked,
-    looks_for_dead,
-)
+from aiolock.stores.machine import checked, looks_for_dead
 
 RESERVED: Final = "-"
 """The reserved owner of a vote that keeps a name closed for a while."""
 _CLOSED: Final = WaiterId(RESERVED, 0)
 _DONE: Final = WaiterId(RESERVED, 1)
 """The reserved owner of a done marker."""
-
-
-class PushInquired(NamedTuple):
-    """See `VoteInquired`."""
-
-    waiter: WaiterId
-    number: int
-
-    def event(self, name: str) -> MemberEvent:
-        return VoteInquired(name, self.waiter, self.number)
-
-
-Push = PushGranted | PushLost | PushRequested | PushDone | PushInquired
 
 
 @dataclass(slots=True)
@@ -217,17 +201,20 @@ class QuorumServerStep:
 
     def __init__(
         self,
+        name: str,
         state: QuorumServerState,
         now: int,
         listens: Callable[[str], bool],
         not_voting: int = 0,
     ) -> None:
+        self._name = name
         self._state = state
         self._now = now
         self._ms = now // 1000
         self._listens = listens
         self._not_voting = not_voting
-        self.pushes: list[Push] = []
+        self.pushes: list[tuple[str, MemberEvent]] = []
+        """Each with the client that it is for."""
         self._asker = ""
         self._proposed = 0
         """The number that the asking client proposes for its own vote."""
@@ -343,7 +330,8 @@ class QuorumServerStep:
     def request(self) -> int:
         """See `Member.request`."""
         asked = [vote for vote in self._state.out if not vote.is_reserved and vote.end > self._ms]
-        self.pushes += [PushRequested(vote.waiter, vote.number) for vote in asked]
+        for vote in asked:
+            self._push(vote.waiter, ReleaseRequested(self._name, vote.waiter, vote.number))
         return sum(self._listens(vote.waiter.client) for vote in asked)
 
     def finish(self, waiter: WaiterId, fence: int, remember: int, until: int) -> int:
@@ -372,8 +360,8 @@ class QuorumServerStep:
         waiting = [each for _, each in state.queue if state.waiting[each][1].once]
         for each in waiting:
             state.leave(each)
-        one_of_each = {each.client: each for each in reversed(waiting)}
-        self.pushes += [PushDone(each) for each in waiting if one_of_each[each.client] is each]
+        for client in dict.fromkeys(each.client for each in waiting):
+            self.pushes.append((client, AskAgain(self._name)))
         return 1
 
     def query_done(self, forgot: int) -> DoneRecord:
@@ -396,8 +384,8 @@ class QuorumServerStep:
                 continue
             state.leave(waiter)
             if self._listens(waiter.client):
-                push = PushGranted(waiter, form, form.number, COUNTED, self._now)
-                self.pushes.append(push)
+                reached = GrantPushed(self._name, waiter, form, form.number, COUNTED, self._now)
+                self._push(waiter, reached)
         return state.count
 
     def read(self) -> Kept:
@@ -444,7 +432,7 @@ class QuorumServerStep:
                 and not vote.is_reserved
                 and not (form.shared and vote.form.shared)
             ):
-                self.pushes.append(PushInquired(vote.waiter, vote.number))
+                self._push(vote.waiter, VoteInquired(self._name, vote.waiter, vote.number))
 
     def _reap(self) -> None:
         """Remove votes whose lease has ended, and the waiters of their clients, which are stuck."""
@@ -462,7 +450,7 @@ class QuorumServerStep:
         """A vote was lost."""
         self._state.take(vote)
         if not vote.is_reserved:
-            self.pushes.append(PushLost(vote.waiter, vote.number, reason))
+            self._push(vote.waiter, GrantLost(self._name, vote.waiter, vote.number, reason))
             self._close(vote, lost=lost)
 
     def _head(self) -> tuple[int, WaiterId] | None:
@@ -472,6 +460,9 @@ class QuorumServerStep:
         while queue and not self._is_there(queue[0][1].client):
             self._state.leave(queue[0][1])
         return queue[0] if queue else None
+
+    def _push(self, waiter: WaiterId, event: MemberEvent) -> None:
+        self.pushes.append((waiter.client, event))
 
     def _is_there(self, client: str) -> bool:
         return client == self._asker or self._listens(client)
@@ -545,8 +536,10 @@ class QuorumServerStep:
             if waiter == asking:
                 mine = voted
             else:
-                push = PushGranted(waiter, form, voted.number, form.claim, self._now)
-                self.pushes.append(push)
+                granting = GrantPushed(
+                    *(self._name, waiter, form, voted.number, form.claim), self._now
+                )
+                self._push(waiter, granting)
             if not form.shared:
                 break  # no other waiter fits beside it
         return mine
@@ -569,4 +562,4 @@ class QuorumServerStep:
         closed = Vote(_CLOSED, terms, vote.number, 0, opens, vote.granted, unsure=False)
         state.put(closed)
         if state.queue:
-            self.pushes.append(PushDone(state.queue[0][1]))
+            self._push(state.queue[0][1], AskAgain(self._name))

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from aiolock.errors import StoreError
+from aiolock.protocol import GrantLost
 from aiolock.stores._codec import UNREADABLE, decode
-from aiolock.stores._operations import Told
 from aiolock.stores._protocols import spoken, works_beside
-from aiolock.stores.machine import PushLost
+from aiolock.stores.machine import Push
 from aiolock.stores.sqlite import _clock
 from aiolock.stores.sqlite._failures import name
 from aiolock.stores.sqlite._filelock import hide_open, show_open
@@ -179,7 +179,7 @@ class Connection:
         self._files.remove(*identity[0 if is_theirs else 1 :])
         return True
 
-    def held_by(self, client: str) -> Generator[list[Told]]:
+    def held_by(self, client: str) -> Generator[list[Push]]:
         """The losses of all that a client holds in the open files, some names at a time."""
         last, end = f"{self._prefix}\0".encode(), f"{self._prefix}\1".encode()
         while self._database is not None:
@@ -187,13 +187,13 @@ class Connection:
                 "SELECT name, state FROM names WHERE name > ? AND name < ? ORDER BY name LIMIT ?",
                 (last, end, _PAGE),
             ).fetchall()
-            lost: list[Told] = []
+            lost: list[Push] = []
             for key, text in rows:
                 with contextlib.suppress(*UNREADABLE):
                     name = key.decode().partition("\0")[2]
                     for waiter, fence in decode(text).holders:
                         if waiter.client == client:
-                            lost.append(Told(name, PushLost(waiter, fence, LOST)))
+                            lost.append(Push(client, GrantLost(name, waiter, fence, LOST)))
             yield lost
             if len(rows) < _PAGE:
                 return
@@ -325,7 +325,7 @@ class Connection:
         assert self._database is not None
         return self._database.execute(statement, parameters)
 
-    def left_for(self, client: str, after: int) -> tuple[list[Told], int]:
+    def left_for(self, client: str, after: int) -> tuple[list[Push], int]:
         """`left_for` on this connection. It waits for no transaction, and sees committed pushes."""
         assert self._database is not None
         return left_for(self._database, client, after)

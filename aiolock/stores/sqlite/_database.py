@@ -16,8 +16,9 @@ from collections.abc import Callable, Generator, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from aiolock.stores._operations import Operation, Steps, Told
+from aiolock.stores._operations import Fetch, Part
 from aiolock.stores._outcomes import CarriedOut, Held, Outcome, failed, in_halves
+from aiolock.stores.machine import Push
 from aiolock.stores.sqlite import _connection
 from aiolock.stores.sqlite._connection import Connection
 from aiolock.stores.sqlite._failures import failure
@@ -26,13 +27,6 @@ from aiolock.stores.sqlite._transaction import Transaction
 
 _IN_PASSING: Final = 0.1
 """Seconds to wait for other processes, for work that can be done later as well."""
-
-
-def _nothing(_: Steps) -> None:
-    """Do nothing: like any operation, this fetches the client's pushes."""
-
-
-FETCH: Final = Operation((), _nothing)
 
 
 class _Failed(Exception):
@@ -50,7 +44,7 @@ class Database:
         presence: Presence,
         given: Path,
         *,
-        lost: Callable[[Iterable[Sequence[Told]]], object],
+        lost: Callable[[Iterable[Sequence[Push]]], object],
         replaced: Callable[[], object],
     ) -> None:
         """``given``: the path in the URL, which has led to ``path``.
@@ -106,19 +100,19 @@ class Database:
         with self._mutex, contextlib.suppress(sqlite3.Error, OSError):  # an operation fails with it
             self._follow()
 
-    def carry_out(self, operations: Sequence[Operation]) -> CarriedOut:
-        """Carry out these operations, in order: all in one transaction."""
+    def carry_out(self, parts: Sequence[Part]) -> CarriedOut:
+        """Carry out these, in order: all in one transaction."""
         with self._mutex:
-            if all(each is FETCH for each in operations):
-                return self._only_fetch(len(operations))
-            return self._carry_out(operations, _connection.BUSY)
+            if all(type(part) is Fetch for part in parts):
+                return self._only_fetch(len(parts))
+            return self._carry_out(parts, _connection.BUSY)
 
-    def sweep(self) -> Sequence[Told]:
+    def sweep(self) -> Sequence[Push]:
         """Remove expired rows, if other processes leave time for it."""
         with self._mutex:
             done = self._carry_out((), _IN_PASSING, sweep=True)
         self.more = any(outcome.answer for outcome in done.outcomes)
-        return done.told
+        return done.pushes
 
     def _only_fetch(self, times: int) -> CarriedOut:
         try:
@@ -142,19 +136,19 @@ class Database:
             self._replaced()
 
     def _carry_out(
-        self, operations: Sequence[Operation], patience: float, *, sweep: bool = False
+        self, parts: Sequence[Part], patience: float, *, sweep: bool = False
     ) -> CarriedOut:
         try:
             self._follow()
             self._connection.wait_for(patience)
-            answers, pushes, theirs, held = self._together(operations, sweep=sweep)
+            answers, pushes, theirs, held = self._together(parts, sweep=sweep)
         except _Failed as fault:
-            if len(operations) == 1:
+            if len(parts) == 1:
                 return CarriedOut([Outcome(None, failure(self._path, fault.__cause__))], [])
             # One of them cannot be carried out: find it, and carry out the others.
-            return in_halves(operations, lambda half: self._carry_out(half, patience))
+            return in_halves(parts, lambda half: self._carry_out(half, patience))
         except Exception as error:  # noqa: BLE001  # no error may end the thread
-            return CarriedOut(failed(failure(self._path, error), len(operations)), [], served=False)
+            return CarriedOut(failed(failure(self._path, error), len(parts)), [], served=False)
         for client in theirs:
             # It is committed. A client that is not reached asks by itself, later.
             with contextlib.suppress(Exception):
@@ -162,8 +156,8 @@ class Database:
         return CarriedOut([Outcome(answer) for answer in answers], pushes, held=held)
 
     def _together(
-        self, operations: Sequence[Operation], *, sweep: bool
-    ) -> tuple[list[Any], list[Told], dict[str, None], float]:
+        self, parts: Sequence[Part], *, sweep: bool
+    ) -> tuple[list[Any], list[Push], dict[str, None], float]:
         """The answers, the pushes for this client, and the other clients to notify.
 
         Last, the seconds for which it has kept all others out.
@@ -174,18 +168,17 @@ class Database:
             pushes, last = self._connection.left_for(self._client, self._read)
             if last > self._removed:
                 transaction.remove(self._client, last)
-            answers = [_carried_out(operation, transaction) for operation in operations]
+            answers = [_carried_out(part, transaction) for part in parts]
             if sweep:
                 answers.append(transaction.sweep())
             transaction.save()
             theirs = dict[str, None]()
-            for each in transaction.pushes:
-                client = each.push.waiter.client
-                if client == self._client:
-                    pushes.append(each)
-                elif transaction.listens(client):
-                    transaction.send(each)
-                    theirs[client] = None
+            for push in transaction.pushes:
+                if push.client == self._client:
+                    pushes.append(push)
+                elif transaction.listens(push.client):
+                    transaction.send(push)
+                    theirs[push.client] = None
             self._connection.commit()
         except BaseException:
             self._connection.roll_back()
@@ -210,9 +203,9 @@ class Database:
         self._presence.forget()
 
 
-def _carried_out(operation: Operation, transaction: Transaction) -> Any:
+def _carried_out(part: Part, transaction: Transaction) -> Any:
     try:
-        return operation.run(transaction)
+        return transaction.run(part)
     except (sqlite3.Error, OSError):
         raise
     except Exception as error:

@@ -16,12 +16,13 @@ from pathlib import Path
 from typing import Any, Final
 
 from aiolock.errors import StoreError
-from aiolock.protocol import Deliver, Reconnected
-from aiolock.stores._operations import Operation, Told
+from aiolock.protocol import Deliver, Operation, Reconnected
+from aiolock.stores._operations import Fetch, Part
 from aiolock.stores._outcomes import CarriedOut
 from aiolock.stores._worker import Worker, retrieve
+from aiolock.stores.machine import Push
 from aiolock.stores.sqlite._connection import BUSY
-from aiolock.stores.sqlite._database import FETCH, Database
+from aiolock.stores.sqlite._database import Database
 from aiolock.stores.sqlite._failures import failure
 from aiolock.stores.sqlite._notifier import Notifier
 from aiolock.stores.sqlite._presence import Presence
@@ -95,13 +96,9 @@ class Session:
         """Return when it has ended."""
         await self._worker.ended()
 
-    def call(self, operation: Operation) -> asyncio.Future[Any]:
-        """Carry out an operation."""
-        return self._worker.call(operation)
-
-    def call_each(self, operations: Sequence[Operation]) -> asyncio.Future[list[Any]]:
-        """Carry these out, each by itself."""
-        return self._worker.call_each(operations)
+    def submit(self, operation: Operation[Any]) -> asyncio.Future[Any]:
+        """Start the operation; the future of its answer."""
+        return self._worker.submit(operation)
 
     async def _listen(self) -> None:
         """Listen to the notifier that the others use now."""
@@ -122,7 +119,7 @@ class Session:
         self._fetch_again = self._fetching
         if self._is_open and not self._fetching:
             self._fetching = True
-            self.call(FETCH).add_done_callback(self._fetched)
+            self.submit(Fetch()).add_done_callback(self._fetched)
 
     def _fetched(self, done: asyncio.Future[Any]) -> None:
         self._fetching = False
@@ -157,9 +154,9 @@ class Session:
             self._presence.enter()
         self._look_at = time.monotonic() + HEARTBEAT
 
-    def carry_out(self, operations: Sequence[Operation], _: float) -> CarriedOut:
+    def carry_out(self, parts: Sequence[Part], _: float) -> CarriedOut:
         """Carry them out."""
-        return self._database.carry_out(operations)
+        return self._database.carry_out(parts)
 
     def look_after(self) -> None:
         """Check, at intervals, whether others see this client as alive; sweep."""
@@ -185,7 +182,7 @@ class Session:
                 self._presence.enter()
             self._worker.say(self._come_back)
 
-    def _lose(self, lost: Iterable[Sequence[Told]]) -> None:
+    def _lose(self, lost: Iterable[Sequence[Push]]) -> None:
         """Report these losses to the client; returns when it has them."""
         with contextlib.suppress(sqlite3.Error):  # it finds the others lost when it renews them
             for some in lost:

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from aiolock.protocol import Deliver, Page
+from aiolock.copying import Uncopyable
+from aiolock.protocol import Deliver, Operation
 from aiolock.store import Features
-from aiolock.stores._operations import Operation, Operations, Steps
-from aiolock.stores._outcomes import refusal
+from aiolock.stores._outcomes import closed
 from aiolock.stores._protocols import both
 from aiolock.stores.sqlite._connection import VERSION
 from aiolock.stores.sqlite._session import Session
-from aiolock.stores.sqlite._transaction import Transaction
 
 
-class SQLiteStore(Operations):
+class SQLiteStore(Uncopyable):
     """Locks in one SQLite file, for the processes of one machine."""
 
     def __init__(self, path: Path, prefix: str) -> None:
@@ -43,21 +41,5 @@ class SQLiteStore(Operations):
             session.stop()
             await session.ended()
 
-    def _call(self, operation: Operation) -> asyncio.Future[Any]:
-        if self._session is not None:
-            return self._session.call(operation)
-        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        future.set_exception(refusal("the store is closed"))
-        return future
-
-    def _call_each(self, operations: Sequence[Operation]) -> asyncio.Future[list[Any]]:
-        if self._session is None:
-            return super()._call_each(operations)
-        return self._session.call_each(operations)
-
-    def snapshot(self, start: str = "") -> asyncio.Future[Page]:
-        def read(steps: Steps) -> Page:
-            assert isinstance(steps, Transaction)
-            return steps.snapshot(start)
-
-        return self._call(Operation((), read))
+    def submit(self, operation: Operation[Any]) -> asyncio.Future[Any]:
+        return closed() if self._session is None else self._session.submit(operation)

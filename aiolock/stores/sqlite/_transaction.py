@@ -8,15 +8,13 @@ from __future__ import annotations
 import contextlib
 import sqlite3
 from collections.abc import Callable
-from typing import Final, TypeVar
+from typing import Any, Final
 
-from aiolock.protocol import Page, Status
+from aiolock.protocol import Page, ReadPage, ReadStatus, Status
 from aiolock.stores._codec import UNREADABLE, decode, decode_push, encode, encode_push
-from aiolock.stores._operations import Told
-from aiolock.stores.machine import NameState, Step
+from aiolock.stores._operations import Part, run_part
+from aiolock.stores.machine import NameState, Push, Step
 from aiolock.stores.sqlite._presence import Presence
-
-Value = TypeVar("Value")
 
 _KEPT: Final = 600_000_000
 """Microseconds for which an unused name is kept, after all of its state has ended."""
@@ -35,9 +33,6 @@ _OVER: Final = (
 class Transaction:
     """Operations on the states of names, all of which are saved together or not at all."""
 
-    again = False
-    """An operation that fails here has certainly not been carried out."""
-
     def __init__(
         self,
         database: sqlite3.Connection,
@@ -53,10 +48,15 @@ class Transaction:
         self._states = dict[str, tuple[NameState, str]]()
         self._alive = dict[str, bool]()
         self._fence = self._last_fence = fence
-        self.pushes: list[Told] = []
+        self.pushes: list[Push] = []
 
-    def step(self, name: str, operation: Callable[[Step], Value]) -> Value:
-        """Carry out an operation of the state machine."""
+    def run(self, part: Part) -> Any:
+        """Carry out a part of an operation; its answer."""
+        if isinstance(part, ReadPage):
+            return self._page(part.start)
+        name = part.name
+        if not name:
+            return None  # a `Fetch`
         known = self._states.get(name)
         if known is None:
             row = self._database.execute(
@@ -64,14 +64,16 @@ class Transaction:
             ).fetchone()
             text = "" if row is None else row[0]
             known = self._states[name] = (decode(text) if text else NameState()), text
-        step = Step(known[0], self._now(), self.listens, self._fence, self._metadata)
-        answer = operation(step)
+        step = self._step(name, known[0])
+        answer = run_part(step, part, again=False)  # what has failed here was not carried out
         self._fence = step.fence
-        self.pushes += [Told(name, push) for push in step.pushes]
+        self.pushes += step.pushes
         return answer
 
-    def snapshot(self, start: str) -> Page:
-        """The status of some names; see `ReadPage`."""
+    def _step(self, name: str, state: NameState) -> Step:
+        return Step(*(name, state, self._now(), self.listens, self._fence), metadata=self._metadata)
+
+    def _page(self, start: str) -> Page:
         self.save()  # earlier operations of this transaction must be visible
         first = bytes.fromhex(start) or self._key("")
         rows = self._database.execute(
@@ -83,8 +85,7 @@ class Transaction:
             # An unreadable state of a later version must not hide the others.
             with contextlib.suppress(*UNREADABLE):
                 name = key.decode().partition("\0")[2]
-                step = Step(decode(text), self._now(), self.listens, self._fence, self._metadata)
-                statuses.append(step.status(name))
+                statuses.append(self._step(name, decode(text)).status(ReadStatus(name)))
         return Page(statuses, rows[-1][0].hex() if len(rows) == _PAGE else "")
 
     def save(self) -> None:
@@ -106,12 +107,11 @@ class Transaction:
             self._database.execute("UPDATE fence SET last = ?", (self._fence,))
             self._last_fence = self._fence
 
-    def send(self, push: Told) -> None:
+    def send(self, push: Push) -> None:
         """Leave a push for a client of another process."""
-        client = push.push.waiter.client
         self._database.execute(
             "INSERT INTO inbox (client, name, push) VALUES (?, ?, ?)",
-            (client, f"{self._prefix}\0{push.name}", encode_push(push.push)),
+            (push.client, f"{self._prefix}\0{push.event.name}", encode_push(push)),
         )
 
     def remove(self, client: str, last: int) -> None:
@@ -172,7 +172,7 @@ class Transaction:
         return self._presence.metadata(client)[:2]
 
 
-def left_for(database: sqlite3.Connection, client: str, after: int) -> tuple[list[Told], int]:
+def left_for(database: sqlite3.Connection, client: str, after: int) -> tuple[list[Push], int]:
     """The pushes that others have left for this client behind that one, and the last one's number.
 
     Numbers are never used again in one file.
@@ -180,9 +180,9 @@ def left_for(database: sqlite3.Connection, client: str, after: int) -> tuple[lis
     rows = database.execute(
         "SELECT id, name, push FROM inbox WHERE client = ? AND id > ? ORDER BY id", (client, after)
     ).fetchall()
-    found: list[Told] = []
+    found: list[Push] = []
     for _, name, text in rows:
         # An unreadable push of a later version must not stop the others.
         with contextlib.suppress(*UNREADABLE):
-            found.append(Told(name.partition("\0")[2], decode_push(text)))
+            found.append(decode_push(text, name.partition("\0")[2]))
     return found, rows[-1][0] if rows else after

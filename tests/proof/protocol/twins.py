@@ -16,6 +16,7 @@ from aiolock.protocol import (
     MAX_AHEAD,
     WAS_ABSENT,
     WAS_HOLDER,
+    Acquire,
     Before,
     Busy,
     Event,
@@ -26,6 +27,8 @@ from aiolock.protocol import (
     Late,
     OrderUnknown,
     Queued,
+    Release,
+    Renew,
     Renewal,
     ReportHandoff,
     WaiterId,
@@ -177,7 +180,7 @@ class Twins:
 
     def _ask(self, serving: AtServer, op: Op) -> None:
         answer = serving.acquire(op.who, op.number, 0, looks=op.looks)
-        told = self._acquire(op, self.tickets[max(0, op.number)])
+        told = self.memory.run(self._acquiring(op, self.tickets[max(0, op.number)]))
         if isinstance(told, Granted):
             ticks = round(told.lease / CLAIM)
             fence = self._fence(answer.number)
@@ -202,9 +205,8 @@ class Twins:
         assert serving.release(op.who, op.number, op.buried).what == "done"
         # On the millisecond, as the ends of leases are here, so that both end with the same tick.
         tombstone_until = op.buried and self.memory.micros // 1000 * 1000 + op.buried * CLAIM * 1000
-        self.memory.release(
-            NAME, _waiter(op.who), self._fence(op.number), tombstone_until=tombstone_until
-        )
+        release = Release(NAME, _waiter(op.who), self.form, self._fence(op.number))
+        self.memory.run(release, tombstone_until)
 
     def _pass(self, serving: AtServer, op: Op) -> None:
         """From one of the first client's two waiters to the other."""
@@ -212,7 +214,7 @@ class Twins:
         answer = serving.report_handoff(op.who.client, report)
         source, target = _waiter(op.who), _waiter(WAITERS[1])
         since = self._fence(op.number)
-        was = self.memory.report_handoff(
+        was = self.memory.run(
             ReportHandoff(NAME, self.form, source, since, target, since + 1, (target,))
         )
         assert was == (WAS_ABSENT if answer.what == "refused" else WAS_HOLDER), op
@@ -220,33 +222,23 @@ class Twins:
             self.fences[report.fence] = since + 1
 
     def _renew(self, serving: AtServer, op: Op) -> None:
-        renewed = self.memory.renew([self._renewal(op)])
-        assert not isinstance(renewed, Late)
-        (still,) = renewed
+        (still,) = self.memory.run(self._renewing(op))
         assert serving.renew(op.who, op.number).what == ("renewed" if still else "refused"), op
 
     def _come_late(self, serving: AtServer, op: Op) -> None:
         """In the model such a command is not there any more."""
         just_past = self.memory.micros - 1
-        assert isinstance(self._acquire(op, 0, not_after=just_past), Late)
-        assert isinstance(self.memory.renew([self._renewal(op)], not_after=just_past), Late)
+        assert isinstance(self.memory.run_copy(self._acquiring(op, 0), just_past), Late)
+        assert isinstance(self.memory.run_copy(self._renewing(op), just_past), Late)
         assert serving.after() == self.server
 
-    def _renewal(self, op: Op) -> Renewal:
+    def _renewing(self, op: Op) -> Renew:
         fence = self._fence(op.number)
-        return Renewal(NAME, _waiter(op.who), self.form, fence, TTL * CLAIM)
+        return Renew([Renewal(NAME, _waiter(op.who), self.form, fence, TTL * CLAIM)])
 
-    def _acquire(self, op: Op, ticket: int, not_after: int = 0) -> object:
-        return self.memory.acquire(
-            NAME,
-            _waiter(op.who),
-            self.form,
-            TTL * CLAIM,
-            ticket=ticket,
-            wait=op.number >= 0,
-            max_waiters=0,
-            not_after=not_after,
-        )
+    def _acquiring(self, op: Op, ticket: int) -> Acquire:
+        waiter, wait = _waiter(op.who), op.number >= 0
+        return Acquire(NAME, waiter, self.form, TTL * CLAIM, ticket=ticket, wait=wait)
 
     def _fence(self, count: int) -> int:
         """The memory store's fence for one of the model's, which has just been minted at most."""

@@ -15,7 +15,7 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pymysql
 import pytest
@@ -28,19 +28,22 @@ from aiolock.protocol import (
     BREAK_UNKNOWN,
     WAS_HOLDER,
     WAS_UNKNOWN,
-    Answer,
+    Acquire,
     Break,
     Form,
     Granted,
+    Operation,
+    Post,
     Queued,
+    ReadPage,
     ReadPosted,
+    ReadStatus,
     Release,
     WaiterId,
 )
 from aiolock.stores import mysql
 from aiolock.stores._codec import encode
-from aiolock.stores._operations import Operation, Steps, Told
-from aiolock.stores.machine import NameState
+from aiolock.stores.machine import NameState, Push
 from aiolock.stores.mysql import _database, _listener, _session, _settings
 from aiolock.stores.mysql._database import Database
 from aiolock.stores.mysql._link import Link
@@ -48,7 +51,7 @@ from aiolock.stores.mysql._listener import Listener
 from aiolock.stores.mysql._read import Read
 from aiolock.stores.mysql._session import Session
 from aiolock.stores.mysql._store import MySQLStore
-from aiolock.stores.mysql._transaction import NOW, Transaction
+from aiolock.stores.mysql._transaction import NOW
 from tests.support import databases
 from tests.support.databases import MariaDBServer
 from tests.support.failures import pair, parent_that_died, queued, soon, start_waiter, take, until
@@ -188,17 +191,17 @@ async def test_the_commands_connection_cannot_be_made_again(
     """The ear says so again and again; it is tried by one operation at a time."""
     async with aiolock.connect(own_mariadb.url("app")) as client:
         session = session_of(client)
-        calls = list[Operation]()
-        call = session.call
+        calls = list[Operation[Any]]()
+        submit = session.submit
 
-        def count(operation: Operation) -> asyncio.Future[Any]:
+        def count(operation: Operation[Any]) -> asyncio.Future[Any]:
             calls.append(operation)
-            return call(operation)
+            return submit(operation)
 
         def refuse() -> None:
             raise pymysql.OperationalError(1040, "too many connections")
 
-        monkeypatch.setattr(session, "call", count)
+        monkeypatch.setattr(session, "submit", count)
         monkeypatch.setattr(session._database, "_connect", refuse)
         own_mariadb.execute(f"KILL {number(own_mariadb, client)}")
         await asyncio.sleep(2.0)
@@ -769,7 +772,7 @@ async def test_what_was_read_is_removed(
     heard = list[object]()
     deliver = Session._on_pushes
 
-    def count(session: Session, told: Sequence[Told]) -> None:
+    def count(session: Session, told: Sequence[Push]) -> None:
         heard.append(told)
         deliver(session, told)
 
@@ -819,20 +822,12 @@ def alone(server: MariaDBServer, client: str = "ada", prefix: str = "test") -> D
     return Database(settings, prefix, client, Read(), lost=lambda _: None, back=lambda: None)
 
 
-def asking(client: str, name: str, seq: int = 1, *, shared: bool = False) -> Operation:
+def asking(client: str, name: str, seq: int = 1, *, shared: bool = False) -> Acquire:
     """A waiter of it asks for a name."""
-    waiter, form = WaiterId(client, seq), Form(3000, shared=shared)
-
-    def run(steps: Steps) -> Answer:
-        return steps.step(
-            name,
-            lambda step: step.acquire(waiter, form, 9000, ticket=0, wait=True, max_waiters=0),
-        )
-
-    return Operation((name,), run)
+    return Acquire(name, WaiterId(client, seq), Form(3000, shared=shared), 9000)
 
 
-def ask(database: Database, operation: Operation) -> Any:
+def ask(database: Database, operation: Operation[Any]) -> Any:
     """The answer to one operation."""
     (outcome,) = database.carry_out([operation], time.monotonic()).outcomes
     assert outcome.failure is None
@@ -865,8 +860,8 @@ def test_an_answer_that_is_lost(
     assert ask(database, releasing("ada", "lost", first.fence)) == WAS_UNKNOWN
     held = ask(database, asking("ada", "lost", 2))
     monkeypatch.setattr(Link, "run_until", lose)
-    assert ask(database, breaking("lost", held.fence)) == BREAK_UNKNOWN
-    assert ask(database, breaking("lost", held.fence)) == 0
+    assert ask(database, Break("lost", [held.fence])) == BREAK_UNKNOWN
+    assert ask(database, Break("lost", [held.fence])) == 0
     database.close()
 
 
@@ -894,41 +889,21 @@ def test_a_connection_that_is_lost_behind_the_commit(
     database.close()
 
 
-class Asked(MySQLStore):
-    """The store's operations, which are not carried out."""
-
-    def __init__(self) -> None:
-        super().__init__(_settings.from_url("mysql://app@x/y"), "test")
-        self.found: list[Operation] = []
-
-    def _call(self, operation: Operation) -> Any:
-        self.found.append(operation)
-
-
-def releasing(client: str, name: str, fence: int, seq: int = 1) -> Operation:
-    """It gives the name back, as the store does."""
-    store = Asked()
-    store.submit(Release(name, WaiterId(client, seq), Form(3000), fence))  # type: ignore[unused-awaitable]
-    return store.found[0]
-
-
-def breaking(name: str, fence: int) -> Operation:
-    """The name is taken from this grant, as the store does."""
-    store = Asked()
-    store.submit(Break(name, [fence]))  # type: ignore[unused-awaitable]
-    return store.found[0]
+def releasing(client: str, name: str, fence: int, seq: int = 1) -> Release:
+    """It gives the name back."""
+    return Release(name, WaiterId(client, seq), Form(3000), fence)
 
 
 def test_a_snapshot_between_two_operations(mariadb_server: MariaDBServer) -> None:
     """It shows what those before it have done, and those behind it are saved as well."""
     database = alone(mariadb_server, prefix="snapshot")
-    snapshot = Operation((), lambda steps: cast("Transaction", steps).snapshot(""))
+    page = ReadPage()
     database.open()
     grant = ask(database, asking("ada", "seen"))
     waits = asking("ada", "seen", 2)
     gives_up = releasing("ada", "seen", 0, 2)
-    done = database.carry_out([waits, snapshot, gives_up, snapshot], time.monotonic()).outcomes
-    pages = [done[1].answer, done[3].answer, ask(database, snapshot)]
+    done = database.carry_out([waits, page, gives_up, page], time.monotonic()).outcomes
+    pages = [done[1].answer, done[3].answer, ask(database, page)]
     seen = [status for page in pages for status in page.statuses]
     assert [(len(each.holders), len(each.waiters)) for each in seen] == [(1, 1), (1, 0), (1, 0)]
     assert ask(database, releasing("ada", "seen", grant.fence)) == WAS_HOLDER
@@ -943,15 +918,9 @@ def small_packets(server: MariaDBServer) -> Database:
     return database
 
 
-def posting(name: str, value: str) -> Operation:
+def posting(name: str, value: str) -> Post:
     """A value is left by that name."""
-
-    def run(steps: Steps) -> int:
-        return steps.step(
-            name, lambda step: step.post(1, token="", declared=0, value=value, remember=60_000)
-        )
-
-    return Operation((name,), run)
+    return Post(name, 1, token="", declared=0, value=value, remember=60_000)
 
 
 def test_a_batch_that_is_longer_than_a_packet(own_mariadb: MariaDBServer) -> None:
@@ -1044,8 +1013,7 @@ def before_the_dead(server: MariaDBServer, name: str) -> Database:
 
 def living(client: Database, name: str) -> list[bool]:
     """Of each waiter for the name: whether that client takes it for alive."""
-    shown = Operation((name,), lambda steps: steps.step(name, lambda step: step.status(name)))
-    return [waiter.alive for waiter in ask(client, shown).waiters]
+    return [waiter.alive for waiter in ask(client, ReadStatus(name)).waiters]
 
 
 def test_a_clock_that_is_set_back(mariadb_server: MariaDBServer) -> None:

@@ -9,11 +9,10 @@ import pytest
 
 import aiolock
 from aiolock import LeaseState, LockClient
-from aiolock.protocol import Form, Participant, Status, WaiterId
-from aiolock.stores._member import VoteRequest
-from aiolock.stores.machine import PushGranted
+from aiolock.protocol import Form, GrantPushed, Participant, Status, WaiterId
+from aiolock.stores._member import VoteInquired, VoteRequest
 from aiolock.stores.quorum._connection import OUT_AFTER
-from aiolock.stores.quorum._server import PushInquired, QuorumServerState, QuorumServerStep
+from aiolock.stores.quorum._server import QuorumServerState, QuorumServerStep
 from aiolock.stores.quorum._statuses import merged
 from tests.support.cancel import KINDS, Kind, cancel_everywhere
 from tests.support.quorums import Server, clients, dies, left_behind, servers
@@ -44,7 +43,7 @@ class Voter:
 
     def step(self) -> QuorumServerStep:
         """One more of its steps."""
-        return QuorumServerStep(self.state, 1_000_000, lambda client: client not in self.dead)
+        return QuorumServerStep("a", self.state, 1_000_000, lambda client: client not in self.dead)
 
     def ask(self, client: str, ticket: int, form: Form, *, most: int = 0) -> QuorumServerStep:
         """Ask it for a vote, and wait."""
@@ -60,8 +59,8 @@ def test_who_comes_before_several_inquires_of_all_that_are_behind_it() -> None:
     for client, ticket in (("one", 10), ("two", 30), ("three", 40)):
         assert quorum_server.ask(client, ticket, READS).pushes == []
     asked = quorum_server.ask("writer", 20, WRITES).pushes
-    assert [push.waiter.client for push in asked] == ["two", "three"]
-    assert all(isinstance(push, PushInquired) for push in asked)
+    assert [client for client, _ in asked] == ["two", "three"]
+    assert all(isinstance(event, VoteInquired) for _, event in asked)
     assert quorum_server.ask("four", 15, READS).pushes == []
     assert len(quorum_server.state.shared) == 4
     assert quorum_server.ask("five", 25, READS).pushes == []
@@ -75,10 +74,11 @@ def test_all_that_are_in_the_way_give_way() -> None:
         quorum_server.ask(client, ticket, READS)
     asked = quorum_server.ask("writer", 20, WRITES).pushes
     for push in asked:
-        assert isinstance(push, PushInquired)
+        _, inquired = push
+        assert isinstance(inquired, VoteInquired)
         step = quorum_server.step()
-        step.yield_vote(VoteRequest("a", push.waiter, READS, 30), push.number)
-        granted = [push.waiter.client for push in step.pushes if isinstance(push, PushGranted)]
+        step.yield_vote(VoteRequest("a", inquired.waiter, READS, 30), inquired.number)
+        granted = [client for client, event in step.pushes if isinstance(event, GrantPushed)]
         assert granted == (["writer"] if push is asked[-1] else [])
     assert quorum_server.state.shared == []
     assert len(quorum_server.state.queue) == 2
@@ -93,7 +93,7 @@ def test_who_finds_a_full_line_lets_those_in_that_the_dead_kept_back() -> None:
         quorum_server.ask(client, ticket, form)
     quorum_server.dead.add("writer")
     step = quorum_server.ask("four", 20, READS, most=2)
-    assert [push.waiter.client for push in step.pushes] == ["two", "three"]
+    assert [client for client, _ in step.pushes] == ["two", "three"]
     assert quorum_server.state.queue == []
 
 

@@ -17,7 +17,7 @@ import time
 from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -29,11 +29,13 @@ from aiolock._engine import slow_monitor
 from aiolock._engine.waiters import _PROCESS
 from aiolock.protocol import (
     Acquire,
-    Answer,
     Form,
     Granted,
+    Operation,
+    ReadPage,
     ReadPosted,
     ReadStatus,
+    Release,
     ReleaseRequested,
     Renew,
     Renewal,
@@ -42,9 +44,9 @@ from aiolock.protocol import (
     Rule,
     WaiterId,
 )
+from aiolock.stores import machine
 from aiolock.stores._codec import decode, encode
 from aiolock.stores._holders import Grant, Holder
-from aiolock.stores._operations import Operation
 from aiolock.stores.machine import NameState, Step
 from aiolock.stores.sqlite import (
     SQLiteStore,
@@ -483,10 +485,10 @@ async def test_a_batch_of_which_one_fails_where_the_file_is_locked_then(
                 return first()
             raise sqlite3.OperationalError("database is locked")
 
-        def fails(_: Step) -> None:
+        def fails(*_: object) -> None:
             raise LookupError
 
-        monkeypatch.setattr(Step, "request", fails)
+        monkeypatch.setitem(machine._METHODS, RequestRelease, fails)
         monkeypatch.setattr(database._connection, "begin", begins)
         monkeypatch.setattr(database, "sweep", list)
         asked: list[asyncio.Future[Any]] = [store.submit(RequestRelease("x"))]
@@ -1377,16 +1379,12 @@ def test_a_snapshot_between_two_operations(path: Path) -> None:
     database = Database(path, "aiolock", "ada", presence, path, lost=list, replaced=bool)
     database.open()
 
-    def takes(step: Step) -> Answer:
-        return step.acquire(ada, form, 9000, ticket=0, wait=True, max_waiters=0)
-
-    acquire = Operation(("x",), lambda steps: steps.step("x", takes))
-    snapshot = Operation((), lambda steps: cast("Transaction", steps).snapshot(""))
-    give_up = Operation(("x",), lambda steps: steps.step("x", lambda step: step.release(ada, 0)))
-    done = database.carry_out([acquire, snapshot, give_up, snapshot]).outcomes
+    acquire, page = Acquire("x", ada, form, 9000), ReadPage()
+    give_up = Release("x", ada, form, 0)
+    done = database.carry_out([acquire, page, give_up, page]).outcomes
     assert [len(done[place].answer.statuses) for place in (1, 3)] == [1, 0]
-    assert database.carry_out([snapshot]).outcomes[0].answer.statuses == []
-    granted = database.carry_out([acquire, snapshot, snapshot]).outcomes[0].answer
+    assert database.carry_out([page]).outcomes[0].answer.statuses == []
+    granted = database.carry_out([acquire, page, page]).outcomes[0].answer
     assert granted.fence > done[0].answer.fence
     database.close()
 
@@ -1397,11 +1395,11 @@ async def test_a_ring_during_a_fetch(url: str, monkeypatch: pytest.MonkeyPatch) 
         session, loop = session_of(client), asyncio.get_running_loop()
         fetches = list[asyncio.Future[None]]()
 
-        def call(_: Operation) -> asyncio.Future[None]:
+        def submit(_: Operation[Any]) -> asyncio.Future[Any]:
             fetches.append(loop.create_future())
             return fetches[-1]
 
-        monkeypatch.setattr(session, "call", call)
+        monkeypatch.setattr(session, "submit", submit)
         for _ in range(3):
             session._notified()
         for fetched in (1, 2):
@@ -1655,12 +1653,12 @@ async def test_an_operation_that_cannot_be_carried_out(
 ) -> None:
     """It fails alone, of all that are in one transaction, and leaves nothing behind."""
 
-    def fails(step: Step) -> None:
-        step.status("y")
+    def fails(step: Step, _: RequestRelease) -> None:
+        step.run(ReadStatus("y"))
         raise LookupError("a fault of ours")
 
     async with aiolock.connect(url) as client:
-        monkeypatch.setattr(Step, "request", fails)
+        monkeypatch.setitem(machine._METHODS, RequestRelease, fails)
         store = client._engine.store
         asked: list[asyncio.Future[Any]] = [
             store.submit(ReadStatus("x")),
