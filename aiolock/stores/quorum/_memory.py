@@ -7,7 +7,6 @@ import itertools
 import os
 import secrets
 import socket
-from collections import OrderedDict
 from collections.abc import Callable, Generator
 from dataclasses import replace
 from typing import Any, Final
@@ -27,13 +26,10 @@ from aiolock.stores._member import (
     VoteRequest,
 )
 from aiolock.stores.memory import MemoryServer, server_finder
+from aiolock.stores.memory._listing import Listing
 from aiolock.stores.quorum._server import QuorumServerState, QuorumServerStep
 
 _SWEEP_AT: Final = 1024
-_PAGE: Final = 200
-"""Names on one page."""
-_LISTINGS: Final = 32
-"""Listings of names that may be under way at a time, before one has to begin again."""
 
 
 class MemoryQuorumServer:
@@ -50,9 +46,7 @@ class MemoryQuorumServer:
         self._votes_from = 0
         self._its_run = ""
         self._sweep_at = _SWEEP_AT
-        self._listings = OrderedDict[str, list[str]]()
-        """The names of the listings under way, by their numbers."""
-        self._numbers = itertools.count(1)
+        self._listing = Listing(self.states, lambda state: bool(state.out or state.queue))
 
     def now(self) -> int:
         """The server's clock, in µs."""
@@ -76,26 +70,9 @@ class MemoryQuorumServer:
         return [name for name, state in self.states.items() if state.out or state.queue]
 
     def listed(self, start: str) -> tuple[tuple[str, ...], str]:
-        """Some names with a vote or a queue, and the start of the next page.
-
-        As in a `MemoryServer`, the names are listed for the first page.
-        """
-        listing, _, first = start.partition(".")
-        names, at = self._listings.pop(listing, None), int(first or 0)
-        if names is None:
-            names, at = list(self.states), 0
-        here = list[str]()
-        for name in names[at : at + _PAGE]:
-            state = self.states.get(name)
-            if state is not None and (state.out or state.queue):
-                here.append(name)
-        if at + _PAGE >= len(names):
-            return tuple(here), ""
-        listing = listing or str(next(self._numbers))
-        self._listings[listing] = names
-        if len(self._listings) > _LISTINGS:
-            self._listings.popitem(last=False)
-        return tuple(here), f"{listing}.{at + _PAGE}"
+        """Some names with a vote or a queue, and the start of the next page."""
+        names, more = self._listing.page(start)
+        return tuple(names), more
 
     def register(self, config: QuorumConfig, memory: Memory) -> Registered:
         """See ``lua/quorum/register.lua``."""
