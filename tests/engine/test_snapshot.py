@@ -137,8 +137,10 @@ async def test_by_name_and_kind(client: aiolock.LockClient, other: aiolock.LockC
 
 async def test_many(client: aiolock.LockClient, monkeypatch: pytest.MonkeyPatch) -> None:
     """More than one page of them, wherever there are pages."""
-    modules = "memory._listing sqlite._transaction redis._store postgres._reading mysql._transaction"
-    for module in modules.split():
+    for module in (
+        *("memory._listing", "sqlite._transaction", "redis._store"),
+        *("postgres._reading", "mysql._transaction"),
+    ):
         monkeypatch.setattr(f"aiolock.stores.{module}._PAGE", 20)
     leases = [await client.lock(f"order:{n}").acquire() for n in range(70)]
     assert len(await client.names("order:*")) == len(leases)

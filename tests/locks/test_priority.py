@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import re
-from importlib import resources
 
 import pytest
 
 import aiolock
 from aiolock.protocol import PRIORITY, Reconnected
+from aiolock.stores.postgres import _schema
+from aiolock.stores.redis import _scripts
 from tests.support.worlds import World, queued
 
 
@@ -71,7 +72,7 @@ def test_what_is_no_priority(priority: object) -> None:
 
 
 def test_the_step_of_a_priority_is_the_same_everywhere() -> None:
-    """The script that makes tickets has a number of its own, which is that of the protocol."""
-    names = resources.files("aiolock.stores.redis").joinpath("lua", "names.lua").read_text("utf-8")
-    (there,) = re.findall(r"^local PRIORITY = (\S+)", names, re.MULTILINE)
-    assert float(there) == PRIORITY
+    """The script and the function that make tickets have the number of the protocol."""
+    ticket = {"redis": _scripts.ACQUIRE.source, "postgres": _schema.statements()}
+    for store, source in ticket.items():
+        assert re.search(rf"\b{PRIORITY}\b", source), store
