@@ -138,7 +138,7 @@ async def test_by_name_and_kind(client: aiolock.LockClient, other: aiolock.LockC
 async def test_many(client: aiolock.LockClient, monkeypatch: pytest.MonkeyPatch) -> None:
     """More than one page of them, wherever there are pages."""
     for module in (
-        *("memory._listing", "sqlite._transaction", "redis._store"),
+        *("memory._listing", "sqlite._transaction", "redis._reading"),
         *("postgres._reading", "mysql._transaction"),
     ):
         monkeypatch.setattr(f"aiolock.stores.{module}._PAGE", 20)

@@ -267,9 +267,11 @@ def test_stores_import_the_protocol(module: str) -> None:
 
 def test_a_store_on_one_server_imports_nothing_of_a_cluster() -> None:
     """Neither the pipeline nor what is above it knows of slots and redirects."""
-    cluster = {f"aiolock.stores.redis.{name}" for name in ("_slots", "_redirects", "_node")}
-    assert cluster <= MODULES.keys()
-    found, todo = set[str](), {"aiolock.stores.redis._store"}
+    folder = "aiolock.stores.redis.cluster"
+    cluster = {module for module in MODULES if module.startswith(folder)}
+    assert {f"{folder}.{name}" for name in ("_slots", "_redirects", "_node")} <= cluster
+    stores = ("_store", "_sentinel_store", "_replicated", "_member")
+    found, todo = set[str](), {f"aiolock.stores.redis.{name}" for name in stores}
     while todo:
         found |= todo
         todo = {each for module in todo for each in ours(module)} - found

@@ -14,7 +14,7 @@ from typing import Final
 
 import pytest
 
-from aiolock.stores.redis._slots import slot_of
+from aiolock.stores.redis.cluster._slots import slot_of
 from tests.proof.chaos import faults, history
 from tests.proof.chaos.__main__ import main
 from tests.proof.chaos.checker import RULES, check

@@ -77,6 +77,7 @@ from aiolock.stores.redis import _scripts as scripts
 from aiolock.stores.redis._codec import RESERVED, decode_any, encode
 from aiolock.stores.redis._names import Names
 from aiolock.stores.redis._scripts import KEPT
+from aiolock.stores.redis._status import status
 from tests.support import looks
 from tests.support.servers import RedisServer
 
@@ -478,7 +479,7 @@ class Scripts:
     def status(self, *, waiters: bool = True) -> Status:
         most = 1_000_000 if waiters else FEW
         values = (self.names.channels, most if waiters else 0, "-inf", most, "")
-        return replies.status(NAME, self._call(scripts.STATUS, self.keys[:2], *values))
+        return status(NAME, self._call(scripts.STATUS, self.keys[:2], *values))
 
     # What stands there
 

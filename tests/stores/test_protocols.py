@@ -30,7 +30,7 @@ def speak(monkeypatch: pytest.MonkeyPatch) -> Speak:
     """Have clients speak another protocol from now on, as those of another version do."""
 
     def made_up(protocol: int) -> None:
-        for module in ("_protocol", "_session"):
+        for module in ("_protocol", "_presence", "_store"):
             monkeypatch.setattr(f"aiolock.stores.redis.{module}.PROTOCOL", protocol)
 
     return made_up
@@ -129,7 +129,7 @@ async def test_where_all_is_gone(
     redis_server: RedisServer, prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After FLUSHALL under an open client its heartbeat writes it down again."""
-    monkeypatch.setattr("aiolock.stores.redis._session.HEARTBEAT", 0.05)
+    monkeypatch.setattr("aiolock.stores.redis._health.HEARTBEAT", 0.05)
     async with aiolock.connect(redis_server.url, prefix=prefix):
         redis_server.call("DEL", f"{prefix}:protocols")
         await until(lambda: spoken(redis_server, prefix))
@@ -139,8 +139,8 @@ async def test_written_again_while_somebody_waits(
     redis_server: RedisServer, prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also by a client whose waiters ask in place of its heartbeat."""
-    monkeypatch.setattr("aiolock.stores.redis._session.HEARTBEAT", 0.05)
-    monkeypatch.setattr("aiolock.stores.redis._session.AGAIN", 0.2)
+    monkeypatch.setattr("aiolock.stores.redis._health.HEARTBEAT", 0.05)
+    monkeypatch.setattr("aiolock.stores.redis._health.AGAIN", 0.2)
     monkeypatch.setattr("aiolock._engine.backstop.KEEP_ALIVE", 0.05)
     async with (
         aiolock.connect(redis_server.url, prefix=prefix) as holding,
@@ -166,7 +166,7 @@ async def test_others_came_where_all_was_gone(
 ) -> None:
     """An open client that finds others there asks nothing more of the server, until they leave."""
     beat = 0.05 if how == "heartbeat" else 9.0
-    monkeypatch.setattr("aiolock.stores.redis._session.HEARTBEAT", beat)
+    monkeypatch.setattr("aiolock.stores.redis._health.HEARTBEAT", beat)
     store = store_on(redis_server.url, prefix)
     async with Peer(store):
         monkeypatch.setattr("aiolock.stores.redis._outbox.COMMAND_TIMEOUT", 1.0)
@@ -174,7 +174,7 @@ async def test_others_came_where_all_was_gone(
         redis_server.call("DEL", f"{prefix}:protocols")
         redis_server.call("ZADD", f"{prefix}:protocols", now, 9)
         if how == "break":
-            store._pipe.drop(ConnectionError("broken"))
+            store.session.pipe.drop(ConnectionError("broken"))
 
         async def refused() -> None:
             while True:

@@ -148,8 +148,8 @@ async def test_replies_that_come_at_once(redis_server: RedisServer, prefix: str)
     async with aiolock.connect(redis_server.url, prefix=prefix) as client:
         store: Any = client._engine.handoff._store
         told = list[str]()
-        store._subscription._inbox.done = told.append
-        wires = (store._pipe.outbox.wire, store._subscription._link.wire)
+        store.session.subscription._inbox.done = told.append
+        wires = (store.session.pipe.outbox.wire, store.session.subscription._link.wire)
 
         async def pause() -> None:
             told.clear()

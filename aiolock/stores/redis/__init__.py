@@ -6,14 +6,17 @@ import redis
 import redis.asyncio
 from redis.asyncio.connection import ConnectionPool
 
+from aiolock.store import Store
 from aiolock.stores.redis._barrier import Replicas
-from aiolock.stores.redis._cluster import ClusterStore
 from aiolock.stores.redis._member import RedisMember
 from aiolock.stores.redis._new_quorum import NewQuorum, new_quorum
 from aiolock.stores.redis._replicated import ReplicatedStore
-from aiolock.stores.redis._seeds import Seeds, seeds_of
+from aiolock.stores.redis._sentinel import is_managed
+from aiolock.stores.redis._sentinel_store import MasterStore, SentinelStore
 from aiolock.stores.redis._store import RedisStore
 from aiolock.stores.redis._urls import is_of_a_cluster, pool_at, seeds_at
+from aiolock.stores.redis.cluster._seeds import Seeds, seeds_of
+from aiolock.stores.redis.cluster._store import ClusterStore
 
 __all__ = [
     "ClusterStore",
@@ -27,7 +30,7 @@ __all__ = [
 ]
 
 
-def from_url(url: str, prefix: str, replicas: Replicas | None = None) -> RedisStore | ClusterStore:
+def from_url(url: str, prefix: str, replicas: Replicas | None = None) -> Store:
     """A store on the server at ``url``, or on a cluster.
 
     With ``replicas`` it confirms only what this many replicas have, too. `ValueError` for an
@@ -38,8 +41,13 @@ def from_url(url: str, prefix: str, replicas: Replicas | None = None) -> RedisSt
     return _on(pool_at(url), prefix, replicas)
 
 
-def _on(pool: ConnectionPool, prefix: str, replicas: Replicas | None) -> RedisStore:
-    return RedisStore(pool, prefix) if replicas is None else ReplicatedStore(pool, prefix, replicas)
+def _on(pool: ConnectionPool, prefix: str, replicas: Replicas | None) -> Store:
+    store: MasterStore
+    if replicas is None:
+        store = RedisStore(pool, prefix)
+    else:
+        store = ReplicatedStore(pool, prefix, replicas)
+    return SentinelStore(store, pool) if is_managed(pool) else store
 
 
 def _on_cluster(seeds: Seeds, prefix: str, replicas: Replicas | None) -> ClusterStore:
@@ -72,9 +80,7 @@ def member_of(client: object, prefix: str) -> RedisMember:
     return RedisMember(pool, prefix)
 
 
-def from_client(
-    client: object, prefix: str, replicas: Replicas | None = None
-) -> RedisStore | ClusterStore:
+def from_client(client: object, prefix: str, replicas: Replicas | None = None) -> Store:
     """A store that connects as ``client`` does, and leaves the client itself alone."""
     _check_client(client)
     if isinstance(client, redis.asyncio.RedisCluster):

@@ -4,12 +4,20 @@ from __future__ import annotations
 
 import asyncio
 from functools import lru_cache, partial
-from typing import Any, Final
+from typing import Any
 
 from redis.asyncio.connection import ConnectionPool
 
+from aiolock.copying import Uncopyable
 from aiolock.errors import QuorumMismatch, StoreError
-from aiolock.protocol import WAS_ABSENT, Deliver, ReleaseRequested, Status, WaiterId
+from aiolock.protocol import (
+    WAS_ABSENT,
+    Event,
+    LinkChanged,
+    ReleaseRequested,
+    Status,
+    WaiterId,
+)
 from aiolock.stores._member import (
     REMEMBERED,
     UNBOUNDED,
@@ -27,41 +35,36 @@ from aiolock.stores.redis import _scripts as scripts
 from aiolock.stores.redis import _voting as voting
 from aiolock.stores.redis._codec import waiter_of
 from aiolock.stores.redis._command import Called
+from aiolock.stores.redis._encoding import waiter_texts
 from aiolock.stores.redis._errors import ClusterNodeError, Place, code_of, store_error
-from aiolock.stores.redis._reading import FIRST, read, read_holders
+from aiolock.stores.redis._lone_node import is_node
+from aiolock.stores.redis._pipeline import Pipeline
+from aiolock.stores.redis._pushes import read_push
+from aiolock.stores.redis._reading import FIRST, StatusReader
 from aiolock.stores.redis._scripts import KEPT, bulk
 from aiolock.stores.redis._sentinel import is_managed
 from aiolock.stores.redis._session import Session
-from aiolock.stores.redis._subscription import Subscription
+from aiolock.stores.redis._store import shown
 from aiolock.stores.redis._voting import Admitted, SeenVotes, VoteNames, VoteText
 
-_PAGE: Final = 1000
-"""Keys that the server looks at for each page of names: less than a millisecond."""
+
+def read_member_push(names: VoteNames, push: str) -> Any:
+    """What a push to a client of a quorum says; otherwise as `read_push`."""
+    kind = push[:2]
+    if kind == "i ":
+        waiter, number, key = push[2:].split(" ", 2)
+        return VoteInquired(names.name(key), waiter_of(waiter), int(number))
+    if kind == "r ":
+        text, key = push[2:].split(" ", 1)
+        vote = VoteText.read(text)
+        return ReleaseRequested(names.name(key), waiter_of(vote.waiter), vote.number)
+    return read_push(names, push)
 
 
-class _MemberSubscription(Subscription):
-    """A subscription to which votes are pushed."""
-
-    def _read(self, push: str) -> Any:
-        kind = push[:2]
-        if kind == "i ":
-            waiter, number, key = push[2:].split(" ", 2)
-            name, who = self._names.name(key), waiter_of(waiter)
-            return VoteInquired(name, who, int(number))
-        if kind == "r ":
-            text, key = push[2:].split(" ", 1)
-            vote = VoteText.read(text)
-            name, who = self._names.name(key), waiter_of(vote.waiter)
-            return ReleaseRequested(name, who, vote.number)
-        return super()._read(push)
-
-
-class RedisMember(Session):
+class RedisMember(Uncopyable):
     """A server that votes, through two connections: see `Member`."""
 
     kind = "Redis"
-    _deliver: Deliver
-    _probe_script = voting.ENROL
 
     def __init__(self, pool: ConnectionPool, prefix: str) -> None:
         if is_managed(pool):
@@ -69,14 +72,19 @@ class RedisMember(Session):
                 "a member of a quorum is one server, and not one that Sentinel replaces by another:"
                 " the other may not know whom it has voted for"
             )
-        super().__init__(pool, prefix)
-        self._names: VoteNames = VoteNames(prefix)
+        self._pool = pool
+        self._names = VoteNames(prefix)
+        self._channels = bulk(self._names.channels)
         # Cached, because the same names come again, with the same ttl and options.
         self._asks = lru_cache(maxsize=4096)(self._encode_asks)
         self._leaves = lru_cache(maxsize=4096)(self._encode_leaves)
         self._place = Place.of(pool, prefix)
         self.address = f"{self._place.address}/{self._place.database}"
+        self._session: Session | None = None
         self._reading = set[asyncio.Task[Status]]()
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {shown(self._pool, self._names.prefix)}>"
 
     def _encode_asks(
         self,
@@ -96,15 +104,42 @@ class RedisMember(Session):
         return self._names.three(name) + self._channels + bulk(upto) + bulk(int(simple))
 
     async def join(self, client: str, deliver: DeliverMember, config: QuorumConfig) -> None:
+        self._client = client
         self._config = config
-        self._patience = 0.0
-        self._admitted = self._was_admitted
-        self._deliver_member = deliver
-        await self.open(client, deliver)
+        self._deliver = deliver
+        self._loop = asyncio.get_running_loop()
+        self._session = session = Session(
+            *(self._pool, self._names, client, self._on_event),
+            read=partial(read_member_push, self._names),
+            make_pipe=self._make_pipe,
+        )
+        session.patience = 0.0
+        self._pipe = session.pipe
+        self._reader = StatusReader(session.pipe, self._names, session.presence.own_keys)
+        try:
+            await session.open(
+                register=self._register_first, check=partial(self._check_cluster, session)
+            )
+        except StoreError as error:
+            raise self.named(error) from error
+        self._text = waiter_texts(client, blind=not session.health.counted)
+
+    def _make_pipe(self, pool: ConnectionPool, prefix: str, **callbacks: Any) -> Pipeline:
+        """The command connection; nothing is sent on it before the registration."""
+        callbacks["probe"] = partial(self._registration, Memory.UNSAID)
+        return Pipeline(
+            pool, prefix, probe_script=voting.ENROL, on_admitted=self._was_admitted, **callbacks
+        )
+
+    def _on_event(self, event: Event) -> None:
+        if isinstance(event, LinkChanged) and event.error is not None:
+            event = LinkChanged(self.named(event.error))
+        self._deliver(event)
 
     async def leave(self, patience: float) -> None:
-        self._patience = patience
-        await self.aclose()
+        if self._session is not None:
+            self._session.patience = patience
+            await self._session.aclose()
         for reading in self._reading:
             reading.cancel()
         if self._reading:
@@ -115,9 +150,6 @@ class RedisMember(Session):
 
     # Registration
 
-    def _probe_arguments(self) -> tuple[int, bytes]:
-        return self._registration(Memory.UNSAID)
-
     def _registration(self, memory: Memory) -> tuple[int, bytes]:
         config = self._config
         channel = self._names.channels + self._client
@@ -126,20 +158,20 @@ class RedisMember(Session):
         return len(values), b"".join(map(bulk, values))
 
     def _was_admitted(self, said: Admitted) -> None:
-        self._deliver_member(MemberRegistered(said.registered))
+        self._deliver(MemberRegistered(said.registered))
 
     def register(self, memory: Memory) -> None:
         def registered(said: Any, error: Exception | None) -> None:
             if error is None:
                 self._was_admitted(said)
             else:
-                self._deliver_member(RegistrationRefused(self.named(error)))
+                self._deliver(RegistrationRefused(self.named(error)))
 
         self._call(voting.ENROL, *self._registration(memory), registered)
 
-    async def _check_server(self) -> None:
+    async def _register_first(self) -> None:
         """Register it, before any other command is sent there."""
-        self._was_admitted(await self._pipe.call(voting.ENROL, *self._probe_arguments()))
+        self._was_admitted(await self._pipe.call(voting.ENROL, *self._registration(Memory.UNSAID)))
         if self._config.durable:
             await self._check_durable()
 
@@ -160,12 +192,6 @@ class RedisMember(Session):
                 f" appendonly yes and appendfsync always, and has {said}"
             )
 
-    async def _open(self) -> None:
-        try:
-            await super()._open()
-        except StoreError as error:
-            raise self.named(error) from error
-
     def named(self, error: Exception) -> Exception:
         """The error, or a clearer one if the server cannot be a member of this quorum."""
         cause = error.__cause__ if isinstance(error, StoreError) else error
@@ -173,8 +199,7 @@ class RedisMember(Session):
             return error
         code = code_of(cause)
         if code == "READONLY" or isinstance(cause, ClusterNodeError):
-            said = error if isinstance(error, StoreError) else store_error(cause, self._place)
-            unfit = Unfit(str(said))
+            unfit = Unfit(str(store_error(cause, self._place)))
             unfit.__cause__ = cause
             return unfit
         if code != "QUORUM":
@@ -185,22 +210,9 @@ class RedisMember(Session):
             f" {self._config}: all who use it must say the same"
         )
 
-    async def _check_cluster(self) -> None:
-        await super()._check_cluster()
-        if self._slots_apart:
+    async def _check_cluster(self, session: Session) -> None:
+        if await is_node(session.pipe, self._names, session.presence, self._place):
             raise store_error(ClusterNodeError("it is a node of a cluster"), self._place)
-
-    def _lost(self, reason: Exception) -> None:
-        super()._lost(self.named(reason))
-
-    def _failing(self, reason: Exception) -> None:
-        super()._failing(self.named(reason))
-
-    def _make_subscription(self) -> Subscription:
-        return _MemberSubscription(
-            *(self._pool, self._names, self._client, self._deliver, self._links),
-            again=self._ask_whether_counted,
-        )
 
     # The operations
 
@@ -305,18 +317,13 @@ class RedisMember(Session):
         reading.add_done_callback(partial(self._has_read, on_reply))
 
     async def _status(self, name: str, *, waiters: bool) -> Status:
-        ask, votes = partial(self._ask_for_status, name), SeenVotes(name)
+        reader, votes = self._reader, SeenVotes(name)
         try:
-            return await (read(votes, ask, ask(*FIRST)) if waiters else read_holders(votes, ask))
+            if waiters:
+                return await reader.read(votes, reader.ask(name, *FIRST))
+            return await reader.read_holders(votes)
         except (TypeError, ValueError, LookupError) as wrong:
             raise StoreError(f"not an answer of aiolock's: {wrong}") from wrong
-
-    def _ask_for_status(  # noqa: PLR0917  # as `Ask`
-        self, name: str, waiters: int, ticket: str, holders: int, end: str, grant: bytes
-    ) -> asyncio.Future[Any]:
-        keys = b"".join(map(bulk, (2, *self._names.keys(name)[:2])))
-        most = b"".join(map(bulk, (waiters, ticket, holders, end, grant)))
-        return self._pipe.call(scripts.STATUS, 9, keys + self._channels + most)
 
     def _has_read(self, on_reply: OnReply, reading: asyncio.Task[Status]) -> None:
         self._reading.discard(reading)
@@ -328,9 +335,6 @@ class RedisMember(Session):
             on_reply(None, error if isinstance(error, Exception) else StoreError(str(error)))
 
     def names(self, start: str, on_reply: OnReply) -> None:
-        own = self._own_keys()
-        values = (len(own), *own, start or 0, self._names.pattern, _PAGE)
-
         def listed(page: Any, error: Exception | None) -> None:
             if page is None:
                 on_reply(None, error)
@@ -338,7 +342,7 @@ class RedisMember(Session):
             names = tuple(dict.fromkeys(self._names.name(key) for key in page.keys))
             on_reply((names, "" if page.cursor == "0" else page.cursor), None)
 
-        self._call(scripts.LIST, len(values), b"".join(map(bulk, values)), listed)
+        _ = self._reader.list(start, reply=Called(listed))
 
     def post(self, name: str, count: int, value: str, remember: int, on_reply: OnReply) -> None:
         keys = (5, *self._names.keys(name), self._names.value(name))

@@ -21,40 +21,55 @@ def unescape(name: str) -> str:
 class Names:
     """The keys under one prefix, as text and encoded for a request."""
 
-    def __init__(self, prefix: str) -> None:
-        self._prefix = prefix
+    def __init__(
+        self,
+        prefix: str,
+        kinds: tuple[str, ...] = ("holders", "queue", "fence"),
+        *,
+        all_names: tuple[str, ...] = (),
+        pattern: str = "*",
+        value: str = "value",
+    ) -> None:
+        """``kinds`` are the ends of the keys of a name, ``value`` that of a posted value, and
+        ``pattern`` matches one at least. ``all_names``: keys that all names share.
+        """
+        self.prefix = prefix
+        self._kinds = kinds
+        self._all_names = all_names
+        self._pattern = pattern
+        self._value = value
         self.channels = f"{prefix}:push:"
         # Cached, because names come back: the next waiter asks for the same lock.
         self.three = lru_cache(maxsize=4096)(self._three)
         self.holders = lru_cache(maxsize=4096)(self._holders)
 
     def keys(self, name: str) -> list[str]:
-        """The keys of its holders, its queue and its fence."""
-        stem = f"{self._prefix}:{{{escape(name)}}}"
-        return [f"{stem}:holders", f"{stem}:queue", f"{stem}:fence"]
+        """All its keys: as a rule, of its holders, its queue and its fence."""
+        stem = f"{self.prefix}:{{{escape(name)}}}:"
+        return [*(f"{stem}{kind}" for kind in self._kinds), *self._all_names]
 
     def value(self, name: str) -> str:
         """The key of a posted value (see `Post`)."""
-        return f"{self._prefix}:{{{escape(name)}}}:value"
+        return f"{self.prefix}:{{{escape(name)}}}:{self._value}"
 
     @property
     def pattern(self) -> str:
-        """A pattern for all keys of names; ``[`` and the like are escaped in the prefix."""
-        return re.sub(r"([][*?\\^])", r"\\\1", self._prefix) + ":{*}:*"
+        """A pattern for the keys of names; ``[`` and the like are escaped in the prefix."""
+        return re.sub(r"([][*?\\^])", r"\\\1", self.prefix) + ":{*}:" + self._pattern
 
     def name(self, key: str) -> str:
         """The name that a key belongs to; a push carries the key of the holders."""
-        escaped = key[len(self._prefix) + 2 : key.rindex("}")]
+        escaped = key[len(self.prefix) + 2 : key.rindex("}")]
         return unescape(escaped) if "%" in escaped else escaped
 
     def client(self, client: str) -> str:
         """The key under which a client writes its host and process, for `status`."""
-        return f"{self._prefix}:client:{client}"
+        return f"{self.prefix}:client:{client}"
 
     @property
     def protocols(self) -> str:
         """The key of the protocols that clients speak (see `_protocol`)."""
-        return f"{self._prefix}:protocols"
+        return f"{self.prefix}:protocols"
 
     def shard_channel(self, tag: str, client: str) -> str:
         """The client's channel in the slot of this tag."""
@@ -62,19 +77,21 @@ class Names:
 
     def barrier(self, client: str) -> str:
         """The key that a client writes before it waits for replicas: see `Barrier`."""
-        return f"{self._prefix}:barrier:{client}"
+        return f"{self.prefix}:barrier:{client}"
 
     def tried(self, client: str) -> list[str]:
         """Three keys of the client's own, to try commands on, in the slot of `client`."""
-        stem = f"{self._prefix}:{{{self.client(client)}}}"
+        stem = f"{self.prefix}:{{{self.client(client)}}}"
         return [f"{stem}:holders", f"{stem}:queue", f"{stem}:fence"]
 
     def apart(self) -> tuple[str, str]:
         """Two keys of different slots, which nothing uses."""
-        return f"{self._prefix}:{{a}}:apart", f"{self._prefix}:{{b}}:apart"
+        return f"{self.prefix}:{{a}}:apart", f"{self.prefix}:{{b}}:apart"
 
     def _holders(self, name: str) -> bytes:
         return bulk(self.keys(name)[0])
 
     def _three(self, name: str) -> bytes:
-        return b"".join(map(bulk, (3, *self.keys(name))))
+        """All its keys, and how many, encoded for a request."""
+        keys = self.keys(name)
+        return b"".join(map(bulk, (len(keys), *keys)))

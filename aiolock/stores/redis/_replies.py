@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from operator import attrgetter
 from typing import Any, Final, NamedTuple, cast
 
-from aiolock._turns import at_once
 from aiolock.protocol import (
     BREAK_UNKNOWN,
-    PRIORITY,
     WAS_HOLDER,
     WAS_UNKNOWN,
     Answer,
@@ -25,10 +22,9 @@ from aiolock.protocol import (
     Participant,
     Posted,
     Queued,
-    Status,
     WaiterId,
 )
-from aiolock.stores.redis._codec import RESERVED, decode_any, waiter_of
+from aiolock.stores.redis._codec import decode_any, waiter_of
 
 
 def answer(reply: Any) -> Answer:
@@ -42,11 +38,11 @@ def answer(reply: Any) -> Answer:
 def _busy(until: int, grant: bytes | None = None, metadata: bytes = b"") -> Busy:
     if grant is None:
         return Busy(until)
-    text, _, minted = _text(grant).rpartition(":")
+    text, _, minted = as_text(grant).rpartition(":")
     waiter, form, _ = decode_any(text)
-    fence = _fence(minted)
+    fence = fence_of(minted)
     return Busy(
-        until, _participant(waiter, form, metadata, fence, fence=fence, remaining=until / 1000)
+        until, participant(waiter, form, metadata, fence, fence=fence, remaining=until / 1000)
     )
 
 
@@ -130,124 +126,21 @@ def posted(reply: Any) -> Posted:
     return Posted(count, value.decode())
 
 
-class Seen:
-    """The parts of one name's status that were read, from one answer of the script or several."""
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-        self._now = 0
-        self._limit: int | None = None
-        self._closed = 0.0
-        self._holders = dict[str, Participant]()
-        self._waiters = dict[str, Participant]()
-        self._apart = False
-        """Whether the holders were read after the waiters."""
-        self.holding = 0
-        """How many grants there were, at the last answer."""
-
-    def read(self, reply: Any) -> Part:
-        """Add what an answer says; a later one is nearer to the truth."""
-        now, held, queued, limit, clients, self.holding = reply
-        self._now, self._limit = now, None if limit < 0 else limit
-        # Each client's metadata, and how many listen to its channel.
-        known = {
-            _text(client): (metadata, heard > 0)
-            for client, metadata, heard in zip(*[iter(clients)] * 3, strict=True)
-        }
-        for grant, end in _pairs(held):
-            text, _, minted = _text(grant).rpartition(":")
-            # Without the fraction that marks a claim.
-            left = (int(float(end)) - now / 1000) / 1000
-            waiter, form, blind = decode_any(text)
-            if waiter.client == RESERVED:
-                self._closed = max(self._closed, left)
-                continue
-            metadata, alive = known.get(waiter.client, (b"", False))
-            fence = _fence(minted)
-            self._holders[text] = _participant(
-                *(waiter, form, metadata, fence),
-                fence=fence,
-                remaining=left,
-                alive=alive or blind,
-            )
-        for member, score in _pairs(queued):
-            text, ticket = _text(member), int(float(score))
-            waiter, form, blind = decode_any(text)
-            metadata, alive = known.get(waiter.client, (b"", False))
-            since = ticket - form.priority * PRIORITY
-            self._waiters[text] = _participant(
-                waiter, form, metadata, since, place=len(self._waiters) + 1, alive=alive or blind
-            )
-        return Part(
-            len(held) // 2,
-            held[-1].decode() if held else "",
-            held[-2] if held else b"",
-            len(queued) // 2,
-            queued[-1].decode() if queued else "",
-        )
-
-    def begin_holders(self) -> None:
-        """Read the holders once more, from the first on."""
-        self._apart = True
-        self._holders.clear()
-        self._closed = 0.0
-
-    def status(self) -> Status:
-        """The status of all that was read."""
-        return at_once(self.in_parts())
-
-    def in_parts(self) -> Generator[int, None, Status]:
-        """The same, part by part. A participant that was read as a waiter, and later as a holder,
-        is a holder.
-        """
-        waiting = list[Participant]()
-        for number, (text, party) in enumerate(self._waiters.items()):
-            holds = self._holders.get(text) if self._apart else None
-            moved = party.place != len(waiting) + 1
-            if holds is None:
-                waiting.append(replace(party, place=len(waiting) + 1) if moved else party)
-            if moved:  # freed here, and not all of them at the end
-                self._waiters[text] = holds or waiting[-1]
-            yield moved or number % 8 == 0
-        holders = sorted(self._holders.values(), key=attrgetter("fence"))
-        return Status(
-            *(self._name, tuple(holders), tuple(waiting), self._closed, self._limit),
-            now=self._now / 1e6,
-        )
-
-
 _DIGITS: Final = 18
 """Digits of a fence, or of a process, at most."""
 
 
-class Part(NamedTuple):
-    """How many parties an answer of the status script had, and the last ones."""
-
-    holders: int
-    end: str
-    grant: bytes
-    waiters: int
-    ticket: str
-
-
-def status(name: str, reply: Any) -> Status:
-    """The answer of the status script for all of this name."""
-    seen = Seen(name)
-    seen.read(reply)
-    return seen.status()
-
-
-def _fence(minted: str) -> int:
+def fence_of(minted: str) -> int:
     """The fence of a grant; 0 for one that others have written."""
     return int(minted) if minted.isdecimal() and len(minted) <= _DIGITS else 0
 
 
-def _text(member: bytes) -> str:
+def as_text(member: bytes) -> str:
     """A member as text, even if others have written it."""
     return member.decode("utf-8", "backslashreplace")
 
 
-def _participant(
+def participant(
     waiter: WaiterId,
     form: Form,
     metadata: bytes,
@@ -279,10 +172,6 @@ def said_of(party: Participant, metadata: bytes) -> Participant:
     """A participant of a status, with its client's metadata."""
     host, _, pid = metadata.decode("utf-8", "replace").rpartition(" ")
     return replace(party, host=host, pid=int(pid) if pid.isdecimal() and len(pid) <= _DIGITS else 0)
-
-
-def _pairs(flat: list[bytes]) -> zip[tuple[bytes, bytes]]:
-    return zip(flat[::2], flat[1::2], strict=True)
 
 
 class Listed(NamedTuple):

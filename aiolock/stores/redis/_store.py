@@ -1,46 +1,46 @@
-"""The Redis store: each operation of the protocol is one call of one script."""
+"""The Redis store: locks on one server, where each operation is one call of one script."""
 
 from __future__ import annotations
 
 import asyncio
-import itertools
-from collections.abc import Sequence
-from dataclasses import replace
-from functools import lru_cache, partial
-from typing import Any, Final
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, Final, TypeVar
 
 from redis.asyncio.connection import ConnectionPool
 
-from aiolock._adapters import ByMethods
-from aiolock._turns import turns
-from aiolock.errors import StoreError
+from aiolock.copying import Uncopyable
 from aiolock.protocol import (
-    FEW,
     WAS_ABSENT,
+    Acquire,
     Answer,
-    Form,
+    Deliver,
+    Operation,
     Page,
-    Posted,
-    Renewal,
-    ReportHandoff,
+    ReadPage,
+    ReadStatus,
+    Release,
+    Renew,
     Status,
-    WaiterId,
 )
-from aiolock.stores.redis import _replies
+from aiolock.store import Features
 from aiolock.stores.redis import _scripts as scripts
-from aiolock.stores.redis._errors import code_of
-from aiolock.stores.redis._reading import FIRST, read
-from aiolock.stores.redis._scripts import KEPT, bulk
-from aiolock.stores.redis._session import Session
+from aiolock.stores.redis._companion import Companion
+from aiolock.stores.redis._encoding import Encoding, Text, waiter_texts
+from aiolock.stores.redis._errors import Place, address_of
+from aiolock.stores.redis._lone_node import is_node
+from aiolock.stores.redis._names import Names
+from aiolock.stores.redis._pipeline import Pipeline
+from aiolock.stores.redis._protocol import PROTOCOL
+from aiolock.stores.redis._reading import StatusReader
+from aiolock.stores.redis._scripts import bulk
+from aiolock.stores.redis._sentinel import Address, is_managed
+from aiolock.stores.redis._session import MakePipe, Session
+
+Value = TypeVar("Value")
 
 _NEWCOMER: Final = bulk(0)
 """The ticket of a newcomer, which has none."""
-_PAGE: Final = 1000
-"""Keys that the server looks at for each page of a snapshot: less than a millisecond."""
-_FOREIGN: Final = "WRONGTYPE"
-"""The error for a key that has a name of ours, but that others have written."""
-_ASKED: Final = 3
-"""Units of work to ask for a status: see `Turns`."""
 _CLOSES: Final = bulk(1)
 _CLOSES_AS_LOST: Final = bulk(2)
 _CLOSES_NOTHING: Final = bulk(0)
@@ -48,36 +48,98 @@ _GIVEN_BACK: Final = bulk(0) + bulk(0)
 """The last arguments of a release: it does not close the lock, and no copies can come."""
 
 
-class RedisStore(ByMethods, Session):
+class RedisStore(Uncopyable):
     """Locks on one Redis (or Valkey), through two connections: one for commands, one for pushes."""
 
-    _resizes = itertools.count(1)
-    """One counter for all stores, since a name of a cluster may move from one node to another."""
-
-    def __init__(self, pool: ConnectionPool, prefix: str) -> None:
-        super().__init__(pool, prefix)
-        self._heads = lru_cache(maxsize=4096)(self._encode_head)
-
-    # The operations
-
-    def acquire(
+    def __init__(
         self,
-        name: str,
-        waiter: WaiterId,
-        form: Form,
-        ttl: int,
+        pool: ConnectionPool,
+        prefix: str,
         *,
-        ticket: int,
-        wait: bool,
-        max_waiters: int,
-    ) -> asyncio.Future[Answer]:
-        who = self._text(name, waiter, form)
-        head = self._heads(name, ttl, form.closes, max_waiters)
+        make_pipe: MakePipe = Pipeline,
+        companion: Companion | None = None,
+    ) -> None:
+        """``make_pipe`` and ``companion`` are as of `Session`."""
+        self._pool = pool
+        self._names = Names(prefix)
+        self._make_pipe = make_pipe
+        self._companion = companion
+        self._session: Session | None = None
+        self._slots_apart = False
+        """Whether a script may use keys of one slot only: see `_lone_node`."""
+        self.features = Features(protocols=self._protocols)
+
+    def _protocols(self) -> tuple[int, ...]:
+        return PROTOCOL, *(self._session.health.others if self._session else ())
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {shown(self._pool, self._names.prefix)}>"
+
+    @property
+    def session(self) -> Session:
+        """That of the last opening."""
+        assert self._session is not None, "it was never opened"
+        return self._session
+
+    async def open(self, client: str, deliver: Deliver) -> None:
+        self._session = session = Session(
+            *(self._pool, self._names, client, deliver),
+            make_pipe=self._make_pipe,
+            companion=self._companion,
+        )
+        await session.open(check=partial(self._check_cluster, session))
+        text = waiter_texts(client, blind=not session.health.counted)
+        self.operations = operations = Operations(session, self._names, client, text)
+        self._table = table = operations.table
+        if self._slots_apart:
+            table[Renew] = partial(one_by_one, table[Renew])
+
+    async def _check_cluster(self, session: Session) -> None:
+        place = Place.of(self._pool, self._names.prefix)
+        self._slots_apart = await is_node(session.pipe, self._names, session.presence, place)
+
+    def submit(self, operation: Operation[Value]) -> asyncio.Future[Value]:
+        return self._table[operation.__class__](operation)
+
+    def follow(self, address: Address) -> None:
+        """The master is at ``address``."""
+        if self._session is not None:
+            self._session.follow(address)
+
+    async def aclose(self) -> None:
+        if self._session is not None:
+            await self._session.aclose()
+
+
+class Operations:
+    """The operations of one client at one server: ``table[type(operation)](operation)``."""
+
+    def __init__(self, session: Session, names: Names, client: str, text: Text) -> None:
+        self._pipe = session.pipe
+        self._health = session.health
+        self._names = names
+        self._text = text
+        self._channels = bulk(names.channels)
+        self._reader = StatusReader(session.pipe, names, session.presence.own_keys)
+        self._encoding = Encoding(names, client, text)
+        self.table: dict[type[Operation[Any]], Callable[[Any], asyncio.Future[Any]]] = {
+            Acquire: self._acquire,
+            Release: self._release,
+            ReadStatus: self._read_status,
+            ReadPage: self._read_page,
+            **dict.fromkeys(self._encoding.calls, self._call),
+        }
+
+    def _acquire(self, operation: Acquire) -> asyncio.Future[Answer]:
+        form, ticket, limit = operation.form, operation.ticket, operation.max_waiters
+        who = self._text(operation.name, operation.waiter, form)
+        head = self._encoding.head(operation.name, operation.ttl, form.closes, limit)
         own = f"${len(who)}\r\n{who}\r\n".encode("ascii")
-        newcomer = wait and not ticket
-        place = _NEWCOMER if newcomer else bulk(ticket if wait else -1)
-        joins = newcomer and form.plain and not (form.priority or max_waiters)
-        script, self._beating = scripts.BEAT if self._beating else scripts.ACQUIRE, False
+        newcomer = operation.wait and not ticket
+        place = _NEWCOMER if newcomer else bulk(ticket if operation.wait else -1)
+        joins = newcomer and form.plain and not (form.priority or limit)
+        health = self._health
+        script, health.beating = scripts.BEAT if health.beating else scripts.ACQUIRE, False
         return self._pipe.call(
             script,
             10,
@@ -88,152 +150,62 @@ class RedisStore(ByMethods, Session):
             joins=head if joins else None,
         )
 
-    def release(
-        self,
-        name: str,
-        waiter: WaiterId,
-        form: Form,
-        fence: int,
-        *,
-        entered: bool = True,
-        lost: bool = False,
-    ) -> asyncio.Future[int]:
-        who = self._text(name, waiter, form)
+    def acquire_again(self, operation: Acquire) -> asyncio.Future[Answer]:
+        """Ask for a waiter that was answered before: also without a ticket it is no newcomer.
+
+        The server may have a grant for it. If it gives up before this is sent, its release must be
+        sent all the same.
+        """
+        name, form = operation.name, operation.form
+        place = bulk(operation.ticket if operation.wait else -1)
+        own = bulk(self._text(name, operation.waiter, form)) + place
+        head = self._encoding.head(name, operation.ttl, form.closes, operation.max_waiters)
+        return self._pipe.call(scripts.ACQUIRE, 10, head + own, must_run=False, expires=True)
+
+    def _release(self, operation: Release) -> asyncio.Future[int]:
+        name, form, fence = operation.name, operation.form, operation.fence
+        who = self._text(name, operation.waiter, form)
         if not fence and self._pipe.forget(who):
-            unsent: asyncio.Future[int] = self._loop.create_future()
+            unsent: asyncio.Future[int] = asyncio.get_running_loop().create_future()
             unsent.set_result(WAS_ABSENT)
             return unsent
         grant = f"${len(who)}\r\n{who}\r\n${len(str(fence))}\r\n{fence}\r\n".encode("ascii")
         arguments = self._names.three(name) + grant + self._channels
-        if fence and not entered:
+        if fence and not operation.entered:
             # A grant that came too late: its waiter asks again, so it must not be marked as gone.
             return self._pipe.call(scripts.RELEASE, 9, arguments + _GIVEN_BACK)
-        if entered and form.closes:
-            arguments += _CLOSES_AS_LOST if lost else _CLOSES
+        if operation.entered and form.closes:
+            arguments += _CLOSES_AS_LOST if operation.lost else _CLOSES
         else:
             arguments += _CLOSES_NOTHING
         return self._pipe.call(scripts.RELEASE, 8, arguments, leaves_tombstone=True)
 
-    def report_handoff(self, passed: ReportHandoff) -> asyncio.Future[int]:
-        name, form, fence, via = passed.name, passed.form, passed.fence, passed.via
-        grants = (
-            f"{self._text(name, passed.source, form)}:{passed.source_fence}",
-            f"{self._text(name, passed.target, form)}:{fence}",
+    def _call(self, operation: Operation[Any]) -> asyncio.Future[Any]:
+        script, count, arguments, expires, tombstone = self._encoding.calls[operation.__class__](
+            operation
         )
-        others = [self._text(name, each, form) for each in via]
-        values = (*grants, str(fence), str(form.claim), *others)
-        encoded = "".join([f"${len(value)}\r\n{value}\r\n" for value in values]).encode("ascii")
-        arguments = self._names.three(name) + encoded
-        return self._pipe.call(scripts.PASS, 8 + len(via), arguments, expires=True)
+        return self._pipe.call(
+            script, count, arguments, expires=expires, leaves_tombstone=tombstone
+        )
 
-    def renew(self, renewals: Sequence[Renewal]) -> asyncio.Future[list[bool | None]]:
-        if self._slots_apart and len(renewals) > 1:
-            return asyncio.ensure_future(together([self._renew([each]) for each in renewals]))
-        return self._renew(renewals)
+    def _read_status(self, operation: ReadStatus) -> asyncio.Future[Status]:
+        return asyncio.ensure_future(self._reader.status(operation.name, waiters=operation.waiters))
 
-    def _renew(self, renewals: Sequence[Renewal]) -> asyncio.Future[list[bool | None]]:
-        keys = [self._names.holders(renewal.name) for renewal in renewals]
-        values = [
-            bulk(f"{self._text(each.name, each.waiter, each.form)}:{each.fence}") + bulk(each.ttl)
-            for each in renewals
-        ]
-        arguments = b"".join((bulk(len(keys)), *keys, *values))
-        return self._pipe.call(scripts.RENEW, 1 + 3 * len(keys), arguments, expires=True)
-
-    def status(self, name: str, *, waiters: bool = True) -> asyncio.Future[Status]:
-        return asyncio.ensure_future(self._status(name, waiters=waiters))
-
-    def snapshot(self, start: str = "") -> asyncio.Future[Page]:
-        return asyncio.ensure_future(self._snapshot(start))
-
-    def finish(
-        self, name: str, waiter: WaiterId, form: Form, fence: int, remember: int
-    ) -> asyncio.Future[int]:
-        values = b"".join(map(bulk, (self._text(name, waiter, form), fence, remember)))
-        arguments = self._names.three(name) + values + self._channels
-        return self._pipe.call(scripts.FINISH, 8, arguments, leaves_tombstone=True)
-
-    def request(self, name: str) -> asyncio.Future[int]:
-        arguments = bulk(1) + self._names.holders(name) + self._channels
-        return self._pipe.call(scripts.REQUEST, 3, arguments, expires=True)
-
-    def downgrade(self, name: str, waiter: WaiterId, form: Form, fence: int) -> asyncio.Future[int]:
-        grant = bulk(self._text(name, waiter, form)) + bulk(fence)
-        arguments = self._names.three(name) + grant + self._channels
-        return self._pipe.call(scripts.DOWNGRADE, 7, arguments)
-
-    def resize(self, name: str, declared: int, limit: int, remember: int) -> asyncio.Future[int]:
-        values = b"".join(map(bulk, (declared, limit, remember)))
-        token = bulk(f"{self._client}.{next(self._resizes)}")
-        arguments = self._names.three(name) + values + self._channels + token
-        return self._pipe.call(scripts.RESIZE, 9, arguments, expires=True)
-
-    def post(
-        self, name: str, count: int, *, token: str, declared: int, value: str, remember: int
-    ) -> asyncio.Future[int]:
-        keys = (4, *self._names.keys(name), self._names.value(name))
-        values = (token, count, declared, value, remember)
-        arguments = b"".join(map(bulk, keys + values)) + self._channels
-        return self._pipe.call(scripts.POST, 11, arguments, expires=True)
-
-    def read(self, name: str) -> asyncio.Future[Posted]:
-        keys = (2, self._names.keys(name)[0], self._names.value(name))
-        return self._pipe.call(scripts.READ, 3, b"".join(map(bulk, keys)))
-
-    def break_(self, name: str, fences: Sequence[int]) -> asyncio.Future[int]:
-        values = b"".join(map(bulk, fences))
-        arguments = self._names.three(name) + self._channels + values
-        return self._pipe.call(scripts.BREAK, 5 + len(fences), arguments)
-
-    def _encode_head(self, name: str, ttl: int, closes: int, max_waiters: int) -> bytes:
-        """The keys and the arguments that are the same for every waiter of a lock."""
-        values = bulk(ttl) + bulk(ttl + KEPT + closes) + bulk(max_waiters)
-        return self._names.three(name) + values + self._channels
-
-    def _ask_for_status(  # noqa: PLR0917  # as `Ask`
-        self, name: str, waiters: int, ticket: str, holders: int, end: str, grant: bytes
-    ) -> asyncio.Future[Any]:
-        keys = b"".join(map(bulk, (2, *self._names.keys(name)[:2])))
-        most = b"".join(map(bulk, (waiters, ticket, holders, end, grant)))
-        return self._pipe.call(scripts.STATUS, 9, keys + self._channels + most)
-
-    async def _status(self, name: str, *, waiters: bool) -> Status:
-        if waiters:
-            return await self._read(name, self._ask_for_status(name, *FIRST))
-        seen = _replies.Seen(name)
-        part = seen.read(await self._ask_for_status(name, 0, "-inf", FEW, "", b""))
-        return replace(seen.status(), more_holders=seen.holding - part.holders)
-
-    async def _read(self, name: str, first: asyncio.Future[Any]) -> Status:
-        return await read(_replies.Seen(name), partial(self._ask_for_status, name), first)
-
-    async def _snapshot(self, start: str) -> Page:
-        own = self._own_keys()
-        values = (len(own), *own, start or 0, self._names.pattern, _PAGE)
-        arguments = b"".join(map(bulk, values))
-        cursor, keys = await self._pipe.call(scripts.LIST, len(values), arguments)
-        asked, statuses = dict[str, asyncio.Future[Any]](), list[Status]()
-        try:
-            for key in keys:
-                name = self._names.name(key)
-                if name not in asked:
-                    await turns().take(_ASKED)
-                    asked[name] = self._ask_for_status(name, *FIRST)
-            for name, first in asked.items():
-                try:
-                    statuses.append(await self._read(name, first))
-                except StoreError as error:
-                    cause = error.__cause__
-                    if not isinstance(cause, Exception) or code_of(cause) != _FOREIGN:
-                        raise
-        finally:
-            for first in asked.values():
-                if not first.cancel() and not first.cancelled():
-                    first.exception()  # it is raised for the first of them
-        return Page(statuses, "" if cursor == "0" else cursor)
+    def _read_page(self, operation: ReadPage) -> asyncio.Future[Page]:
+        return asyncio.ensure_future(self._reader.page(operation.start))
 
 
-async def together(parts: Sequence[asyncio.Future[list[bool | None]]]) -> list[bool | None]:
+def one_by_one(
+    renew: Callable[[Renew], asyncio.Future[list[bool | None]]], operation: Renew
+) -> asyncio.Future[list[bool | None]]:
+    """Renew each lease by itself: a script may not use keys of several slots."""
+    if len(operation.renewals) == 1:
+        return renew(operation)
+    parts = [renew(Renew([each])) for each in operation.renewals]
+    return asyncio.ensure_future(_together(parts))
+
+
+async def _together(parts: Sequence[asyncio.Future[list[bool | None]]]) -> list[bool | None]:
     """The answers of renewals of one lease each, as those of one: None for each that has failed.
 
     If all of them fail, so does this.
@@ -242,3 +214,12 @@ async def together(parts: Sequence[asyncio.Future[list[bool | None]]]) -> list[b
     if all(part.exception() for part in parts):
         await parts[0]  # raises it
     return [None if part.exception() else part.result()[0] for part in parts]
+
+
+def shown(pool: ConnectionPool, prefix: str) -> str:
+    """A server, its database and the prefix, as text for people."""
+    where = pool.connection_kwargs
+    server = where.get("path") or f"{where.get('host', '?')}:{where.get('port', '?')}"
+    if is_managed(pool):
+        server = address_of(pool)
+    return f"{server} db={where.get('db', 0)} prefix={prefix!r}"

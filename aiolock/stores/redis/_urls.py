@@ -24,7 +24,7 @@ from redis.asyncio.connection import (
 from redis.asyncio.sentinel import Sentinel, SentinelConnectionPool
 
 from aiolock._urls import Url, parse
-from aiolock.stores.redis._seeds import Seeds
+from aiolock.stores.redis.cluster._seeds import Seeds
 
 SENTINEL_PORT: Final = 26379
 PORT: Final = 6379

@@ -21,8 +21,9 @@ from aiolock.stores._member import (
 )
 from aiolock.stores.redis._codec import decode_any
 from aiolock.stores.redis._names import Names
-from aiolock.stores.redis._replies import Part, Seen, broken_before, said_of
-from aiolock.stores.redis._scripts import Script, bulk, command
+from aiolock.stores.redis._replies import broken_before, said_of
+from aiolock.stores.redis._scripts import Script, command
+from aiolock.stores.redis._status import Part, Seen
 
 
 class VoteText(NamedTuple):
@@ -41,30 +42,20 @@ class VoteText(NamedTuple):
 
 
 class VoteNames(Names):
-    """The keys of a server that votes; none of them is a key of the single-server store."""
+    """The keys of a server that votes; none of them is a key of the single-server store.
 
-    def keys(self, name: str) -> list[str]:
-        """The keys of votes, queue, last number, and quorum config."""
-        votes = super().keys(name)[0].removesuffix("holders")
-        return [f"{votes}votes", f"{votes}line", f"{votes}last", self.marker]
+    Those of a name are the votes, the queue, the last number, and the quorum config.
+    """
 
-    @property
-    def marker(self) -> str:
+    def __init__(self, prefix: str) -> None:
+        self.marker = f"{prefix}:quorum"
         """The key of the quorum config, which marks the server as a member."""
-        return f"{self._prefix}:quorum"
-
-    @property
-    def pattern(self) -> str:
-        """A pattern for the votes of all names."""
-        return super().pattern.removesuffix("*") + "votes"
-
-    def value(self, name: str) -> str:
-        """The key of a posted value."""
-        return super().value(name).removesuffix("value") + "word"
-
-    def _three(self, name: str) -> bytes:
-        """All four keys, encoded for a request."""
-        return b"".join(map(bulk, (4, *self.keys(name))))
+        super().__init__(
+            *(prefix, ("votes", "line", "last")),
+            all_names=(self.marker,),
+            pattern="votes",
+            value="word",
+        )
 
 
 def _answer(reply: Any) -> Answer:
@@ -157,11 +148,12 @@ def _is_valid(reply: Any) -> bool:
     return bool(reply == 1)
 
 
-class SeenVotes(Seen):
+class SeenVotes:
     """The parts of the status of a name, from the votes and the queue in the script's answers."""
 
     def __init__(self, name: str) -> None:
-        super().__init__(name)
+        self.name = name
+        self._seen = Seen(name)
         self._granted = dict[int, float]()
         """The time of each vote, by its number."""
 
@@ -173,11 +165,16 @@ class SeenVotes(Seen):
             vote = VoteText.read(text.decode())
             self._granted[vote.number] = vote.granted / 1000
             held += [f"{vote.waiter}:{vote.number}".encode(), end]
-        return super().read([now, held, *rest])._replace(grant=votes[-2] if votes else b"")
+        part = self._seen.read([now, held, *rest])
+        return part._replace(grant=votes[-2] if votes else b"")
+
+    def begin_holders(self) -> None:
+        """Read the holders once more, from the first on."""
+        self._seen.begin_holders()
 
     def in_parts(self) -> Generator[int, None, Status]:
         """All that was read."""
-        found = yield from super().in_parts()
+        found = yield from self._seen.in_parts()
         holders = list[Participant]()
         for party in found.holders:
             holders.append(replace(party, since=self._granted.get(party.fence, party.since)))

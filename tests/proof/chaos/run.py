@@ -11,7 +11,7 @@ from typing import Final
 
 from aiolock.protocol import WAS_ABSENT, WAS_HOLDER, WaiterId
 from aiolock.stores.redis._codec import waiter_of
-from aiolock.stores.redis._slots import slot_of, slot_of_key
+from aiolock.stores.redis.cluster._slots import slot_of, slot_of_key
 from tests.proof.chaos.faults import (
     ATTACKS,
     BLINDING,

@@ -8,6 +8,7 @@ import os
 import socket
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -38,15 +39,15 @@ from aiolock.protocol import (
 from aiolock.stores.redis import ClusterStore, from_url
 from aiolock.stores.redis._command import Command
 from aiolock.stores.redis._errors import Refusal
-from aiolock.stores.redis._node import Node as CNode
-from aiolock.stores.redis._push_deduplicator import PushDeduplicator
 from aiolock.stores.redis._replies import Range, ranges
 from aiolock.stores.redis._scripts import ACQUIRE, READ, Script
-from aiolock.stores.redis._seeds import seeds_of
-from aiolock.stores.redis._sharded import Tags
-from aiolock.stores.redis._slots import Redirect, slot_of, slot_of_key, tag_in
-from aiolock.stores.redis._topology import Topology
 from aiolock.stores.redis._urls import seeds_at
+from aiolock.stores.redis.cluster._deduplicator import PushDeduplicator
+from aiolock.stores.redis.cluster._node import Node as CNode
+from aiolock.stores.redis.cluster._seeds import seeds_of
+from aiolock.stores.redis.cluster._sharded import Tags
+from aiolock.stores.redis.cluster._slots import Redirect, slot_of, slot_of_key, tag_in
+from aiolock.stores.redis.cluster._topology import Topology
 from aiolock.testing import Peer
 from aiolock.testing._peer import Grant
 from tests.support.clusters import PUSHES, SLOTS, Cluster, Node, add_slots
@@ -519,9 +520,11 @@ async def test_order_is_kept_where_a_slot_has_moved(
         for number in range(10):
             await ann.ask(f"n{number}")
         name, slot = "n0", slot_of("n0")
-        owners, waiter = store._topology.owners, ann.waiter()
+        owners, waiter = store.masters.topology.owners, ann.waiter()
         right = owners[slot]
-        owners[slot] = wrong = next(node for node in store._topology.masters if node is not right)
+        owners[slot] = wrong = next(
+            node for node in store.masters.topology.masters if node is not right
+        )
         assert wrong is not None
         assert wrong.ready
         redirected = wrong._redirects._on_redirect
@@ -548,9 +551,9 @@ async def test_all_of_a_slot_goes_where_it_has_moved(
     async with Peer(store := store_at(cluster, prefix)) as ann:
         for number in range(10):
             await ann.ask(f"n{number}")
-        owners, waiter = store._topology.owners, ann.waiter()
+        owners, waiter = store.masters.topology.owners, ann.waiter()
         right = owners[slot_of(name)]
-        wrong = next(node for node in store._topology.masters if node is not right)
+        wrong = next(node for node in store.masters.topology.masters if node is not right)
         owners[slot_of(name)] = wrong
         redirected = wrong._redirects._on_redirect
         later = list[asyncio.Future[int]]()
@@ -575,7 +578,7 @@ async def test_what_stays_behind_what_is_refused(
         one, two, three = (ann.waiter() for _ in range(3))
         held, other = await ann.take(name, one), await ann.take(beside)
         await ann.queue(name, two)
-        node = store._topology.owners[slot_of(name)]
+        node = store.masters.topology.owners[slot_of(name)]
         assert node is not None
         pipe = node._pipe
         assert pipe.outbox.wire is not None
@@ -648,7 +651,7 @@ async def test_a_late_copy_where_a_slot_has_gone_and_come_back(
     slot = slot_of(name)
     async with Peer(store := store_at(own_cluster, prefix)) as ann:
         await store.submit(ReadPosted(name))  # so that it is connected to
-        pipe = store._topology.nodes["127.0.0.1", source.port]._pipe
+        pipe = store.masters.topology.nodes["127.0.0.1", source.port]._pipe
         wire, swallowed = pipe.outbox.wire, bytearray()
         assert wire is not None
         with pytest.MonkeyPatch.context() as swallowing:
@@ -728,7 +731,7 @@ async def test_a_slot_that_nobody_has(
     async with aiolock.connect(own_cluster.url, prefix=prefix) as client:
         with monkeypatch.context() as impatient:
             impatient.setattr("aiolock.stores.redis._outbox.COMMAND_TIMEOUT", 1.0)
-            impatient.setattr("aiolock.stores.redis._pending.COMMAND_TIMEOUT", 1.0)
+            impatient.setattr("aiolock.stores.redis.cluster._pending.COMMAND_TIMEOUT", 1.0)
             with pytest.raises(StoreError, match=r"no node of the cluster has the slot|is down"):
                 await client.lock("a").acquire()
         late = asking(client.lock("a"))
@@ -782,7 +785,7 @@ async def test_a_slot_that_went_to_a_master_that_hangs_keeps_no_lease_elsewhere_
             *[client.lock(name).acquire() for name in (moves, stays)]
         )
         store: Any = client._engine.store
-        store._following.cancel()  # the slot has moved only now, so nobody has learnt of it
+        store.masters._following.cancel()  # the slot has moved only now, so nobody has learnt of it
         own_cluster.move(slot_of(f"lock:{moves}"), source, target)
         target.pause()
         try:
@@ -806,7 +809,7 @@ async def test_a_master_that_is_down(
     async with aiolock.connect(own_cluster.url, prefix=prefix) as client:
         with monkeypatch.context() as impatient:
             impatient.setattr("aiolock.stores.redis._outbox.COMMAND_TIMEOUT", 1.0)
-            impatient.setattr("aiolock.stores.redis._pending.COMMAND_TIMEOUT", 1.0)
+            impatient.setattr("aiolock.stores.redis.cluster._pending.COMMAND_TIMEOUT", 1.0)
             with pytest.raises(StoreError, match="nothing listens there"):
                 await client.lock(its).acquire()
         for name in theirs:
@@ -854,13 +857,13 @@ async def test_what_is_dialled_while_it_closes(
     store = store_at(own_cluster, prefix)
     peer = Peer(store)
     async with peer:
-        (used,) = [node for node in store._topology.nodes.values() if node.ready]
+        (used,) = [node for node in store.masters.topology.nodes.values() if node.ready]
         other = next(node for node in own_cluster.masters if node.port != used.address[1])
         leave, before = used.leave, connections(other)
 
         async def leaves() -> None:
-            del store._topology.nodes["127.0.0.1", other.port]  # as if it were a new one
-            store._node_at(("127.0.0.1", other.port)).dial(store._client, peer.deliver)
+            del store.masters.topology.nodes["127.0.0.1", other.port]  # as if it were a new one
+            store.masters._node_at(("127.0.0.1", other.port)).dial()
             await until(lambda: connections(other) > before)
             await leave()
 
@@ -874,31 +877,31 @@ async def test_whoever_is_gone_and_hangs_is_not_waited_for(
     """Closed while a node that is gone is still being left: its connections are closed, too."""
     store = store_at(own_cluster, prefix)
     async with Peer(store):
-        (used,) = [node for node in store._topology.nodes.values() if node.ready]
+        (used,) = [node for node in store.masters.topology.nodes.values() if node.ready]
         server = next(node for node in own_cluster.masters if node.port == used.address[1])
         server.pause()
-        _ = used._presence()  # that is waited for
-        store._is_gone(used)
+        _ = used.session.health.presence()  # that is waited for
+        store.masters._is_gone(used)
         await asyncio.sleep(0.1)
         began = asyncio.get_running_loop().time()
     assert asyncio.get_running_loop().time() - began < 3
     assert used._pipe._link.wire is None
-    assert used._subscription._link.wire is None
+    assert used.session.subscription._link.wire is None
     server.resume()
 
 
 @asynccontextmanager
 async def away(store: ClusterStore, name: str) -> AsyncIterator[CNode]:
     """A master to which this name has gone, and which does not serve anybody yet."""
-    assert store._following is not None
-    store._following.cancel()  # which would learn better
+    assert store.masters._following is not None
+    store.masters._following.cancel()  # which would learn better
     slot = slot_of(name)
-    before = store._topology.owners[slot]
+    before = store.masters.topology.owners[slot]
     with socket.create_server(("127.0.0.1", 0)) as mute:
-        node = store._node_at(("127.0.0.1", mute.getsockname()[1]))
-        store._topology.owners[slot] = node
+        node = store.masters._node_at(("127.0.0.1", mute.getsockname()[1]))
+        store.masters.topology.owners[slot] = node
         yield node
-        store._topology.owners[slot] = before
+        store.masters.topology.owners[slot] = before
 
 
 async def test_nothing_is_kept_of_what_was_given_up(cluster: Cluster, prefix: str) -> None:
@@ -910,14 +913,14 @@ async def test_nothing_is_kept_of_what_was_given_up(cluster: Cluster, prefix: st
                 ann.ask("lock:a", waiter, wait=wait).cancel()
                 assert await ann.leave("lock:a", waiter) == WAS_ABSENT
         await until(lambda: not node.pending)
-        assert not store._first
+        assert not store.masters.router._first
 
 
 async def test_a_fault_does_not_end_the_dialling(
     cluster: Cluster, prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whatever it is that a node cannot be connected to for; whoever waits is told."""
-    monkeypatch.setattr("aiolock.stores.redis._pending.COMMAND_TIMEOUT", 0.2)
+    monkeypatch.setattr("aiolock.stores.redis.cluster._pending.COMMAND_TIMEOUT", 0.2)
     async with Peer(store := store_at(cluster, prefix)) as ann, away(store, "lock:a") as node:
         opened = list[str]()
 
@@ -936,7 +939,7 @@ async def test_a_fault_does_not_end_the_following(
 ) -> None:
     """It is told, and the slots are asked for again."""
     async with Peer(store := store_at(cluster, prefix)):
-        learnt, learn = list[object](), store._learn
+        learnt, learn = list[object](), store.masters.learn
 
         def learns(found: Sequence[Range]) -> None:
             learnt.append(found)
@@ -944,10 +947,10 @@ async def test_a_fault_does_not_end_the_following(
                 raise LookupError("it is not known yet")
             learn(found)
 
-        monkeypatch.setattr(store, "_learn", learns)
-        store.is_missing()
+        monkeypatch.setattr(store.masters, "learn", learns)
+        store.masters.is_missing()
         await until(lambda: len(learnt) == 1)
-        store.is_missing()
+        store.masters.is_missing()
         await until(lambda: len(learnt) == 2)
     assert "could not follow the cluster" in caplog.text
 
@@ -957,11 +960,11 @@ async def test_what_is_to_be_done_in_any_case_waits_for_no_longer_than_a_command
     cluster: Cluster, prefix: str, monkeypatch: pytest.MonkeyPatch, *, known: bool
 ) -> None:
     """Not until a master is there at last: nobody would expect it any more."""
-    monkeypatch.setattr("aiolock.stores.redis._pending.COMMAND_TIMEOUT", 0.1)
+    monkeypatch.setattr("aiolock.stores.redis.cluster._pending.COMMAND_TIMEOUT", 0.1)
     async with Peer(store := store_at(cluster, prefix)) as ann, away(store, "lock:a") as node:
         if not known:
-            store._topology.owners[slot_of("lock:a")] = None
-        kept = node._waiting if known else store._unrouted
+            store.masters.topology.owners[slot_of("lock:a")] = None
+        kept = node._waiting if known else store.masters.router.unrouted
         ann.store.submit(Resize("lock:a", 1, 1, 1000)).cancel()
         assert len(kept) == 1
         await until(lambda: not kept)
@@ -973,7 +976,7 @@ async def test_what_was_parked_goes_before_what_is_asked_since(
     """Whoever hears that a master serves us may ask it something: that was asked later."""
     async with Peer(store := store_at(cluster, prefix)) as ann:
         await ann.ask("lock:a")
-        node = store._topology.owners[slot_of("lock:a")]
+        node = store.masters.topology.owners[slot_of("lock:a")]
         assert node is not None
         waiter, called = ann.waiter(), list[Script]()
         call: Any = node._pipe.call
@@ -984,11 +987,11 @@ async def test_what_was_parked_goes_before_what_is_asked_since(
             return future
 
         monkeypatch.setattr(node._pipe, "call", calls)
-        monkeypatch.setattr(store, "is_ready", lambda _: store.submit(ReadPosted("lock:a")))
-        monkeypatch.setattr(node, "open", lambda *_: asyncio.sleep(0))
+        ask = partial(store.submit, ReadPosted("lock:a"))
+        monkeypatch.setattr(store.masters, "is_ready", lambda _: ask())
         node.ready = False
         pending = ann.ask("lock:a", waiter)
-        await node.open_now(store._client, ann.deliver)
+        node._serve(node.session)
         await pending
         assert called == [ACQUIRE, READ]
         await ann.leave("lock:a", waiter)
@@ -1000,18 +1003,18 @@ async def test_what_is_sent_on_to_a_node_that_never_serves(
 ) -> None:
     """It fails in the time that a command has, or with the client: nobody waits for ever."""
     limit = 2.0 if ends == "in_time" else 60.0
-    monkeypatch.setattr("aiolock.stores.redis._routing.COMMAND_TIMEOUT", limit)
+    monkeypatch.setattr("aiolock.stores.redis.cluster._router.COMMAND_TIMEOUT", limit)
     store = store_at(own_cluster, prefix)
     with socket.create_server(("127.0.0.1", 0)) as mute:
         async with Peer(store) as ann:
-            (used,) = [node for node in store._topology.nodes.values() if node.ready]
+            (used,) = [node for node in store.masters.topology.nodes.values() if node.ready]
             server = next(node for node in own_cluster.masters if node.port == used.address[1])
             name = f"lock:{name_at(own_cluster, server)}"
             server.pause()
             answer = ann.store.submit(Resize(name, 1, 1, 1000))
-            other = store._node_at(("127.0.0.1", mute.getsockname()[1]))
-            store._topology.assign(slot_of(name), other)
-            store._hand_on(used, {slot_of(name)})
+            other = store.masters._node_at(("127.0.0.1", mute.getsockname()[1]))
+            store.masters.topology.assign(slot_of(name), other)
+            store.masters.router.hand_on(used, {slot_of(name)})
             if ends == "in_time":
                 with pytest.raises(StoreError):
                     await asyncio.wait_for(answer, 8)

@@ -9,7 +9,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from aiolock.stores.redis._slots import slot_of
+from aiolock.stores.redis.cluster._slots import slot_of
 from tests.support.clusters import PUSHES, Cluster, Node
 from tests.support.contests import contest, tell
 

@@ -26,8 +26,10 @@ from redis.backoff import ExponentialBackoff
 import aiolock
 from aiolock.protocol import Break, Event, ReadPosted, ReadStatus
 from aiolock.stores._opening import Opening
-from aiolock.stores.redis import RedisStore, _replies, _scripts, _wire
+from aiolock.stores.redis import _replies, _scripts, _wire
+from aiolock.stores.redis._encoding import waiter_texts
 from aiolock.stores.redis._errors import ACL_RULE
+from aiolock.stores.redis._session import Session
 from aiolock.testing import Peer
 from tests.support.clusters import Cluster
 from tests.support.failures import (
@@ -341,16 +343,16 @@ async def test_subscription_breaks_while_opening(
 ) -> None:
     """A subscription that breaks just when it is counted is counted when it is there again."""
     monkeypatch.setattr("aiolock.stores.redis._session.PUSH_TIMEOUT", 0.7)
-    introduce = RedisStore._introduce
+    introduce = Session._introduce
 
-    async def introduce_and_break(store: RedisStore) -> None:
-        await introduce(store)
-        store._subscription.drop(ConnectionResetError("broken"))
+    async def introduce_and_break(session: Session) -> None:
+        await introduce(session)
+        session.subscription.drop(ConnectionResetError("broken"))
 
-    monkeypatch.setattr(RedisStore, "_introduce", introduce_and_break)
+    monkeypatch.setattr(Session, "_introduce", introduce_and_break)
     store = store_on(server.url, prefix)
     await store.open("me", unheeded)
-    assert not store._blind
+    assert store.session.health.counted
     await store.aclose()
 
 
@@ -519,7 +521,7 @@ async def test_store_opens_again(server: RedisServer, prefix: str) -> None:
     await store.aclose()
     for _ in range(3):
         await store.open("me", unheeded)
-        assert not store._blind
+        assert store.session.health.counted
         assert (await store.submit(ReadPosted("x"))).count == 0
         await store.aclose()
         await store.aclose()
@@ -532,7 +534,7 @@ def test_store_opens_again_in_another_loop(server: RedisServer, prefix: str, loo
 
     async def main() -> None:
         await store.open("me", unheeded)
-        assert not store._blind
+        assert store.session.health.counted
         assert (await store.submit(ReadPosted("x"))).count == 0
         await store.aclose()
 
@@ -569,17 +571,19 @@ async def test_ended_while_opening(
     await until(lambda: connections(own_server) == 0)
 
 
-async def test_closed_after_the_opening_was_cancelled(proxy: Proxy, prefix: str) -> None:
+async def test_closed_after_the_opening_was_cancelled(
+    proxy: Proxy, prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What is left of a cancelled opening is waited for, and does nothing to the next."""
     client = aiolock.connect(proxy.url, prefix=prefix)
     store: Any = client._engine.store
-    store._patience = 0.2  # for a server that does not answer
+    monkeypatch.setattr("aiolock.stores.redis._health.HEARTBEAT_TIMEOUT", 0.2)
     opening = asyncio.create_task(client.open())
-    while not (hasattr(store, "_pipe") and store._pipe.outbox.sent):  # noqa: ASYNC110  # each turn counts
+    while not (store._session is not None and store.session.pipe.outbox.sent):  # noqa: ASYNC110  # each turn counts
         await asyncio.sleep(0)
     proxy.deaf()
     opening.cancel()
-    await until(lambda: store._closing)
+    await until(lambda: store.session.closing)
     await client.aclose()
     assert [task for task in asyncio.all_tasks() if task.get_name() == "aiolock open"] == []
     assert opening.cancelled()
@@ -592,17 +596,17 @@ async def test_store_is_opened_while_it_closes(proxy: Proxy, prefix: str) -> Non
     """The end of one opening takes no connection from the next."""
     store = store_on(proxy.url, prefix)
     await store.open("me", unheeded)
-    before = store._subscription
+    before = store.session.subscription
     await linked(proxy)
     commands = command_link(proxy)
     commands.deaf()
     closing = asyncio.create_task(store.aclose())
-    await until(lambda: store._closing)
+    await until(lambda: store.session.closing)
     await store.open("me", unheeded)
     commands.hear()
     await closing
     assert before._link.wire is None
-    assert store._subscription._link.wire is not None
+    assert store.session.subscription._link.wire is not None
     await store.aclose()
 
 
@@ -740,7 +744,7 @@ async def test_idle_waiters_send_next_to_nothing(
     monkeypatch.setattr("aiolock._engine.waiters.CLAIM", 150)
     monkeypatch.setattr("aiolock._engine.backstop.CLAIM", 150)
     monkeypatch.setattr("aiolock._engine.backstop.KEEP_ALIVE", 3.0)
-    monkeypatch.setattr("aiolock.stores.redis._session.HEARTBEAT", 0.5)
+    monkeypatch.setattr("aiolock.stores.redis._health.HEARTBEAT", 0.5)
     peek = Peek(server, prefix)
     async with (
         Proxy(server.port) as proxy,
@@ -784,7 +788,9 @@ async def test_clients_that_are_not_counted(server: RedisServer, prefix: str) ->
         Peer(blind) as bob,
         Peer(store_on(server.url, prefix)) as cat,
     ):
-        blind._counted = False  # as where the server does not count subscribers
+        # As where the server does not count subscribers.
+        operations, text = blind.operations, waiter_texts(bob.client, blind=True)
+        operations._text = operations._encoding._text = text
         grant = await ann.take("n")
         waiting = [await bob.queue("n"), await cat.queue("n")]
         await bob.store.aclose()
@@ -805,13 +811,13 @@ async def test_a_count_from_before_it_was_subscribed(
     """That nobody heard us says something only where we were subscribed all the while."""
     store = store_on(server.url, prefix)
     async with Peer(store):
-        subscription = store._subscription
+        subscription = store.session.subscription
         wire, since = subscription._link.wire, subscription.since
         counted: asyncio.Future[_replies.Present] = asyncio.get_running_loop().create_future()
-        monkeypatch.setattr(store, "_presence", lambda: counted)
+        monkeypatch.setattr(store.session.health, "presence", lambda: counted)
         if when == "meanwhile":
             subscription.since = None  # and confirmed before the answer comes
-        store._ask_whether_counted()
+        store.session.health.ask_whether_counted()
         subscription.since = since
         counted.set_result(_replies.Present(heard=0, now=0))
         await asyncio.sleep(0)

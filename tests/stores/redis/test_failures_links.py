@@ -52,7 +52,7 @@ async def victim(
 @pytest.fixture
 def frequent(monkeypatch: pytest.MonkeyPatch) -> None:
     """Clients look after their links twenty times as often."""
-    monkeypatch.setattr("aiolock.stores.redis._session.HEARTBEAT", 0.5)
+    monkeypatch.setattr("aiolock.stores.redis._health.HEARTBEAT", 0.5)
 
 
 @pytest.fixture
@@ -62,7 +62,7 @@ def impatient(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Dead links are noticed twenty times as fast, once the client is open."""
-    monkeypatch.setattr("aiolock.stores.redis._session.HEARTBEAT_TIMEOUT", 0.2)
+    monkeypatch.setattr("aiolock.stores.redis._health.HEARTBEAT_TIMEOUT", 0.2)
     monkeypatch.setattr("aiolock.stores.redis._deadlines.REPLY_TIMEOUT", 0.2)
     monkeypatch.setattr("aiolock.stores.redis._deadlines.LOOK", 0.05)
 
@@ -185,7 +185,7 @@ async def test_subscription_at_another_server_is_dialled_with_pauses(
         aiolock.connect(server.url, prefix=prefix) as client,
         redis.asyncio.Redis.from_url(own_server.url) as elsewhere,
     ):
-        subscription = _store(client)._subscription
+        subscription = _store(client).session.subscription
         subscription._link._pool = elsewhere.connection_pool
         monkeypatch.setattr(redis_link.Link, "_dial", noted)
         subscription.drop(ConnectionResetError("broken"))
@@ -197,7 +197,7 @@ async def test_subscription_that_is_counted_is_dialled_at_once(
     victim: aiolock.LockClient, proxy: Proxy
 ) -> None:
     """Once the server of the commands counts it again, the next break costs no pause."""
-    link = _store(victim)._subscription._link
+    link = _store(victim).session.subscription._link
     wire = link.wire
     await linked(proxy)
     subscription_link(proxy).cut()
@@ -637,7 +637,7 @@ async def test_late_copy_takes_nothing(
         await was_given_up(proxy, link)
     store = victim._engine.store
     assert isinstance(store, RedisStore)
-    last_stamp = store._pipe.copies._last_stamp  # not before that is the copy late
+    last_stamp = store.session.pipe.copies._last_stamp  # not before that is the copy late
 
     def server_time() -> int:
         seconds, micros = server.call("TIME")
@@ -741,7 +741,7 @@ class Late:
         """Now it comes; ``stamped``: after its time, and so it is refused."""
         store = self._victim._engine.store
         assert isinstance(store, RedisStore)
-        last_stamp = store._pipe.copies._last_stamp if stamped else 0
+        last_stamp = store.session.pipe.copies._last_stamp if stamped else 0
         await until(lambda: time.time() * 1e6 > last_stamp)  # the server's clock is ours
         assert (b"-LATE " in await self._link.deliver()) == stamped
 

@@ -72,7 +72,7 @@ def test_everything(run: Run, tls_server: RedisServer, prefix: str, url: str) ->
         async with aiolock.connect(getattr(tls_server, url), prefix=prefix) as client:
             await check_works(client)
             store: Any = client._engine.store
-            assert type(store._pipe._link.wire).__name__ == "_TransportWire"
+            assert type(store.session.pipe._link.wire).__name__ == "_TransportWire"
 
     run(test())
     check_nothing_left(tls_server, prefix)

@@ -55,10 +55,10 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> Impatient:
 
     Clients are open by then: on a busy machine, a connection may take a second.
     """
-    monkeypatch.setattr("aiolock.stores.redis._session.HEARTBEAT", 1.0)
+    monkeypatch.setattr("aiolock.stores.redis._health.HEARTBEAT", 1.0)
 
     def call() -> None:
-        monkeypatch.setattr("aiolock.stores.redis._session.HEARTBEAT_TIMEOUT", 0.4)
+        monkeypatch.setattr("aiolock.stores.redis._health.HEARTBEAT_TIMEOUT", 0.4)
         monkeypatch.setattr("aiolock.stores.redis._deadlines.REPLY_TIMEOUT", 0.4)
         monkeypatch.setattr("aiolock.stores.redis._outbox.COMMAND_TIMEOUT", 1.0)
         monkeypatch.setattr("aiolock.stores.redis._deadlines.LOOK", 0.05)
@@ -652,23 +652,23 @@ async def test_heartbeat_that_is_refused(
     async with aiolock.connect(url, prefix=prefix) as client:
         store = client._engine.store
         assert isinstance(store, RedisStore)
-        assert store._timer is not None
-        beaten, answers = store._beaten, list[object]()
+        assert store.session.health._timer is not None
+        beaten, answers = store.session.health._beaten, list[object]()
 
         def heard(since: float | None, answer: asyncio.Future[Any]) -> None:
             beaten(since, answer)
             answers.append(answer)
 
-        monkeypatch.setattr(store, "_beaten", heard)
+        monkeypatch.setattr(store.session.health, "_beaten", heard)
         for refused in (False, True):
             server.call("ACL", "SETUSER", "locks", "-pexpire" if refused else "+pexpire")
-            store._timer.cancel()
-            store._pipe.copies.clock_read = -math.inf  # so a heartbeat is due
-            store._beat()
+            store.session.health._timer.cancel()
+            store.session.pipe.copies.clock_read = -math.inf  # so a heartbeat is due
+            store.session.health.beat()
             await until(lambda: answers)
             answers.clear()
-            assert store._hearing is not None
-            assert store._hearing.cancelled() is refused
+            assert store.session.health._hearing is not None
+            assert store.session.health._hearing.cancelled() is refused
         server.call("ACL", "SETUSER", "locks", "+pexpire")
 
 

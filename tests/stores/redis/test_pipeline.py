@@ -65,7 +65,7 @@ def impatient(
     monkeypatch.setattr("aiolock.stores.redis._deadlines.REPLY_TIMEOUT", 0.2)
     monkeypatch.setattr("aiolock.stores.redis._outbox.COMMAND_TIMEOUT", 0.4)
     monkeypatch.setattr("aiolock.stores.redis._deadlines.LOOK", 0.05)
-    monkeypatch.setattr("aiolock.stores.redis._session.HEARTBEAT_TIMEOUT", 0.2)
+    monkeypatch.setattr("aiolock.stores.redis._health.HEARTBEAT_TIMEOUT", 0.2)
 
 
 FORM = Form(claim=3000)
@@ -99,15 +99,15 @@ def leave(store: RedisStore, number: int) -> asyncio.Future[int]:
 def look(store: RedisStore) -> asyncio.Future[Any]:
     """Ask for something that changes nothing."""
     names = (2, store._names.keys("looked at")[0], store._names.value("looked at"))
-    return store._pipe.call(READ, 3, b"".join(map(bulk, names)))
+    return store.session.pipe.call(READ, 3, b"".join(map(bulk, names)))
 
 
 async def cut_off(store: RedisStore, proxy: Proxy) -> Pipeline:
     """Cut the connection, and let there be no other; returns when that is noticed."""
     proxy.refuse()
     command_link(proxy).cut()
-    await until(lambda: store._pipe.outbox.wire is None)
-    return store._pipe
+    await until(lambda: store.session.pipe.outbox.wire is None)
+    return store.session.pipe
 
 
 def calls(server: RedisServer) -> int:
@@ -171,7 +171,7 @@ async def test_refused_is_what_was_never_written(store: RedisStore, proxy: Proxy
         with pytest.raises(aiolock.StoreError, match=f"127.0.0.1:{proxy.port}") as caught:
             await left
         assert caught.value.refused is refused
-    assert not store._pipe.outbox.pending
+    assert not store.session.pipe.outbox.pending
 
 
 async def test_whoever_hears_of_a_failure_may_ask_again(
@@ -188,7 +188,7 @@ async def test_whoever_hears_of_a_failure_may_ask_again(
 
     for _ in range(2):
         names = (2, store._names.keys("looked at")[0], store._names.value("looked at"))
-        _ = store._pipe.call(READ, 3, b"".join(map(bulk, names)), reply=Called(heard))
+        _ = store.session.pipe.call(READ, 3, b"".join(map(bulk, names)), reply=Called(heard))
     monkeypatch.setattr("aiolock.stores.redis._outbox.COMMAND_TIMEOUT", 0.0)
     timers = list[Callable[..., object]]()
 
@@ -196,12 +196,12 @@ async def test_whoever_hears_of_a_failure_may_ask_again(
         timers.append(call)
         return asyncio.get_running_loop().call_later(delay, call, *more)
 
-    deadlines = store._pipe._deadlines
+    deadlines = store.session.pipe._deadlines
     monkeypatch.setattr(deadlines, "_loop", Mock(wraps=deadlines._loop, call_later=call_later))
-    store._pipe._deadlines.check()
+    store.session.pipe._deadlines.check()
     assert len(again) == 2
     assert (
-        timers.count(store._pipe._deadlines.check) == 1
+        timers.count(store.session.pipe._deadlines.check) == 1
     )  # and not one more for each that has asked
     monkeypatch.undo()
     command_link(proxy).hear()
@@ -215,8 +215,8 @@ async def test_what_came_from_another_node_waits_no_longer_than_others(
     monkeypatch.setattr("aiolock.stores.redis._outbox.COMMAND_TIMEOUT", 60.0)
     pipe = await cut_off(store, proxy)
     young = look(store)
-    born = store._loop.time() - 59.5
-    answer: asyncio.Future[Any] = store._loop.create_future()
+    born = asyncio.get_running_loop().time() - 59.5
+    answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
     pipe.outbox.again([Command(READ, 0, b"", answer, born, must_run=True)])
     with pytest.raises(aiolock.StoreError):
         await asyncio.wait_for(answer, 10)
@@ -263,8 +263,8 @@ async def test_ten_thousand_failures_at_a_server_that_is_down(
     store: RedisStore, proxy: Proxy, redis_server: RedisServer
 ) -> None:
     """Nothing is kept of them, and nothing is sent when the server is there again."""
-    assert store._timer is not None
-    store._timer.cancel()  # a heartbeat would be kept, and rightly
+    assert store.session.health._timer is not None
+    store.session.health._timer.cancel()  # a heartbeat would be kept, and rightly
     pipe = await cut_off(store, proxy)
     objects = list[int]()
     for batch in range(20):
@@ -290,12 +290,12 @@ async def test_ten_thousand_failures_at_a_server_that_refuses(
     store = store_on(own_server.url, prefix)
     await store.open("me", drop_event)
     await ask(store, 0)
-    assert store._timer is not None
-    store._timer.cancel()  # a heartbeat would be kept, and rightly
+    assert store.session.health._timer is not None
+    store.session.health._timer.cancel()  # a heartbeat would be kept, and rightly
     own_server.call("CONFIG", "SET", "min-replicas-to-write", "1")
     # All that is asked for before the first refusal is written at once.
     first = ask(store, 10_000)
-    await until(lambda: store._pipe.outbox.wire is None)
+    await until(lambda: store.session.pipe.outbox.wire is None)
     first.cancel()
     before, start = calls(own_server), time.monotonic()
     for batch in range(20):
@@ -303,13 +303,13 @@ async def test_ten_thousand_failures_at_a_server_that_refuses(
     sent = calls(own_server) - before
     assert sent < 20 + 20 * (time.monotonic() - start)
     # What was cancelled as its connection was lost leaves in the next turn.
-    await until(lambda: not store._pipe.outbox.pending)
-    assert len(store._pipe.outbox.queue.first) == 0
+    await until(lambda: not store.session.pipe.outbox.pending)
+    assert len(store.session.pipe.outbox.queue.first) == 0
     before, start = calls(own_server), time.monotonic()
     await until(lambda: time.monotonic() > start + 2)
     assert calls(own_server) - before < 10
     own_server.call("CONFIG", "SET", "min-replicas-to-write", "0")
-    await until(lambda: not store._pipe.outbox.pending)
+    await until(lambda: not store.session.pipe.outbox.pending)
     await leave(store, 0)
     await store.aclose()
 
@@ -323,7 +323,7 @@ async def test_one_command_for_each_attempt(
     await store.open("me", drop_event)
     own_server.call("CONFIG", "SET", "min-replicas-to-write", "1")
     asked = [ask(store, 0)]
-    await until(lambda: store._pipe.outbox.wire is None)
+    await until(lambda: store.session.pipe.outbox.wire is None)
     asked += [ask(store, number) for number in range(1, waiting)]
     before, start = calls(own_server), time.monotonic()
     await until(lambda: time.monotonic() > start + 1.5)
@@ -388,9 +388,9 @@ async def test_renewals_keep_their_order(store: RedisStore, proxy: Proxy) -> Non
     ]
     answers = [store.submit(Renew(renewals)), store.submit(Renew(renewals[1:]))]
     looked = look(store)
-    taken = store._pipe._reader._take_later(store._pipe.outbox.sent[-3])
+    taken = store.session.pipe._reader._take_later(store.session.pipe.outbox.sent[-3])
     assert [each.script for each in taken] == [RENEW, RENEW]
-    store._pipe.outbox.again(taken)
+    store.session.pipe.outbox.again(taken)
     command_link(proxy).hear()
     assert [await answer for answer in answers] == [[True, True], [True]]
     await looked
@@ -403,7 +403,7 @@ async def test_renewals_keep_their_order(store: RedisStore, proxy: Proxy) -> Non
 
 async def test_clock_that_jumped(store: RedisStore) -> None:
     """A command that is refused as late, but is still waited for, is sent by the clock as it is."""
-    pipe = store._pipe
+    pipe = store.session.pipe
     pipe.copies._ahead = 1, 0
     assert (await ask(store, 1)).fence
     assert pipe.copies._ahead[0] > 10**15
@@ -414,13 +414,13 @@ async def test_clock_is_read_again(
     store: RedisStore, redis_server: RedisServer, prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The server's clock is read now and then, also where neither connection is ever silent."""
-    monkeypatch.setattr("aiolock.stores.redis._session.CLOCK", 0.2)
-    assert store._timer is not None
-    store._timer.cancel()
-    store._beat()
-    read = store._pipe.copies.clock_read
+    monkeypatch.setattr("aiolock.stores.redis._health.CLOCK", 0.2)
+    assert store.session.health._timer is not None
+    store.session.health._timer.cancel()
+    store.session.health.beat()
+    read = store.session.pipe.copies.clock_read
     start = time.monotonic()
-    while store._pipe.copies.clock_read == read:
+    while store.session.pipe.copies.clock_read == read:
         assert time.monotonic() < start + 5
         redis_server.call("PUBLISH", f"{prefix}:push:me", "d nothing")
         await look(store)
@@ -438,7 +438,7 @@ async def test_clock_that_jumps_all_the_time(
 
 async def test_late_and_not_wanted_any_more(store: RedisStore, redis_server: RedisServer) -> None:
     """A question that was refused as late is not asked again when nobody waits for the answer."""
-    store._pipe.copies._ahead = 1, 0
+    store.session.pipe.copies._ahead = 1, 0
     asked = ask(store, 1)
     asked.cancel()
     before = calls(redis_server)
@@ -449,7 +449,7 @@ async def test_late_and_not_wanted_any_more(store: RedisStore, redis_server: Red
 
 async def test_what_to_bury(store: RedisStore, proxy: Proxy, redis_server: RedisServer) -> None:
     """For as long as old copies may arrive, and no longer, a release says until when that is."""
-    pipe = store._pipe
+    pipe = store.session.pipe
     assert pipe.copies.tombstone_until() == 0
     await ask(store, 1)
     assert pipe.copies.tombstone_until() == 0
@@ -470,14 +470,14 @@ async def test_what_to_bury_is_said_when_it_is_written(store: RedisStore, proxy:
     link = command_link(proxy)
     link.deaf(drop=True)
     ask(store, 1).cancel()
-    arguments = store._names.three("name 1") + bulk(text(1)) + bulk(0) + store._channels
-    left = store._pipe.call(RELEASE, 8, arguments + bulk(1), leaves_tombstone=True)
+    arguments = store._names.three("name 1") + bulk(text(1)) + bulk(0) + bulk(store._names.channels)
+    left = store.session.pipe.call(RELEASE, 8, arguments + bulk(1), leaves_tombstone=True)
     await asyncio.sleep(0)
     link.cut()
     await left
     sent = b"".join(proxy.requests)
     (stamp,) = re.findall(rb"\r\n\$1\r\n1\r\n\$16\r\n(\d+)\r\n", sent)
-    assert int(stamp) >= store._pipe.copies._lost_stamp > 0
+    assert int(stamp) >= store.session.pipe.copies._lost_stamp > 0
 
 
 async def test_a_crowd_sends_a_script_once(
@@ -503,7 +503,7 @@ async def test_a_link_that_is_slow_is_not_dead(redis_server: RedisServer, prefix
     """As long as replies come, however long ago what they answer was sent, it is not given up."""
     async with aiolock.connect(redis_server.url, prefix=prefix) as client:
         store: Any = client._engine.store
-        pipe = store._pipe
+        pipe = store.session.pipe
         wire = pipe.outbox.wire
         await client.lock("a").status()
         pending = store.submit(ReadPosted("lock:a"))
@@ -667,7 +667,7 @@ async def test_those_that_ask_together_and_are_late(redis_server: RedisServer, p
     async with aiolock.connect(redis_server.url, prefix=prefix) as client:
         store: Any = client._engine.store
         await one_after_the_other(await newcomers(client, 8))
-        store._pipe.copies._ahead, store._pipe.copies.stamp_until = (1, 0), 0.0
+        store.session.pipe.copies._ahead, store.session.pipe.copies.stamp_until = (1, 0), 0.0
         assert set(await one_after_the_other(await newcomers(client, 8))) == set(range(8))
 
 
@@ -744,9 +744,9 @@ async def test_a_question_that_was_kept_back_was_never_written(
         )
         for number in range(3)
     ]
-    assert store._pipe._link.wire is not None
-    store._pipe._link.drop(ConnectionError("lost"))
-    assert store._pipe.outbox.wire is None
+    assert store.session.pipe._link.wire is not None
+    store.session.pipe._link.drop(ConnectionError("lost"))
+    assert store.session.pipe.outbox.wire is None
     left = [store.submit(Release("lock", waiter(number), FORM, 0)) for number in (1, 2)]
     assert [future.done() and future.result() for future in left] == [WAS_ABSENT] * 2
     assert [future.cancelled() for future in asked] == [False, True, True]
@@ -766,7 +766,7 @@ async def test_those_that_ask_together_of_a_server_that_cannot_serve_them(
     """They wait for one that can; or are told, and that nothing was done."""
     async with aiolock.connect(own_server.url, prefix=prefix) as client:
         await one_after_the_other(await newcomers(client, 8))
-        store_of(client)._pipe._reader.patient = patient
+        store_of(client).session.pipe._reader.patient = patient
         own_server.call("CONFIG", "SET", "min-replicas-to-write", "1")
         tasks = await newcomers(client, 8)
         await asyncio.sleep(0.3)

@@ -7,7 +7,6 @@ import itertools
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, ExitStack
-from types import SimpleNamespace
 from typing import Any
 
 import fakeredis
@@ -15,13 +14,22 @@ import pytest
 
 import aiolock
 from aiolock._engine import policy
-from aiolock.protocol import Acquire, Form, Granted, GrantUnconfirmed, WaiterId
+from aiolock.protocol import Acquire, Form, Granted, GrantPushed, GrantUnconfirmed, WaiterId
 from aiolock.store import Store
 from aiolock.stores.memory import MemoryServer
-from aiolock.stores.redis import _barrier, _replicated, _session, from_url
+from aiolock.stores.redis import (
+    _barrier,
+    _confirmed,
+    _health,
+    _replicated,
+    _replication,
+    from_url,
+)
 from aiolock.stores.redis._errors import ACL_RULE
+from aiolock.stores.redis._names import Names
 from aiolock.stores.redis._replies import Master
 from aiolock.stores.redis._scripts import ACQUIRE, BARRIER
+from aiolock.stores.redis._urls import pool_at
 from aiolock.testing import StoreContract
 from tests.support.cancel import cancel_everywhere
 from tests.support.failures import Peek, check_nothing_left, take, until
@@ -46,8 +54,8 @@ async def one() -> AsyncIterator[Cluster]:
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have clients wait for replicas, and claims last, for longer than any test does."""
     monkeypatch.setattr(policy, "CLAIM", 3000 * LONG)
-    for patience in ("PATIENCE", "OPENING"):
-        monkeypatch.setattr(_replicated, patience, LONG)
+    monkeypatch.setattr(_replicated, "PATIENCE", LONG)
+    monkeypatch.setattr(_replication, "OPENING", LONG)
 
 
 @pytest.fixture
@@ -151,7 +159,7 @@ async def test_a_replica_that_hangs(
     one: Cluster, prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A client does not open where the replicas that are connected confirm nothing."""
-    monkeypatch.setattr(_replicated, "OPENING", HASTE)
+    monkeypatch.setattr(_replication, "OPENING", HASTE)
     one.replica.pause()
     with pytest.raises(aiolock.StoreError, match=r"0 of 1 replicas confirmed it within 0\.3 s"):
         await aiolock.connect(one.url, prefix=prefix, replicas=1).open()
@@ -430,14 +438,15 @@ async def test_cancelled_when_it_asks_again(one: Cluster, prefix: str, patient: 
         store: Any = client._engine.store
         one.replica.link.deaf()
         taking = asyncio.create_task(take(client.lock("lock")))
-        await until(lambda: store._barrier._covered)
+        await until(lambda: store.replication.barrier._covered)
         assert client.id in str(master.holders())
         one.entrance.refuse()
         one.entrance.cut()
-        await until(lambda: store._barrier._arrived and store.losses)
-        (waiting,) = store._barrier._arrived
+        await until(lambda: store.replication.barrier._arrived and store.replication.losses)
+        (waiting,) = store.replication.barrier._arrived
         waiting.conclude(_barrier.Outcome.MISSED)  # as when its time is over
-        assert [each.script for each in store._pipe.outbox.queue.commands].count(ACQUIRE) == 1
+        queued = store.store.session.pipe.outbox.queue.commands
+        assert [each.script for each in queued].count(ACQUIRE) == 1
         taking.cancel()
         with pytest.raises(asyncio.CancelledError):
             await taking
@@ -503,8 +512,8 @@ async def test_all_and_some(prefix: str, hasty: None, monkeypatch: pytest.Monkey
 
 
 def third(one: Cluster) -> Link:
-    """The connection on which replicas are waited for: dialled when that for commands is there."""
-    return one.entrance.links[1]
+    """The connection on which replicas are waited for: dialled when the others are there."""
+    return one.entrance.links[2]
 
 
 async def test_its_connection_breaks(one: Cluster, prefix: str, patient: None) -> None:
@@ -524,7 +533,7 @@ async def test_its_connection_dies(
     one: Cluster, prefix: str, hasty: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One that has died without a word while nobody needed it is noticed, and dialled again."""
-    for module in (_session, _replicated):
+    for module in (_health, _replicated):
         monkeypatch.setattr(module, "HEARTBEAT", 0.05)
     monkeypatch.setattr(_barrier, "PATIENCE", HASTE)
     monkeypatch.setattr(_barrier, "_ANSWER", HASTE)
@@ -697,27 +706,34 @@ async def test_nobody_knows_whose_what_is_not_connected_is(one: Cluster, prefix:
     """Where commands have no connection they have no master, until the next one has said which."""
     async with aiolock.connect(one.url, prefix=prefix, replicas=1) as client:
         store: Any = client._engine.store
-        known = store.history
+        replication = store.replication
+        known = replication.history
         assert known
-        store._lost(OSError("broken"))
-        assert not store.history
-        store._again()
-        await until(lambda: store.history == known)
+        replication.lost()
+        assert not replication.history
+        replication.again()
+        await until(lambda: replication.history == known)
 
 
 async def test_a_push_is_of_the_connection_by_which_it_came() -> None:
     """So is its master: the two connections may have different ones."""
     store: Any = from_url("redis://localhost", "aiolock", replicas=1)
-    asked = list[str]()
+    replication: Any = _replication.Replication(
+        *(pool_at("redis://localhost"), Names("aiolock"), "client", 1),
+        drop_pushes=lambda _: None,
+    )
+    store.replication, asked = replication, list[str]()
 
     class Asked:
         def wait(self, history: str, within: float, concluded: object) -> None:
             asked.append(history)
 
-    store._barrier, store.history, store.losses = Asked(), "of the commands", 0
+    replication.barrier, replication.history = Asked(), "of the commands"
+    replication.pushes.history = "of the subscription"
     for speaks in (True, False):
-        store._subscription = SimpleNamespace(speaks=speaks, history="of the subscription")
-        store._granted("name", WaiterId("client", 1), Form(claim=3000), 1, 3000, 1)
+        replication.pushes.speaks = speaks
+        waiter = WaiterId("client", 1)
+        store._granted(GrantPushed("name", waiter, Form(claim=3000), 1, 3000, 1))
     assert asked == ["of the subscription", "of the commands"]
 
 
@@ -773,7 +789,7 @@ async def test_not_asked_again_for_longer_than_a_command_has(
     one: Cluster, prefix: str, hasty: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where no other master comes, that is an error as ever."""
-    monkeypatch.setattr(_replicated, "COMMAND_TIMEOUT", 2.0)
+    monkeypatch.setattr(_confirmed, "COMMAND_TIMEOUT", 2.0)
     async with aiolock.connect(one.url, prefix=prefix, replicas=1) as client:
         one.replica.link.deaf(drop=True)
         taking = asyncio.create_task(take(client.lock("lock")))
@@ -781,7 +797,7 @@ async def test_not_asked_again_for_longer_than_a_command_has(
         one.master.kill()
         with pytest.raises(aiolock.StoreError, match="no connection on which to wait"):
             await asyncio.wait_for(taking, 7)
-        monkeypatch.setattr("aiolock.stores.redis._session.HEARTBEAT_TIMEOUT", 0.1)
+        monkeypatch.setattr("aiolock.stores.redis._health.HEARTBEAT_TIMEOUT", 0.1)
 
 
 # The contract of all stores

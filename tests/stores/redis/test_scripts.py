@@ -511,7 +511,7 @@ async def test_what_a_release_carries(
     """After a break a release leaves a tombstone; and of what was never sent there is nothing."""
     store = store_on(redis_server.url, prefix)
     async with Peer(store) as ann:
-        pipe, waiter = store._pipe, ann.waiter()
+        pipe, waiter = store.session.pipe, ann.waiter()
         monkeypatch.setattr(pipe.copies, "tombstone_until", in_a_minute)  # as after a break
         pipe.copies.copies_may_arrive = True
         assert await ann.leave("n", waiter) == WAS_ABSENT

@@ -18,9 +18,10 @@ import aiolock
 from aiolock.stores.redis import _sentinel_watcher
 from aiolock.stores.redis._link import Link
 from aiolock.stores.redis._sentinel_watcher import SentinelWatcher
+from aiolock.stores.redis._urls import pool_at
 from tests.support.failures import Peek, check_nothing_left, until
 from tests.support.sentinels import SERVICE, ScriptedSentinel
-from tests.support.servers import RedisServer, store_on
+from tests.support.servers import RedisServer
 
 
 @pytest.fixture(scope="module")
@@ -202,7 +203,7 @@ async def test_a_fault_does_not_end_the_following(
         if len(told) == 1:
             raise LookupError("not expected")
 
-    switches = SentinelWatcher(store_on(url_of(sentinels), prefix)._pool, moved)
+    switches = SentinelWatcher(pool_at(url_of(sentinels)), moved)
     await until(lambda: len(told) > 1)
     await switches.aclose()
     assert told[0] == told[1] == ("127.0.0.1", servers[0].port)
@@ -222,7 +223,7 @@ async def test_closed_though_the_cancellation_is_lost(
         await begin(self, sentinel)
 
     monkeypatch.setattr(_sentinel_watcher._Subscribed, "begin", begins)
-    switches = SentinelWatcher(store_on(url_of(sentinels), prefix)._pool, lambda _: None)
+    switches = SentinelWatcher(pool_at(url_of(sentinels)), lambda _: None)
     await until(lambda: len(begun) == 3)
     await asyncio.wait_for(switches.aclose(), 5)
     await until(lambda: not any(sentinel.connections for sentinel in sentinels))
@@ -246,7 +247,7 @@ async def test_two_switches_in_a_row(
         return made[-1]
 
     monkeypatch.setattr("aiolock.stores.redis._link.dial", dials)
-    pool = store_on(url_of(sentinels), prefix)._pool
+    pool = pool_at(url_of(sentinels))
     link = Link(pool, on_reply=ended.append, on_up=lambda: None, on_down=ended.append)
     link.follow(("old", 1))
     await asyncio.sleep(0.02)

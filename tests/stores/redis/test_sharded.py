@@ -11,8 +11,8 @@ import pytest
 import aiolock
 from aiolock import StoreError
 from aiolock.stores.redis import ClusterStore, from_url
-from aiolock.stores.redis._sharded import ShardedNode
-from aiolock.stores.redis._slots import SLOTS, slot_of, slot_of_key, tag_in
+from aiolock.stores.redis.cluster import _node
+from aiolock.stores.redis.cluster._slots import SLOTS, slot_of, slot_of_key, tag_in
 from aiolock.testing import Peer
 from tests.support.clusters import SHARDS, Cluster, Node, add_slots
 from tests.support.failures import soon, until
@@ -160,8 +160,7 @@ async def test_a_channel_that_moves(own_cluster: Cluster, prefix: str) -> None:
     """Nothing is missed while its slot is another's, and soon there is another channel."""
     async with Peer(store := from_url(own_cluster.url + SHARDED, prefix)):
         assert isinstance(store, ClusterStore)
-        node = next(each for each in store._topology.masters if each.ready)
-        assert isinstance(node, ShardedNode)
+        node = next(each for each in store.masters.topology.masters if each.ready)
         before = node.tag
     slot = slot_of_key(before.encode())
     source = own_cluster.at(slot)
@@ -197,10 +196,10 @@ async def test_a_master_that_does_not_take_the_channel(
     wrong = {node.port: of_first for node in own_cluster.masters} | {first: of_last}
     assert first != last
 
-    def channel(node: ShardedNode) -> str:
+    def channel(node: _node.Node) -> str:
         return node._names.shard_channel(wrong[node.address[1]], node._client)
 
-    monkeypatch.setattr(ShardedNode, "_channel", channel)
+    monkeypatch.setattr(_node.Node, "_shard_channel", channel)
     async with two(own_cluster, prefix) as (ann, bob):
         await hand_over(ann, bob)
         await hand_over(bob, ann)

@@ -26,7 +26,7 @@ from tests.support.servers import RedisServer
 def wires(client: aiolock.LockClient) -> list[Wire]:
     """The wires of its two connections."""
     store: Any = client._engine.store
-    return [store._pipe._link.wire, store._subscription._link.wire]
+    return [store.session.pipe._link.wire, store.session.subscription._link.wire]
 
 
 async def work(client: aiolock.LockClient) -> None:
@@ -156,7 +156,7 @@ def test_reset_when_dropped(loop: Any, tls: bool, prefix: str) -> None:
             async with aiolock.connect(url, prefix=prefix) as client:
                 store: Any = client._engine.store
                 dropped = proxy.links[0]
-                store._pipe._link.drop(TimeoutError("as a test has it"))
+                store.session.pipe._link.drop(TimeoutError("as a test has it"))
                 await until(lambda: dropped.was_reset)
                 await work(client)
                 links = list(proxy.links)
@@ -192,7 +192,7 @@ async def test_whoever_receives_raises(
                 patch.undo()  # or the next connection breaks as well, sooner than it is seen
                 raise ZeroDivisionError
 
-            patch.setattr(store._subscription, "deliver", raises_once)
+            patch.setattr(store.session._pushes, "deliver", raises_once)
             redis_server.call("PUBLISH", f"{prefix}:push:{client.id}", "d x")
             await until(lambda: wires(client)[1] not in {before[1], None})
         assert "could not deal with" in caplog.text

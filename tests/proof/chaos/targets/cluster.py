@@ -13,7 +13,7 @@ from typing import Final
 import redis.asyncio
 from redis.exceptions import RedisError
 
-from aiolock.stores.redis._slots import slot_of_key
+from aiolock.stores.redis.cluster._slots import slot_of_key
 from tests.proof.chaos.faults import ATTACKS, Fault
 from tests.proof.chaos.history import History
 from tests.proof.chaos.targets import Door

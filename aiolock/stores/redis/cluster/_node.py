@@ -1,13 +1,13 @@
-"""One master of a cluster: a store like that of one server, which is connected to when needed."""
+"""One master of a cluster, which is connected to when it is needed."""
 
 from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Container
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Final, Protocol
+from typing import Final, Protocol, TypeVar
 
 import anyio
 from redis.asyncio.connection import ConnectionPool
@@ -15,17 +15,33 @@ from redis.asyncio.connection import ConnectionPool
 from aiolock.protocol import (
     Deliver,
     Event,
+    Form,
     Heartbeat,
     LinkChanged,
+    Operation,
+    WaiterId,
 )
+from aiolock.stores.redis._codec import tagged
 from aiolock.stores.redis._command import Command
+from aiolock.stores.redis._encoding import Text, waiter_texts
 from aiolock.stores.redis._errors import Refusal
+from aiolock.stores.redis._lone_node import slots
+from aiolock.stores.redis._names import Names
 from aiolock.stores.redis._outbox import Outbox
-from aiolock.stores.redis._pending import PendingOperation
+from aiolock.stores.redis._pipeline import Pipeline
+from aiolock.stores.redis._presence import Presence
 from aiolock.stores.redis._reader import OnRefusal
-from aiolock.stores.redis._redirects import Redirects, slot_of_command
-from aiolock.stores.redis._slots import SLOTS, Address, slot_of_key, tag_in
-from aiolock.stores.redis._store import RedisStore
+from aiolock.stores.redis._replies import Range
+from aiolock.stores.redis._scripts import WHO, bulk
+from aiolock.stores.redis._session import Session
+from aiolock.stores.redis._store import Operations
+from aiolock.stores.redis.cluster._deduplicator import Deduplicated
+from aiolock.stores.redis.cluster._pending import PendingOperation
+from aiolock.stores.redis.cluster._redirects import Redirects, slot_of_command
+from aiolock.stores.redis.cluster._sharded import ShardChannel, Tags
+from aiolock.stores.redis.cluster._slots import SLOTS, Address, slot_of, slot_of_key, tag_in
+
+Value = TypeVar("Value")
 
 _FIRST_PAUSE: Final = 0.02
 _LONGEST_PAUSE: Final = 1.0
@@ -67,13 +83,21 @@ class Neighbours(Protocol):
         ...
 
 
-class Node(RedisStore):
-    """Locks on one master; operations that come before it serves us are kept until then."""
+class Node:
+    """One master, for one client; what comes before it serves us is kept until then."""
 
-    def __init__(
-        self, pool: ConnectionPool, prefix: str, address: Address, cluster: Neighbours
+    def __init__(  # noqa: PLR0917  # where it is, whose it is, what is around it
+        self,
+        pool: ConnectionPool,
+        names: Names,
+        address: Address,
+        client: str,
+        deliver: Deliver,
+        cluster: Neighbours,
+        *,
+        tags: Tags | None = None,
     ) -> None:
-        super().__init__(pool, prefix)
+        """``tags`` are those of the client's waiters, if pushes go to their shard only."""
         self.address = address
         self.ready = False
         self.gone = False
@@ -84,11 +108,14 @@ class Node(RedisStore):
         """It has got slots of another node that served us."""
         self.error: Exception | None = None
         """The last reason why it could not be connected to."""
+        self._pool = pool
+        self._names = names
+        self._client = client
+        self._deliver = deliver
         self._cluster = cluster
-        self._slots_apart = True
-        self._refusal_handler = self._make_redirects
-        self._is_new = partial(cluster.is_new, self)
-        self._queued = cluster.waits
+        self._tags = tags
+        self._channel: ShardChannel | None = None
+        self._session: Session | None = None
         self._waiting: dict[PendingOperation | _SentOn, None] = {}
         """Operations, and commands from other nodes, in order, until it serves us."""
         self._inherits = False
@@ -98,26 +125,26 @@ class Node(RedisStore):
         self._wanted = False
         self._dialling: asyncio.Task[None] | None = None
 
-    def _make_redirects(self, outbox: Outbox) -> OnRefusal:
-        self._redirects = Redirects(outbox, partial(self._cluster.redirected, self))
-        return self._redirects.on_refusal
-
     # Connecting
 
-    def dial(self, client: str, deliver: Deliver) -> None:
+    @property
+    def session(self) -> Session:
+        """That of the last try to connect."""
+        assert self._session is not None, "it was never tried"
+        return self._session
+
+    def dial(self) -> None:
         """Connect, until it serves us or is gone. Does nothing if that is under way."""
         if not self._wanted and not self.gone:
             self._wanted = True
-            self._dialling = asyncio.create_task(
-                self._dial(client, deliver), name="aiolock dial a node"
-            )
+            self._dialling = asyncio.create_task(self._dial(), name="aiolock dial a node")
 
-    async def _dial(self, client: str, deliver: Deliver) -> None:
+    async def _dial(self) -> None:
         pause = _FIRST_PAUSE
         # Ends by the flag, too: a cancellation alone can get lost in a driver (cpython gh-86296).
         while not self.gone:
             try:
-                await self.open_now(client, deliver)
+                await self.open()
             except Exception as error:  # noqa: BLE001  # whatever it is, try again
                 self.error = error
                 self._cluster.is_missing()
@@ -126,32 +153,70 @@ class Node(RedisStore):
             else:
                 break
 
-    async def open_now(self, client: str, deliver: Deliver) -> None:
+    async def open(self) -> None:
         """Connect once; `StoreError` if that fails."""
-        await self.open(client, partial(self._deliver_from_node, deliver))
+        self._session = session = self._make_session()
+        await session.open()
         self._wanted = True
         self.error = None
         if not self.gone:
-            self.ready = True
-            if self._inherits:
-                self._pipe.copies.elsewhere()
-            self._go_on()  # before any newer operation
-            self._cluster.is_ready(self)
+            self._serve(session)
 
-    def _deliver_from_node(self, deliver: Deliver, event: Event) -> None:
+    def _make_session(self) -> Session:
+        deduplicated = Deduplicated(partial(self._cluster.is_new, self))
+        if self._tags is not None:
+            self._channel = ShardChannel(
+                self._shard_channel, self._cluster.is_missing, deduplicated
+            )
+        return Session(
+            *(self._pool, self._names, self._client, self._deliver_from_node),
+            presence=Presence(
+                *(self._names, self._client),
+                own_keys=self._own_keys,
+                is_home=self._is_home,
+                second_channel=self._shard_channel if self._tags is not None else None,
+            ),
+            make_pipe=partial(
+                Pipeline,
+                refusal_handler=self._make_redirects,
+                on_queued=self._cluster.waits,
+            ),
+            companion=self._channel or deduplicated,
+        )
+
+    def _make_redirects(self, outbox: Outbox) -> OnRefusal:
+        self._redirects = Redirects(outbox, partial(self._cluster.redirected, self))
+        return self._redirects.on_refusal
+
+    def _serve(self, session: Session) -> None:
+        """Start what was kept, before any newer operation."""
+        self._pipe = session.pipe
+        text = waiter_texts(self._client, blind=not session.health.counted)
+        if self._tags is not None:
+            text = partial(self._tagged_text, self._tags, text)
+        self._table = Operations(session, self._names, self._client, text).table
+        self.ready = True
+        if self._inherits:
+            self._pipe.copies.elsewhere()
+        for each in list(self._waiting):
+            if isinstance(each, PendingOperation):
+                each.go(self)
+            else:
+                del self._waiting[each]
+                self._redirects.again(each.commands, asking=each.asking)
+        self._cluster.is_ready(self)
+
+    def _deliver_from_node(self, event: Event) -> None:
         """Deliver an event of this node, which is one of several.
 
         `Reconnected` is for all names: it is not certain which names are here. A heartbeat is no
         event: a waiter that asks instead may wait at another node.
         """
         if isinstance(event, LinkChanged):
-            self._link_changed(event.error)
+            self._cluster.link(self, event.error)
+            self.down = event.error is not None
         elif not isinstance(event, Heartbeat):
-            deliver(event)
-
-    def _link_changed(self, error: Exception | None) -> None:
-        self._cluster.link(self, error)
-        self.down = error is not None
+            self._deliver(event)
 
     async def leave(self) -> None:
         """Disconnect; commands under way have been taken by another node, or are awaited.
@@ -164,16 +229,37 @@ class Node(RedisStore):
                 self._dialling.cancel()
                 await asyncio.wait([self._dialling])
             self.ready = False
-            await self.aclose()
+            if self._session is not None:
+                await self._session.aclose()
         except asyncio.CancelledError:
             with anyio.CancelScope(shield=True):
                 if self._dialling is not None:
                     await asyncio.wait([self._dialling])
-                await self.aclose()
-                await self._disconnect()  # `aclose` had begun, so it does nothing now
+                if self._session is not None:
+                    await self._session.aclose()
+                    await self._session.disconnect()  # `aclose` had begun, so it does nothing now
             raise
 
-    # Operations before it serves us
+    # Operations
+
+    def submit(self, operation: Operation[Value]) -> asyncio.Future[Value]:
+        """Start the operation at this master, which serves us."""
+        return self._table[operation.__class__](operation)
+
+    def who(self, client: str) -> asyncio.Future[bytes]:
+        """A client's metadata; empty if it has written none."""
+        return self._pipe.call(WHO, 2, bulk(1) + bulk(self._names.client(client)))
+
+    def slots(self) -> asyncio.Future[list[Range]]:
+        """The slots of each master, as this one knows them."""
+        return slots(self._pipe, self.session.presence)
+
+    @property
+    def others(self) -> tuple[int, ...]:
+        """The protocols of other clients here, if they are not ours."""
+        return self._session.health.others if self._session is not None else ()
+
+    # Operations before it serves us, and commands of other nodes
 
     @property
     def pending(self) -> list[PendingOperation]:
@@ -218,15 +304,7 @@ class Node(RedisStore):
                 commands += each.commands
         return commands, pending
 
-    def _go_on(self) -> None:
-        for each in list(self._waiting):
-            if isinstance(each, PendingOperation):
-                each.go(self)
-            else:
-                del self._waiting[each]
-                self._redirects.again(each.commands, asking=each.asking)
-
-    # Differences from a single server
+    # The slots of this node
 
     @property
     def tag(self) -> str:
@@ -238,32 +316,23 @@ class Node(RedisStore):
             self._tag = tag_in(slots)
         return self._tag
 
-    def _own_keys(self) -> list[str]:
+    def slots_changed(self) -> None:
+        """The channel's slot may have gone to another node, or this node may have its first."""
+        if self.ready and self._channel is not None:
+            self._channel.listen()
+
+    def _own_keys(self) -> Sequence[str]:
         # The lowest tag, however the slots came here: each client must find the same key.
         slots = self._cluster.slots_of(self)
         return [f"{self._names.protocols}:{{{tag_in(slots)}}}"] if slots else []
 
-    def slots_changed(self) -> None:
-        """The slots of this node may have changed."""
-
-    @property
     def _is_home(self) -> bool:
         """Whether the key of the client's host and process is kept here."""
         own = slot_of_key(self._names.client(self._client).encode())
         return own in self._cluster.slots_of(self)
 
-    async def _introduce(self) -> None:
-        if self._is_home:
-            await super()._introduce()
+    def _shard_channel(self) -> str:
+        return self._names.shard_channel(self.tag, self._client) if self.tag else ""
 
-    def _introduce_again(self, now: float) -> None:
-        self._introduced = now
-        if self._is_home:
-            super()._introduce_again(now)
-
-    async def _check_cluster(self) -> None:
-        pass
-
-    def _forget_us(self) -> None:
-        if self._is_home:
-            super()._forget_us()
+    def _tagged_text(self, tags: Tags, text: Text, name: str, waiter: WaiterId, form: Form) -> str:
+        return tagged(text(name, waiter, form), tags.tag(slot_of(name), waiter.seq, self.tag))

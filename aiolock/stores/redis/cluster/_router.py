@@ -9,18 +9,26 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from functools import partial
+from operator import methodcaller
 from typing import Any, Final, TypeVar
 
 from aiolock.errors import StoreError
-from aiolock.protocol import Deliver, WaiterId
+from aiolock.protocol import (
+    WAS_ABSENT,
+    Acquire,
+    Answer,
+    Operation,
+    Release,
+    Renew,
+    WaiterId,
+)
 from aiolock.stores.redis._command import Command
-from aiolock.stores.redis._node import Node
 from aiolock.stores.redis._outbox import COMMAND_TIMEOUT
-from aiolock.stores.redis._pending import PendingOperation
-from aiolock.stores.redis._redirects import set_asking, slot_of_command
-from aiolock.stores.redis._slots import SLOTS
-from aiolock.stores.redis._store import RedisStore
-from aiolock.stores.redis._topology import Topology
+from aiolock.stores.redis.cluster._node import Node
+from aiolock.stores.redis.cluster._pending import PendingOperation
+from aiolock.stores.redis.cluster._redirects import set_asking, slot_of_command
+from aiolock.stores.redis.cluster._slots import SLOTS, slot_of
+from aiolock.stores.redis.cluster._topology import Topology
 
 Value = TypeVar("Value")
 
@@ -28,19 +36,16 @@ _HOPS: Final = 4
 """Of a command's redirections, one in this many waits for a moment; the others are immediate."""
 
 
-class Routing:
+class Router:
     """The operations of one client, on their way to the masters."""
 
-    _client: str
-    _deliver: Deliver
-    _loop: asyncio.AbstractEventLoop
-    _news: asyncio.Event
-    """Set if there is a reason to ask for the slots."""
-
-    def __init__(self, topology: Topology) -> None:
-        self._closing = True
+    def __init__(self, topology: Topology, news: asyncio.Event) -> None:
+        """``news`` is set if there is a reason to ask for the slots."""
+        self._loop = asyncio.get_running_loop()
         self._topology = topology
-        self._unrouted: dict[PendingOperation, None] = {}
+        self._news = news
+        self.closing = False
+        self.unrouted: dict[PendingOperation, None] = {}
         """Operations on slots that no master has."""
         self._stranded = list[list[Command]]()
         """Commands that were sent to a master before its slot had none; each list of one slot."""
@@ -51,26 +56,68 @@ class Routing:
 
     # Operations
 
-    def _at(
+    def submit(self, operation: Operation[Value]) -> asyncio.Future[Value]:
+        """Start the operation at the master that has the slot of its name."""
+        return self._submit(slot_of(operation.name), operation)
+
+    def acquire(self, operation: Acquire) -> asyncio.Future[Answer]:
+        """The same; the first question of a waiter is dropped if it gives up."""
+        first = None if operation.ticket else operation.waiter
+        return self._submit(slot_of(operation.name), operation, must_run=False, first=first)
+
+    def release(self, operation: Release) -> asyncio.Future[int]:
+        """The same; nothing is sent for a waiter whose first question was not."""
+        if self._first and (first := self._first.pop(operation.waiter, None)) is not None:
+            first.future.cancel()
+            if not first.started:
+                nothing: asyncio.Future[int] = self._loop.create_future()
+                nothing.set_result(WAS_ABSENT)
+                return nothing
+        return self._submit(slot_of(operation.name), operation)
+
+    def renew(self, operation: Renew) -> asyncio.Future[list[bool | None]]:
+        """Start the renewal of one lease."""
+        return self._submit(slot_of(operation.renewals[0].name), operation)
+
+    def at(
+        self, slot: int, start: Callable[[Node], asyncio.Future[Value]]
+    ) -> asyncio.Future[Value]:
+        """Start something at the master that has this slot, once that serves us."""
+        node = self._topology.owners[slot]
+        if node is not None and node.ready:
+            return start(node)
+        return self._wait(slot, start)
+
+    def _submit(
         self,
         slot: int,
-        start: Callable[[RedisStore], asyncio.Future[Value]],
+        operation: Operation[Value],
         *,
         must_run: bool = True,
         first: WaiterId | None = None,
     ) -> asyncio.Future[Value]:
-        """Start it at the master that has this slot, once that serves us.
-
-        ``first``: the waiter whose first question it is; it is dropped if the waiter gives up.
-        """
         node = self._topology.owners[slot]
         if node is not None and node.ready:
-            return start(node)
+            return node.submit(operation)
+        submit = methodcaller("submit", operation)
+        return self._wait(slot, submit, must_run=must_run, first=first)
+
+    def _wait(
+        self,
+        slot: int,
+        start: Callable[[Node], asyncio.Future[Value]],
+        *,
+        must_run: bool = True,
+        first: WaiterId | None = None,
+    ) -> asyncio.Future[Value]:
+        """Start it later. ``first``: the waiter whose first question it is; it is dropped if the
+        waiter gives up.
+        """
         pending = PendingOperation(slot, start, self._unreachable(slot), must_run=must_run)
         if first is not None:
             self._first[first] = pending
             pending.future.add_done_callback(partial(self._answered_first, first))
-        if self._closing:
+        if self.closing:
             pending.give_up()
         else:
             self._hold_back(pending)
@@ -83,19 +130,19 @@ class Routing:
     def _hold_back(self, pending: PendingOperation) -> None:
         node = self._topology.owners[pending.slot]
         if node is None:
-            pending.wait_in(self._unrouted)
+            pending.wait_in(self.unrouted)
             self._news.set()
         elif node.ready:
             pending.go(node)
         else:
             node.hold_back(pending)
-            node.dial(self._client, self._deliver)
+            node.dial()
 
     def _unreachable(self, slot: int) -> Callable[[bool], Exception]:
         def error(refused: bool) -> Exception:  # noqa: FBT001  # called by `PendingOperation` alone
             node = self._topology.owners[slot]
             why = node.error if node else None
-            if self._closing:
+            if self.closing:
                 made = StoreError("the client was closed")
             elif node is None:
                 made = StoreError(f"no node of the cluster has the slot {slot}: see CLUSTER SLOTS")
@@ -111,7 +158,8 @@ class Routing:
 
     # Commands that were sent already
 
-    def _hand_on(self, node: Node, slots: set[int] | range = range(SLOTS)) -> None:
+    def hand_on(self, node: Node, slots: set[int] | range = range(SLOTS)) -> None:
+        """Send what this node has of these slots to the masters that have them now."""
         commands, pending = node.take(slots)
         by_slot: dict[int, list[Command]] = {}
         for command in commands:
@@ -125,26 +173,27 @@ class Routing:
         """Send these, of one slot, to the master that has it, once one has."""
         owner = self._topology.owners[slot_of_command(commands[0])]
         if owner is not None:
-            self._pass(commands, owner)
+            self.pass_on(commands, owner)
         else:
             self._limit(commands)
             self._stranded.append(commands)
             self._news.set()
 
-    def _pass(self, commands: list[Command], node: Node, *, asking: bool = False) -> None:
+    def pass_on(self, commands: list[Command], node: Node, *, asking: bool = False) -> None:
+        """Send these, of one slot, on to another node."""
         hops = commands[0].hops = commands[0].hops + 1
         if not node.ready:
             self._limit(commands)
-        node.dial(self._client, self._deliver)
+        node.dial()
         if hops % _HOPS or not node.ready:
             node.take_over(commands, asking=asking)
         else:
             set_asking(commands, asking=asking)
             node.hold(commands)
 
-    def _reroute_all(self) -> None:
+    def reroute_all(self) -> None:
         """Route all operations and commands again whose slots had no master."""
-        unrouted, self._unrouted = self._unrouted, {}
+        unrouted, self.unrouted = self.unrouted, {}
         for pending in unrouted:
             self._hold_back(pending)
         stranded, self._stranded = self._stranded, []
@@ -166,6 +215,12 @@ class Routing:
 
     def _give_up(self, command: Command) -> None:
         if not command.future.done():
-            command.future.set_exception(
-                self._unreachable(slot_of_command(command))(command.times == 0)
-            )
+            error = self._unreachable(slot_of_command(command))
+            command.future.set_exception(error(command.times == 0))
+
+    def give_up(self) -> None:
+        """End everything that waits for a master."""
+        self._first.clear()
+        self._stranded.clear()
+        for command in list(self._limits):
+            self._give_up(command)

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable
-from typing import Final
+from typing import Any, Final, cast
+
+from aiolock.stores.redis._companion import OnMessage
+from aiolock.stores.redis._wire import Wire
 
 _MOST: Final = 4096
 _LATE: Final = 10.0
@@ -40,3 +43,21 @@ class PushDeduplicator:
         """The connection is gone: a push that came by it may now come by another one."""
         for push in [push for push, (by, _) in self._seen.items() if by is connection]:
             del self._seen[push]
+
+
+class Deduplicated:
+    """The pushes of one subscription that have not come by another (a `Companion`)."""
+
+    def __init__(self, is_new: Callable[[bytes], bool]) -> None:
+        self._is_new = is_new
+
+    def connected(self, wire: Wire) -> None:
+        pass
+
+    def disconnected(self) -> None:
+        pass
+
+    def received(self, message: Any, pass_on: OnMessage) -> None:
+        of_channel = cast(list[bytes], message) if isinstance(message, list) else []
+        if of_channel[:1] != [b"message"] or self._is_new(of_channel[2]):
+            pass_on(message)

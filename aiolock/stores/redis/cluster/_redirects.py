@@ -10,7 +10,7 @@ from aiolock.stores.redis._command import Command
 from aiolock.stores.redis._errors import REDIRECTS, Refusal, code_of, is_half_done
 from aiolock.stores.redis._outbox import Outbox
 from aiolock.stores.redis._scripts import LIST, PASS, PRESENCE, RENEW, SLOTS
-from aiolock.stores.redis._slots import slot_of_key
+from aiolock.stores.redis.cluster._slots import slot_of_key
 
 _IN_A_MOMENT: Final = 0.02
 """Seconds after which a command is written again that a cluster cannot carry out just now."""

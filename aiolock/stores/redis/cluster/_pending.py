@@ -8,7 +8,6 @@ from functools import partial
 from typing import Any, Final
 
 from aiolock.stores.redis._outbox import COMMAND_TIMEOUT
-from aiolock.stores.redis._store import RedisStore
 
 _LONGER: Final = 0.25
 """Seconds by which its time is longer than a command's, since it may be started late."""
@@ -25,12 +24,14 @@ class PendingOperation:
     def __init__(
         self,
         slot: int,
-        start: Callable[[RedisStore], asyncio.Future[Any]],
+        start: Callable[[Any], asyncio.Future[Any]],
         error: Callable[[bool], Exception],
         *,
         must_run: bool,
     ) -> None:
-        """``error`` makes the error; its argument: whether certainly nothing was done."""
+        """``start`` starts it at a node. ``error`` makes the error; its argument: whether certainly
+        nothing was done.
+        """
         loop = asyncio.get_running_loop()
         self.slot = slot
         self.future: asyncio.Future[Any] = loop.create_future()
@@ -58,7 +59,7 @@ class PendingOperation:
         self._kept = kept
         kept[self] = None
 
-    def go(self, node: RedisStore) -> None:
+    def go(self, node: Any) -> None:
         """Start it there, if that is still wanted."""
         self._kept.pop(self, None)
         if self.future.done() and not self._goes_on:

@@ -13,11 +13,11 @@ from redis.exceptions import RedisError
 from aiolock.errors import StoreError
 from aiolock.stores.redis import _wire
 from aiolock.stores.redis._errors import Place, Refusal, address_of, store_error
-from aiolock.stores.redis._node import Node
 from aiolock.stores.redis._replies import Range, ranges
 from aiolock.stores.redis._scripts import command
-from aiolock.stores.redis._seeds import Seeds
-from aiolock.stores.redis._slots import SLOTS, UNNAMED, Address, Redirect
+from aiolock.stores.redis.cluster._node import Node
+from aiolock.stores.redis.cluster._seeds import Seeds
+from aiolock.stores.redis.cluster._slots import SLOTS, UNNAMED, Address, Redirect
 
 _ANSWER: Final = 2.0
 """Seconds for a node to answer which slots there are."""

@@ -11,23 +11,22 @@ from typing import Final
 
 import anyio
 
-from aiolock.copying import Uncopyable
 from aiolock.errors import StoreError
 from aiolock.protocol import AskAgain, Deliver, Reconnected
 from aiolock.stores._link_state import LinkState
 from aiolock.stores._opening import Opening
 from aiolock.stores.redis._command import Command
 from aiolock.stores.redis._errors import MismatchError, Refusal, code_of, is_half_done
+from aiolock.stores.redis._health import HEARTBEAT_TIMEOUT
 from aiolock.stores.redis._names import Names
-from aiolock.stores.redis._node import Node
-from aiolock.stores.redis._push_deduplicator import PushDeduplicator
 from aiolock.stores.redis._replies import Range
-from aiolock.stores.redis._routing import Routing
-from aiolock.stores.redis._seeds import Seeds
-from aiolock.stores.redis._session import HEARTBEAT_TIMEOUT
-from aiolock.stores.redis._sharded import ShardedNode, Tags
-from aiolock.stores.redis._slots import SLOTS, Address, Redirect, slot_of_key
-from aiolock.stores.redis._topology import Topology
+from aiolock.stores.redis.cluster._deduplicator import PushDeduplicator
+from aiolock.stores.redis.cluster._node import Node
+from aiolock.stores.redis.cluster._router import Router
+from aiolock.stores.redis.cluster._seeds import Seeds
+from aiolock.stores.redis.cluster._sharded import Tags
+from aiolock.stores.redis.cluster._slots import SLOTS, Address, Redirect, slot_of_key
+from aiolock.stores.redis.cluster._topology import Topology
 
 log = logging.getLogger("aiolock")
 
@@ -42,63 +41,67 @@ _ASKED: Final = 30.0
 """Seconds for which a node without slots is kept after a redirect to it."""
 
 
-class Masters(Uncopyable, Routing):
-    """All masters that one client knows, and their events (see `Neighbours`)."""
+class Masters:
+    """All masters that one opening of a client knows, and their events (see `Neighbours`)."""
 
-    def __init__(self, seeds: Seeds, prefix: str) -> None:
-        super().__init__(Topology(seeds, prefix))
+    def __init__(self, seeds: Seeds, prefix: str, client: str, deliver: Deliver) -> None:
         self._seeds = seeds
-        self._prefix = prefix
         self._names = Names(prefix)
+        self._client = client
+        self._deliver = deliver
+        self._loop = asyncio.get_running_loop()
         self._opening = Opening()
+        self._links = LinkState(deliver)
+        self._deduplicator = PushDeduplicator(self._loop.time)
+        self._tags = Tags() if seeds.sharded else None
+        self._news = asyncio.Event()
+        """Set if there is a reason to ask for the slots."""
         self._following: asyncio.Task[None] | None = None
         self._leaving = set[asyncio.Task[None]]()
         """The tasks that disconnect from nodes that are gone."""
-
-    # Opening and closing
-
-    async def open(self, client: str, deliver: Deliver) -> None:
-        self._closing = False
-        self._client = client
-        self._deliver = deliver
-        self._links = LinkState(deliver)
-        self._loop = asyncio.get_running_loop()
-        self._deduplicator = PushDeduplicator(self._loop.time)
-        self._tags = Tags()
-        self._topology = Topology(self._seeds, self._prefix)
-        self._news = asyncio.Event()
         self._asked: dict[Node, float] = {}
         """When a redirect last led to a node that may have no slots yet."""
         self._waits = False
         """Whether a waiter of ours has ever stood in a queue."""
+        self.topology = Topology(seeds, prefix)
+        self.router = Router(self.topology, self._news)
+
+    # Opening and closing
+
+    async def open(self) -> None:
+        """Ask for the slots, and connect to one master; `StoreError` if none works."""
         await self._opening.run(self._open(), self.aclose)
 
     async def _open(self) -> None:
         try:
-            self._learn(await self._topology.ask())
+            self.learn(await self.topology.ask())
             await self._open_first()
             if self._closing:  # our cancellation was lost in a driver
                 raise StoreError("the client was closed while it was opening")  # noqa: TRY301  # one place that cleans up
         except BaseException:
-            self._closing = True
+            self.router.closing = True
             with anyio.CancelScope(shield=True):
                 await self._leave_all()
             raise
         self._links.observed = True
         self._following = asyncio.create_task(self._follow(), name="aiolock follow the cluster")
 
+    @property
+    def _closing(self) -> bool:
+        return self.router.closing
+
     async def _open_first(self) -> None:
         """Connect to the master that keeps our host and process, or to another if it is down.
 
         A cluster that cannot work at all fails here.
         """
-        home = self._topology.owners[slot_of_key(self._names.client(self._client).encode())]
-        others = [node for node in self._topology.masters if node is not home]
+        home = self.topology.owners[slot_of_key(self._names.client(self._client).encode())]
+        others = [node for node in self.topology.masters if node is not home]
         random.shuffle(others)
         failure: StoreError | None = None
         for node in [home, *others] if home else others:
             try:
-                await node.open_now(self._client, self._deliver)
+                await node.open()
             except StoreError as error:
                 if isinstance(error.__cause__, MismatchError):
                     raise  # another master may not know of it yet, but will
@@ -108,15 +111,16 @@ class Masters(Uncopyable, Routing):
         else:
             raise failure or StoreError("a cluster without a master")
         if home is not None:
-            home.dial(self._client, self._deliver)
+            home.dial()
 
     async def aclose(self) -> None:
+        """Wait for what is under way, then leave all masters. Idempotent."""
         if self._opening.under_way:
-            self._closing = True
+            self.router.closing = True
             await self._opening.end()  # which disconnects
         if self._closing:
             return
-        self._closing = True
+        self.router.closing = True
         self._links.observed = False
         if self._following is not None:
             self._following.cancel()
@@ -124,13 +128,14 @@ class Masters(Uncopyable, Routing):
         await self._leave_all()
 
     async def _leave_all(self) -> None:
-        nodes = self._topology.nodes
-        pending = [each for node in nodes.values() for each in node.pending] + [*self._unrouted]
+        nodes = self.topology.nodes
+        pending = [each for node in nodes.values() for each in node.pending] + [
+            *self.router.unrouted
+        ]
         if under_way := [each.future for each in pending if not each.future.done()]:
             await asyncio.wait(under_way, timeout=HEARTBEAT_TIMEOUT)
         for each in pending:
             each.give_up()
-        self._first.clear()
         for task in list(self._leaving):
             task.cancel()
         if self._leaving:
@@ -139,22 +144,22 @@ class Masters(Uncopyable, Routing):
         while left := [node for node in nodes.values() if not node.gone]:
             await asyncio.gather(*(node.leave() for node in left))
         nodes.clear()
-        self._stranded.clear()
-        for command in list(self._limits):
-            self._give_up(command)
+        self.router.give_up()
 
     # The slots
 
     async def _follow(self) -> None:
         """Ask for the slots when there is a reason to, and now and then."""
         while not self._closing:
-            troubled = any(node.down or node.error for node in self._topology.nodes.values())
+            troubled = any(node.down or node.error for node in self.topology.nodes.values())
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(_SOON if troubled or self._unrouted else NOW_AND_THEN):
+                async with asyncio.timeout(
+                    _SOON if troubled or self.router.unrouted else NOW_AND_THEN
+                ):
                     await self._news.wait()
             self._news.clear()
             try:
-                self._learn(await self._topology.ask())
+                self.learn(await self.topology.ask())
             except StoreError:
                 pass  # no node answers: each operation fails with that
             except Exception:
@@ -164,20 +169,21 @@ class Masters(Uncopyable, Routing):
     def is_missing(self) -> None:
         self._news.set()
 
-    def _learn(self, found: Sequence[Range]) -> None:
+    def learn(self, found: Sequence[Range]) -> None:
+        """The masters have these slots now."""
         if self._closing:
             return
         owners: list[Node | None] = [None] * SLOTS
         for first, last, host, port in found:
             node = self._node_at((host, port))
             owners[first : last + 1] = [node] * (last + 1 - first)
-        topology = self._topology
+        topology = self.topology
         for (old, new), slots in topology.replace(owners).items():
             new.inherit()
             if old.ready:
                 new.takes_over = True
-                new.dial(self._client, self._deliver)
-            self._hand_on(old, slots)
+                new.dial()
+            self.router.hand_on(old, slots)
         now = self._loop.time()
         masters = {*owners}
         for node in list(topology.nodes.values()):
@@ -187,27 +193,24 @@ class Masters(Uncopyable, Routing):
             node.slots_changed()
         if self._waits:
             self._dial_all()
-        self._reroute_all()
+        self.router.reroute_all()
 
     def _node_at(self, address: Address) -> Node:
-        node = self._topology.nodes.get(address)
+        node = self.topology.nodes.get(address)
         if node is None:
-            node = self._make_node(address)
-            self._topology.nodes[address] = node
+            node = self.topology.nodes[address] = Node(
+                *(self._seeds.pool(address), self._names, address, self._client, self._deliver),
+                cluster=self,
+                tags=self._tags,
+            )
         return node
-
-    def _make_node(self, address: Address) -> Node:
-        pool = self._seeds.pool(address)
-        if self._seeds.sharded:
-            return ShardedNode(pool, self._prefix, address, self, self._tags)
-        return Node(pool, self._prefix, address, self)
 
     def _is_gone(self, node: Node) -> None:
         """The node is no master any more: send its unanswered commands to others."""
         served = node.ready
-        del self._topology.nodes[node.address]
+        del self.topology.nodes[node.address]
         self._asked.pop(node, None)
-        self._hand_on(node)
+        self.router.hand_on(node)
         self._deduplicator.forget(node)
         self._links.up(str(node.address))
         leaving = asyncio.create_task(node.leave(), name="aiolock leave a node")
@@ -227,7 +230,7 @@ class Masters(Uncopyable, Routing):
             elif code_of(refusal) == "CLUSTERDOWN":
                 self._news.set()
             return
-        address = self._topology.named(redirect, node)
+        address = self.topology.named(redirect, node)
         if address is None:
             node.hold(commands)
             self._news.set()
@@ -238,9 +241,9 @@ class Masters(Uncopyable, Routing):
         self._asked[other] = self._loop.time()
         if not asking:
             self._news.set()
-            self._topology.assign(redirect.slot, other)
+            self.topology.assign(redirect.slot, other)
             other.takes_over = not other.ready
-        self._pass(commands, other, asking=asking)
+        self.router.pass_on(commands, other, asking=asking)
 
     def _ask_anew(self, key: str) -> None:
         """Some of this name's keys were at another node in the middle of a script."""
@@ -260,11 +263,11 @@ class Masters(Uncopyable, Routing):
 
     def _dial_all(self) -> None:
         """Dial all: a slot may move to any of them, and we count as dead where we do not listen."""
-        for node in self._topology.masters:
-            node.dial(self._client, self._deliver)
+        for node in self.topology.masters:
+            node.dial()
 
     def slots_of(self, node: Node) -> frozenset[int]:
-        return self._topology.slots_of(node)
+        return self.topology.slots_of(node)
 
     def link(self, node: Node, error: Exception | None) -> None:
         if error is not None and node.down:

@@ -9,7 +9,7 @@ from typing import Any, Final
 from redis.asyncio import RedisCluster
 from redis.asyncio.connection import AbstractConnection, Connection, ConnectionPool, SSLConnection
 
-from aiolock.stores.redis._slots import Address
+from aiolock.stores.redis.cluster._slots import Address
 
 _KEPT: Final = (
     *("username", "password", "credential_provider", "client_name"),
