@@ -5,24 +5,25 @@ from __future__ import annotations
 from typing import Any, cast
 
 from aiolock.errors import StoreError
-from aiolock.protocol import Deliver
+from aiolock.protocol import Event, LinkChanged
 from aiolock.stores._link_state import LinkState
 
 
 class Heard:
-    """The deliver of a client that remembers what it was told."""
+    """Receives the events of a store, and remembers the states of its link."""
 
     def __init__(self) -> None:
         self.links = list[Exception | None]()
 
-    def link(self, error: Exception | None) -> None:
-        self.links.append(error)
+    def deliver(self, event: Event) -> None:
+        assert isinstance(event, LinkChanged)
+        self.links.append(event.error)
 
 
 def links(*, observed: bool = True) -> tuple[LinkState, list[Exception | None]]:
     """Those of a client, and what it is told."""
     heard = Heard()
-    links = LinkState(cast(Deliver, heard))
+    links = LinkState(heard.deliver)
     links.observed = observed
     return links, heard.links
 
@@ -62,7 +63,7 @@ def test_why_it_cannot_be_made_again() -> None:
 def test_reason_is_a_store_error() -> None:
     """With what the driver says, and whether it stays so; one that comes as such stays as it is."""
     heard = Heard()
-    link = LinkState(cast(Deliver, heard), lambda reason: isinstance(reason, PermissionError))
+    link = LinkState(heard.deliver, lambda reason: isinstance(reason, PermissionError))
     link.observed = True
     mine = StoreError("of another server")
     for reason in (OSError("cut"), PermissionError("forbidden"), TimeoutError(), mine):
