@@ -4,7 +4,7 @@ From the state of one name, an operation, the store's clock and the set of liste
 the answer, the new state, and the pushes: `Step.run`. It is the reference for every store: the
 memory store runs this very code, SQLite and MySQL run it in a transaction, and the Redis scripts
 and PostgreSQL functions are tested against it. Read `Step` beside ``redis/lua/*.lua``: each method
-that takes an operation is the script of the same name.
+that takes an operation is the script of the same name, and `Step.report_handoff` is ``pass.lua``.
 
 What holds after every step: an exclusive holder is alone; a fence is higher than all earlier ones
 of its name, including those that a client may have given by local hand-offs; and a step that ends a

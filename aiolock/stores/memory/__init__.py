@@ -1,4 +1,14 @@
-"""The embedded store: the protocol's state machine in this process, by the event loop's clock."""
+"""The embedded store: the protocol's state machine in this process, by the event loop's clock.
+
+An operation goes this way, which is also the order in which to read: `_store` (one client's link)
+submits it to `_queue` (the operations of one event loop, in order, and not too many in one
+iteration), and that has `_server` carry it out. The server has the states of all names, makes a
+`aiolock.stores.machine.Step` for each operation, and delivers the pushes to the clients that
+listen.
+
+Beside this way: `_reading` reads long statuses and pages in parts, `_listing` has the names of a
+page, and `_by_url` finds the server of a ``memory://`` URL.
+"""
 
 from __future__ import annotations
 

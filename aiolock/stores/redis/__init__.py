@@ -1,4 +1,16 @@
-"""Locks on Redis 6.2 and newer, or Valkey."""
+"""Locks on Redis 6.2 and newer, or Valkey.
+
+Read `_store` first: a table from each type of operation to what sends it. Then `_encoding` (the
+script and its arguments), ``lua/`` (the scripts, which `_scripts` puts together), `_replies`.
+
+* Commands: `_pipeline` is one connection for all tasks, made of `_outbox` (writes), `_queue` (keeps
+  over a break), `_reader` (pairs replies), `_deadlines` and `_link` (connects, by `_wire`).
+* Events: `_subscription` is the connection for pushes, and `_pushes` reads them.
+* Both connections: `_session` opens them, `_presence` says who we are, and `_health` checks them.
+* Stores around that store: `_sentinel_store` (a master that Sentinel names) and `_replicated` (only
+  what replicas have confirmed). `cluster` has a session for each master.
+* `_member` is a server of a quorum, on the same pipeline, with the scripts in ``lua/quorum``.
+"""
 
 from __future__ import annotations
 
