@@ -27,6 +27,7 @@ SPAN = re.compile(r"`([^`\n]+)`")
 FILE = re.compile(r"[\w./-]*\w\.(?:py|lua|sql|toml|md|yml|c)")
 FOLDER = re.compile(r"(?:aiolock|pytest_aiolock|tests|docs|benchmarks|examples|stores)/[\w/]*")
 MODULE = re.compile(r"aiolock(?:\.[a-z_]\w*)+(?:\.[A-Z]\w*)*")
+TEST = re.compile(r"test_\w+")
 TREES = ("tests", "docs", "docs-theme", "benchmarks", "examples", "pytest_aiolock", ".ci")
 
 # By page: what looks like the project's and is not.
@@ -78,6 +79,20 @@ def test_page_names_only_existing_paths(page: Path) -> None:
     """A page names no file, folder or module of the project that does not exist."""
     others = OTHERS.get(name_of(page), re.compile("(?!)"))
     assert not [span for span in spans(page) if is_missing(span) and not others.fullmatch(span)]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_page_names_only_existing_tests(page: Path) -> None:
+    """A test that a page names is in the file that the same line names before it."""
+    for line in FENCED.sub("", page.read_text("utf-8")).splitlines():
+        files = list[str]()
+        for span in SPAN.findall(line):
+            if span.startswith("tests/") and span.endswith(".py"):
+                files.append(span)
+            elif TEST.fullmatch(span):
+                assert files, f"{span}: in which file?"
+                sources = [(ROOT / file).read_text("utf-8") for file in files]
+                assert any(f"def {span}(" in source for source in sources), span
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -47,3 +49,14 @@ def test_nothing_in_proof_is_to_run_alone() -> None:
     """`make proof` has no run in which nothing runs beside a test, as `make test` has."""
     sources = (TESTS / "proof").rglob("*.py")
     assert [path for path in sources if "mark.alone" in path.read_text("utf-8")] == []
+
+
+def test_example_of_an_ablation_is_in_the_tables() -> None:
+    """The page shows a row as it is."""
+    page = (TESTS / "proof/README.md").read_text("utf-8")
+    (example,) = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)
+    (shown,) = tomllib.loads(example)["safeguard"]
+    rows = [row for table in safeguards.tables().values() for row in table]
+    (row,) = [row for row in rows if row.name == shown["name"]]
+    assert shown.pop("seconds")  # which this row does not need
+    assert shown == {key: getattr(row, key) for key in shown}
