@@ -16,7 +16,7 @@ asks, or the store itself carries out the `Rest` of the step.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, Final, Literal, NamedTuple, TypeVar
 
@@ -86,13 +86,13 @@ class Push(NamedTuple):
     event: NameEvent
 
 
-Work = Literal["advance", "count", "stuck", "once"]
+Work = Literal["advance", "count", "stuck", "once", "request"]
 """What a step has left to the next one.
 
 ``advance``: to grant the lock to the waiters at the head; ``count``: the same, for a count that was
 raised, to those behind the waiters that were passed over; ``stuck``: to remove the waiters of
 clients whose leases have ended, and then to grant the lock; ``once``: to remove the waiters whose
-work is done.
+work is done; ``request``: to ask the holders with higher fences to release it.
 """
 
 
@@ -106,7 +106,8 @@ class Rest(NamedTuple):
 
     work: Work
     behind: int | None = None
-    """The ticket up to which the queue was looked at; None if it begins at the head."""
+    """The ticket up to which the queue was looked at, or for ``request`` the fence; None if it
+    begins at the head."""
     ended: tuple[Grant, ...] = ()
     """For ``stuck``: a grant of each of those clients."""
 
@@ -417,19 +418,15 @@ class Step:
                     if client in removed:
                         self._push(client, GrantLost(self._name, *grant, "expired"))
                 self._advance()
+            case "request":
+                self._request(rest.behind or 0)
             case "advance" | "count":
                 self._advance(counted=rest.work == "count", behind=rest.behind)
 
     def request(self, _: RequestRelease) -> int:
         """See `RequestRelease`."""
-        held = [
-            holder.grant
-            for holder in self._state.holders.values()
-            if holder.end > self._ms and not holder.is_reserved
-        ]
-        for grant in held:
-            self._push(grant.waiter.client, ReleaseRequested(self._name, *grant))
-        return sum(self._listens(grant.waiter.client) for grant in held)
+        self._request(0)
+        return sum(self._listens(grant.waiter.client) for grant in self._held_behind(0))
 
     def break_(self, asked: Break) -> int:
         """See `Break`."""
@@ -733,6 +730,22 @@ class Step:
     def _is_enough(self, form: Form) -> bool:
         """Whether such waiters enter in several steps, if they are many."""
         return form.rule in (Rule.ALWAYS, Rule.PERMITS) or (form.counts and self._in_parts)
+
+    def _request(self, behind: int) -> None:
+        """Ask holders with higher fences to release the lock, not too many in one step."""
+        asked = 0
+        for grant in self._held_behind(behind):
+            if asked == self._part:
+                self.rest = Rest("request", behind)
+                break
+            self._push(grant.waiter.client, ReleaseRequested(self._name, *grant))
+            asked, behind = asked + 1, grant.fence
+
+    def _held_behind(self, fence: int) -> Iterator[Grant]:
+        """The grants that are held, with higher fences; in their order, as they were added."""
+        for grant, holder in self._state.holders.items():
+            if grant.fence > fence and holder.end > self._ms and not holder.is_reserved:
+                yield grant
 
     def _leave(self, *, counted: bool, behind: int | None) -> None:
         """Leave the rest of the waiters to another step, unless there is a rest already."""

@@ -45,7 +45,7 @@ from aiolock.protocol import (
     Status,
     WaiterId,
 )
-from aiolock.stores.machine import NameState, Push, Step
+from aiolock.stores.machine import NameState, Push, Rest, Step
 from aiolock.stores.postgres import _codec as codec
 from aiolock.stores.postgres import _schema
 from tests.support.databases import PostgresServer
@@ -60,6 +60,8 @@ CREATE OR REPLACE FUNCTION aiolock._clock() RETURNS bigint LANGUAGE sql AS
     $$ SELECT now FROM public.stage $$;
 CREATE OR REPLACE FUNCTION aiolock._listens(c text) RETURNS boolean LANGUAGE sql AS
     $$ SELECT c = ANY (alive) FROM public.stage $$;
+CREATE OR REPLACE FUNCTION aiolock._dead(cs text[], me text) RETURNS text[] LANGUAGE sql AS
+    $$ SELECT ARRAY(SELECT c FROM unnest(cs) c WHERE NOT aiolock._is_there(c, me)) $$;
 CREATE OR REPLACE FUNCTION aiolock._push(n bytea, c text, me text, what text) RETURNS void
 LANGUAGE plpgsql AS $$
 BEGIN
@@ -88,20 +90,35 @@ def changed(schema: str, function: str, number: str, new: int) -> str:
     begins = schema.index(f"CREATE OR REPLACE FUNCTION aiolock.{function}(")
     text = schema[begins : schema.index("END $$;", begins)] + "END $$;"
     assert text.count(number) == 1
-    return text.replace(number, re.sub(r"[0-9]+", str(new), number))
+    return text.replace(number, re.sub(r"[0-9]+", str(new), number, count=1))
 
 
 @pytest.fixture
 def few(stage: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """One enters in each step, and the next is told to ask; one lease ends in each step."""
     schema, most = _schema.statements(), protocol.GRANTS
-    bounds = {"_advance": f"granted >= {most} ", "_reap": f"LIMIT {most} "}
+    bounds = {"_advance": f"granted >= {most} ", "_reap": f"LIMIT {most}\n"}
     for function, number in bounds.items():
         stage.execute(changed(schema, function, number, 1).encode())
     monkeypatch.setattr(protocol, "GRANTS", 1)
     yield
     for function, number in bounds.items():
         stage.execute(changed(schema, function, number, most).encode())
+
+
+PART_OF = "CASE WHEN current_setting('aiolock.in_parts', true) = 'on' THEN 256::bigint END"
+
+
+@pytest.fixture
+def in_parts(stage: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Two waiters are looked at in each step, and what is left is done by others."""
+    schema = _schema.statements()
+    stage.execute(changed(schema, "_part", PART_OF, 2).encode())
+    stage.execute("SET aiolock.in_parts = on")
+    monkeypatch.setattr(protocol, "PART", 2)
+    yield
+    stage.execute("RESET aiolock.in_parts")
+    stage.execute(changed(schema, "_part", PART_OF, 256).encode())
 
 
 @pytest.fixture(autouse=True)
@@ -156,6 +173,10 @@ class Both:
         self.known = list[tuple[WaiterId, Form]]()
         self.tickets = dict[WaiterId, int]()
         self.said = list[str]()
+        self.in_parts = False
+        self.rest: Rest | None = None
+        self.rests = list[str]()
+        """What the functions have left to others."""
 
     def ask(self, function: str, *arguments: object) -> tuple[str, list[Push]]:
         """What the function in the database answers, and what it tells whom."""
@@ -166,14 +187,20 @@ class Both:
         row = self.stage.execute(call, decoded).fetchone()
         assert row is not None
         text, *pushes = row[0].split("\n")
-        told = []
+        told = list[Push]()
+        self.rests = [push for push in pushes if push.startswith(codec.REST)]
         for push in pushes:
+            if push in self.rests:
+                continue
             client, _, what = push.partition(" ")
             told.append(Push(client, codec.event(what, client)._replace(name=NAME)))
         return text, told
 
     def step(self) -> Step:
-        return Step(NAME, self.state, self.now, lambda client: client in self.alive, self.fence)
+        alive = self.alive
+        return Step(
+            NAME, self.state, self.now, alive.__contains__, self.fence, in_parts=self.in_parts
+        )
 
     def check(self, what: str, theirs: object, ours: object, step: Step, told: object) -> None:
         """The same answer, and the same pushes; those of one client in the same order."""
@@ -182,6 +209,16 @@ class Both:
         trace = "\n".join(self.said[-12:])
         assert alike(theirs) == alike(ours), trace
         assert by_client(told) == by_client(step.pushes), trace
+        assert self.rests == [said(rest) for rest in [step.rest] if rest is not None], trace
+        self.rest = step.rest
+
+    def do_the_rest(self) -> None:
+        """Go on with what the last step has left, until nothing is."""
+        while self.rest is not None:
+            step, rest = self.step(), self.rest
+            step.go_on(rest)
+            _, told = self.ask("go_on", self.key, "nobody", said(rest).removeprefix(codec.REST), 0)
+            self.check(f"go on {rest}", None, None, step, told)
 
     def waiter(self) -> tuple[WaiterId, Form]:
         if self.known and self.dice.random() < 0.6:
@@ -287,9 +324,19 @@ class Both:
 
     def request(self) -> None:
         step = self.step()
-        ours = step.run(RequestRelease(NAME))
+        ours, pushes = step.run(RequestRelease(NAME)), step.pushes
+        while step.rest is not None:
+            rest, step = step.rest, self.step()
+            step.go_on(rest)
+            pushes += step.pushes
+        step.pushes = pushes
         text, told = self.ask("request", self.key, "nobody", 0)
-        self.check("request", int(text), ours, step, told)
+        theirs, behind = codec.asked(text)
+        while behind:
+            text, more = self.ask("go_on", self.key, "nobody", f"request {behind}", 0)
+            some, behind = codec.asked(text)
+            theirs, told = theirs + some, told + more
+        self.check("request", theirs, ours, step, told)
 
     def break_(self) -> None:
         _, fence = self.holder()
@@ -358,6 +405,15 @@ def alike(answer: Any) -> Any:
             return answer
 
 
+def said(rest: Rest) -> str:
+    """What is left, as the functions say it."""
+    words: list[object] = [rest.work]
+    if rest.behind is not None:
+        words.append(rest.behind)
+    words += [f"{waiter.client}:{waiter.seq}:{fence}" for waiter, fence in rest.ended]
+    return codec.REST + " ".join(map(str, words))
+
+
 def by_client(pushes: Any) -> dict[str, list[str]]:
     """What each is told, in order; but for who is asked, or done with, at once."""
     found: dict[str, list[str]] = {}
@@ -373,7 +429,9 @@ def test_the_functions_and_the_machine_agree(stage: psycopg.Connection[Any], for
     agree(stage, forms, 1000 * [*FORMS].index(forms))
 
 
-def agree(stage: psycopg.Connection[Any], forms: str, first: int) -> None:
+def agree(
+    stage: psycopg.Connection[Any], forms: str, first: int, *, in_parts: bool = False
+) -> None:
     """Have them do the same, from this seed on, and compare."""
     often = ["acquire"] * 6 + ["release"] * 3 + ["go_on"] * 4
     seldom = ["renew", "downgrade", "request", "break_", "status", "read"]
@@ -383,8 +441,11 @@ def agree(stage: psycopg.Connection[Any], forms: str, first: int) -> None:
         seldom += ["post"] * 3 + ["resize"] * 2
     for seed in range(ROUNDS):
         both = Both(stage, FORMS[forms], first + seed)
+        both.in_parts = in_parts
         for _ in range(40):
             getattr(both, both.dice.choice(often + seldom))()
+            if in_parts and both.dice.random() < 0.8:  # else it is never done
+                both.do_the_rest()
 
 
 @pytest.mark.skipif(INSTALLED, reason="on the tree only: it is the same source")
@@ -393,6 +454,20 @@ def agree(stage: psycopg.Connection[Any], forms: str, first: int) -> None:
 def test_they_agree_if_few_enter_at_a_time(stage: psycopg.Connection[Any], forms: str) -> None:
     """The same, if one enters in each step, and one lease ends."""
     agree(stage, forms, 50_000 + 1000 * [*FORMS].index(forms))
+
+
+@pytest.mark.skipif(INSTALLED, reason="on the tree only: it is the same source")
+@pytest.mark.usefixtures("in_parts")
+@pytest.mark.parametrize("few_enter", [False, True])
+@pytest.mark.parametrize("forms", FORMS)
+def test_they_agree_on_each_part(
+    stage: psycopg.Connection[Any], request: pytest.FixtureRequest, forms: str, *, few_enter: bool
+) -> None:
+    """The same, if each step looks at two waiters; and on what it leaves to the next one."""
+    if few_enter:
+        request.getfixturevalue("few")
+    first = 70_000 + 1000 * [*FORMS].index(forms) + 10_000 * few_enter
+    agree(stage, forms, first, in_parts=True)
 
 
 LONG = 200_000_000

@@ -40,12 +40,17 @@ from aiolock.protocol import (
     Queued,
     ReadStatus,
     Release,
+    RequestRelease,
+    Rule,
     WaiterId,
 )
+from aiolock.stores import postgres
 from aiolock.stores._holders import Grant, Holder
 from aiolock.stores.machine import NameState, Step
 from aiolock.stores.memory import MemoryServer, MemoryStore
+from aiolock.stores.postgres import _codec as codec
 from aiolock.stores.postgres import _schema
+from aiolock.stores.postgres._settings import PINNED
 from aiolock.stores.redis import _scripts as scripts
 from aiolock.testing import Peer
 from aiolock.testing._peer import LONG, PLAIN, READER, Place, count_of
@@ -362,18 +367,221 @@ def test_postgres_does_not_look_again_at_the_dead_that_it_has_removed(
     assert min(took) < 1, took
 
 
+class Calls:
+    """The functions of a database, as a client calls them that goes on with what is left."""
+
+    def __init__(self, database: psycopg.Connection[Any], name: bytes) -> None:
+        self.database = database
+        self.name = name
+        self.now = int(self.value("SELECT aiolock.clock()"))
+        self.took = list[float]()
+        """Milliseconds of each call."""
+
+    def value(self, statement: str, *values: object) -> str:
+        row = self.database.execute(statement.encode(), values).fetchone()
+        assert row is not None
+        return str(row[0])
+
+    def call(self, call: str, *values: object) -> str:
+        """Call a function about the name, and note how long the server takes for that."""
+        cursor = psycopg.ClientCursor(self.database)
+        text = cursor.mogrify(f"SELECT aiolock.{call}".encode(), (self.name, *values))
+        took, _, answer = self.value("SELECT timed(%s)", text).partition(" ")
+        self.took.append(float(took))
+        return answer
+
+    def go_on(self, answer: str) -> None:
+        """Call for what is left after that answer, until nothing is."""
+        while "\nrest " in answer:
+            rest = answer.partition("\nrest ")[2].partition("\n")[0]
+            answer = self.call("go_on(%s, 'ada', %s, 0)", rest)
+
+    def acquire(self, who: str, form: Form) -> int:
+        """Acquire it, as the first; the fence."""
+        call = "SELECT aiolock.acquire(%s, %s, 0, %s, 60000, 0, true, 0, 0)"
+        return int(self.value(call, self.name, who, _form(form)).split()[1])
+
+    def waiters(self, form: Form = LOCK, *, clients: int = MANY) -> None:
+        """Queue so many, of clients that do not listen."""
+        self.database.execute(
+            b"INSERT INTO aiolock.waiters SELECT (aiolock._waiter(%s, %s + i, 'gone' || i %% %s, i,"
+            b" %s)).* FROM generate_series(1, %s) i",
+            (self.name, self.now - 10_000_000, clients, _form(form), MANY),
+        )
+        self.clients()
+
+    def readers(self, *, left: int = MINUTE) -> list[int]:
+        """Have so many clients hold it; their fences."""
+        first = self.now - 10_000_000
+        self.database.execute(
+            b"INSERT INTO aiolock.grants SELECT w.name, w.ticket, w.client, w.seq, %s, true, false,"
+            b" w.claim, w.shares, w.rule, w.number, w.declared, w.fixed, w.once, w.downgrades,"
+            b" w.after_loss, w.after_grant, w.period, w.priority FROM generate_series(1, %s) i,"
+            b" aiolock._waiter(%s, %s + i, 'gone' || i, i, %s) w",
+            (self.now // 1000 + left, MANY, self.name, first, _form(READER)),
+        )
+        self.clients()
+        return list(range(first + 1, first + MANY + 1))
+
+    def clients(self) -> None:
+        """The clients of these have listened once."""
+        self.database.execute(
+            b"INSERT INTO aiolock.clients SELECT 'gone' || i, 7000000 + i, 'host', 1"
+            b" FROM generate_series(0, %s) i ON CONFLICT DO NOTHING",
+            (MANY,),
+        )
+
+
+def _form(form: Form) -> str:
+    return codec.form(form).decode()
+
+
+def pg_dead(calls: Calls) -> str:
+    """A release, before waiters whose clients are gone."""
+    fence = calls.acquire("ada", LOCK)
+    calls.waiters()
+    return calls.call("release(%s, 'ada', 0, %s, true, 0)", fence)
+
+
+def pg_stuck(calls: Calls) -> str:
+    """A request that finds a lease ended, of a client with all the waiters."""
+    calls.acquire("gone0", LOCK)
+    calls.waiters(clients=1)
+    calls.database.execute(b"UPDATE aiolock.grants SET ends = 1 WHERE name = %s", (calls.name,))
+    return calls.call("acquire(%s, 'ada', 0, %s, 60000, 0, true, 0, 0)", _form(LOCK))
+
+
+def pg_stuck_readers(calls: Calls) -> str:
+    """The same, of leases of many clients, all of which wait."""
+    calls.readers(left=-MINUTE)
+    calls.waiters()
+    return calls.call("acquire(%s, 'ada', 0, %s, 60000, 0, true, 0, 0)", _form(LOCK))
+
+
+def pg_full(calls: Calls) -> str:
+    """A newcomer to a queue that may have no more."""
+    calls.acquire("ada", LOCK)
+    calls.waiters()
+    return calls.call("acquire(%s, 'ada', 1, %s, 60000, 0, true, %s, 0)", _form(LOCK), MANY)
+
+
+def pg_done(calls: Calls) -> str:
+    """Work is done that all wait for."""
+    once = replace(LOCK, once=True)
+    fence = calls.acquire("ada", once)
+    calls.waiters(once)
+    return calls.call("finish(%s, 'ada', 0, %s, 60000, 0)", fence)
+
+
+def pg_broken(calls: Calls) -> str:
+    """A part of the grants is broken."""
+    fences = calls.readers()
+    calls.waiters()
+    return calls.call("break_(%s, 'ada', %s)", fences[-GRANTS:])
+
+
+def pg_requested(calls: Calls) -> str:
+    """All holders are asked to release it."""
+    calls.readers()
+    answer = calls.call("request(%s, 'ada', 0)")
+    while behind := codec.asked(answer)[1]:
+        answer = calls.call("go_on(%s, 'ada', %s, 0)", f"request {behind}")
+    return answer
+
+
+def pg_downgrade(calls: Calls) -> str:
+    """A holder shares it from now on."""
+    fence = calls.acquire("ada", replace(LOCK, downgrades=True))
+    calls.waiters(READER)
+    return calls.call("downgrade(%s, 'ada', 0, %s)", fence)
+
+
+def pg_count(number: int) -> Callable[[Calls], str]:
+    """A count for which, or not for which, all wait."""
+
+    def case(calls: Calls) -> str:
+        calls.waiters(count_of(number), clients=1)
+        return calls.call("post(%s, 'gone0', 2, '', 0, '', 60000, 0)")
+
+    return case
+
+
+def pg_permits(calls: Calls) -> str:
+    """As many permits as waiters."""
+    form = Form(claim=9000, shared=True, rule=Rule.PERMITS, number=1, declared=MANY)
+    calls.waiters(form, clients=1)
+    return calls.call("resize(%s, 'gone0', 1, %s, 60000, 'x', 0)", MANY)
+
+
+def pg_status(calls: Calls) -> str:
+    """A part of a status."""
+    calls.readers()
+    calls.waiters()
+    return calls.call("status(%s, 128, %s, '', 0, 128, 0)", codec.FIRST[0])
+
+
+PG_CASES: Final[dict[str, Callable[[Calls], str]]] = {
+    "dead": pg_dead,
+    "stuck": pg_stuck,
+    "stuck readers": pg_stuck_readers,
+    "full": pg_full,
+    "done": pg_done,
+    "broken": pg_broken,
+    "requested": pg_requested,
+    "downgrade": pg_downgrade,
+    "count": pg_count(2),
+    "count not reached": pg_count(5),
+    "permits": pg_permits,
+    "status": pg_status,
+}
+TIMED: Final = """
+CREATE OR REPLACE FUNCTION timed(call text) RETURNS text LANGUAGE plpgsql AS $$
+DECLARE
+    began timestamptz := clock_timestamp();
+    answer text;
+BEGIN
+    EXECUTE call INTO answer;
+    RETURN concat_ws(' ', extract(epoch FROM clock_timestamp() - began) * 1000, answer);
+END $$;
+"""
+
+
+@pytest.mark.alone
+@pytest.mark.one_loop
+@pytest.mark.parametrize("case", PG_CASES)
+def test_no_postgres_function_is_long_with_ten_thousand_of_each(
+    postgres_server: PostgresServer, case: str
+) -> None:
+    """By the server's own clock, and the quickest of some: the machine may be busy."""
+    tries = list[list[float]]()
+    with postgres_server.connect() as database:
+        for name, value in PINNED.items():
+            database.execute(f"SET {name} = {value}".encode())
+        database.execute(TIMED.encode())
+        for number in range(4):  # of other names: after TRUNCATE, all would be planned again
+            calls = Calls(database, f"{case} {number}".encode())
+            calls.go_on(PG_CASES[case](calls))
+            tries.append(calls.took)
+        database.execute(b"TRUNCATE aiolock.names, aiolock.waiters, aiolock.grants")
+    quickest = [min(times) for times in zip(*tries, strict=True)]
+    assert max(quickest) < LIMIT, quickest
+
+
 # --- One part after the other
 
 
-@pytest.fixture(params=["redis", "memory"])
+@pytest.fixture(params=["redis", "memory", "postgres"])
 def connect(
     request: pytest.FixtureRequest, redis_server: RedisServer, prefix: str
 ) -> Callable[[], Peer]:
     """Makes clients of one store that ask nothing by themselves."""
+    if request.param == "redis":
+        return lambda: Peer(store_on(redis_server.url, prefix))
+    if request.param == "postgres":
+        url = request.getfixturevalue("postgres_server").url("app")
+        return lambda: Peer(postgres.from_url(url, prefix))
     server = MemoryServer()
-    return lambda: Peer(
-        MemoryStore(server) if request.param == "memory" else store_on(redis_server.url, prefix)
-    )
+    return lambda: Peer(MemoryStore(server))
 
 
 async def queue(peer: Peer, count: int, form: Form = PLAIN) -> list[Place]:
@@ -528,6 +736,16 @@ async def test_a_break_ends_all_of_many_grants(connect: Callable[[], Peer]) -> N
             each.fence for each in (await ours.store.submit(ReadStatus("n"))).holders
         ] == fences[4:]
         assert await ours.store.submit(Break("n", fences)) == 5
+
+
+async def test_all_of_many_holders_are_asked_to_release(connect: Callable[[], Peer]) -> None:
+    """In several parts, and the answer counts all of them."""
+    async with connect() as ours, connect() as theirs:
+        many = 2 * PART + 10
+        held = [await theirs.take("n", theirs.waiter(READER)) for _ in range(many)]
+        assert await ours.store.submit(RequestRelease("n")) == many
+        async with asyncio.timeout(10):
+            assert sorted([await theirs.requested_of() for _ in held]) == held
 
 
 async def test_a_lock_is_taken_from_all_of_many_holders(monkeypatch: pytest.MonkeyPatch) -> None:

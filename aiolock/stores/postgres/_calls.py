@@ -101,7 +101,16 @@ class Encoder:
 
     def request(self, asked: RequestRelease) -> Call:
         arguments = (self.key(asked.name), self._me)
-        return Call("request", asked.name, arguments, count, expires=True)
+        return Call("request", asked.name, arguments, _asked, expires=True)
+
+    def request_on(self, asked: RequestRelease, behind: int) -> Call:
+        """The rest of a `request`: the holders with higher fences than that."""
+        arguments = (self.key(asked.name), self._me, b"request %d" % behind)
+        return Call("go_on", asked.name, arguments, _asked, expires=True)
+
+    def go_on(self, name: str, rest: str) -> Call:
+        """The rest of another call, see `codec.REST`."""
+        return Call("go_on", name, (self.key(name), self._me, rest.encode(), b"0"), text)
 
     def downgrade(self, asked: Downgrade) -> Call:
         arguments = (
@@ -137,7 +146,6 @@ ENCODE: Final[Mapping[type, Callable[[Encoder, Any], Call]]] = {
     Release: Encoder.release,
     Renew: Encoder.renew,
     Finish: Encoder.finish,
-    RequestRelease: Encoder.request,
     Downgrade: Encoder.downgrade,
     Resize: Encoder.resize,
     Post: Encoder.post,
@@ -155,6 +163,10 @@ def text(text: str, _: bool) -> str:  # noqa: FBT001  # as `Decode`, and so are 
 def count(text: str, _: bool) -> int:  # noqa: FBT001
     """A number."""
     return int(text)
+
+
+def _asked(text: str, _: bool) -> tuple[int, int]:  # noqa: FBT001
+    return codec.asked(text)
 
 
 def _answer(text: str, _: bool) -> Answer:  # noqa: FBT001

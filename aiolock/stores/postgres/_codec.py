@@ -128,6 +128,18 @@ def event(text: str, client: str, name: str = "") -> NameEvent:
             raise ValueError(f"no push: {text!r}")
 
 
+REST: Final = "rest "
+"""The beginning of a line, among the pushes of an answer, that says what ``go_on`` is to do. It was
+left to another call, since others wait for each. If that is never made, the next call of anyone
+goes on with the head of the queue."""
+
+
+def asked(text: str) -> tuple[int, int]:
+    """How many holders were asked, and the fence behind which there are others; 0 for none."""
+    told, _, behind = text.partition(" ")
+    return int(told), int(behind or 0)
+
+
 CHECKED: Final = "checked"
 """The answer to a call about a grant that an open transaction has checked: its effect is deferred
 until that ends. The call is sent again until then, and has the answer of `DONE` for its caller."""

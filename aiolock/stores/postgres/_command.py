@@ -10,7 +10,7 @@ from aiolock._prompt import Prompt
 from aiolock.stores.postgres._calls import Call
 from aiolock.stores.postgres._wire import size
 
-_ALONE: Final = frozenset({"renew", "status", "snapshot", "sweep", "beat"})
+_ALONE: Final = frozenset({"renew", "status", "snapshot", "sweep", "beat", "go_on"})
 """Functions about several names, or that may take long."""
 
 _numbers: Final = itertools.count()

@@ -42,6 +42,8 @@ PINNED: Final = {
     "lock_timeout": "2000",
     "statement_timeout": "3000",
     "idle_in_transaction_session_timeout": "10000",
+    # We call `go_on` for what a function leaves. A schema that leaves nothing does not know this.
+    "aiolock.in_parts": "on",
 }
 """The settings of commands: of their session if it is ours, else of each of their transactions."""
 OWN: Final = (

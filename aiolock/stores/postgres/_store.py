@@ -14,7 +14,15 @@ import psycopg
 from aiolock._turns import Backlog
 from aiolock.copying import Uncopyable
 from aiolock.errors import StoreError
-from aiolock.protocol import Deliver, Operation, ReadPage, ReadStatus, Reconnected, ReportHandoff
+from aiolock.protocol import (
+    Deliver,
+    Operation,
+    ReadPage,
+    ReadStatus,
+    Reconnected,
+    ReportHandoff,
+    RequestRelease,
+)
 from aiolock.store import Features
 from aiolock.stores._link_state import LinkState
 from aiolock.stores._opening import Opening
@@ -154,6 +162,11 @@ class PostgresStore(Uncopyable):
     # Pushes
 
     def _on_pushes(self, name: str, pushes: Sequence[str]) -> None:
+        if any(push.startswith(codec.REST) for push in pushes):
+            for rest in [push for push in pushes if push.startswith(codec.REST)]:
+                call = self._encoder.go_on(name, rest.removeprefix(codec.REST))
+                self._pipe.call(call).add_done_callback(_ignore)
+            pushes = [push for push in pushes if not push.startswith(codec.REST)]
         self._pushes.add([partial(self._deliver_push, push, name) for push in pushes])
 
     def _deliver_push(self, push: str, name: str) -> None:
@@ -220,6 +233,8 @@ class PostgresStore(Uncopyable):
         if encode is not None:
             return self._pipe.call(encode(self._encoder, operation))
         match operation:
+            case RequestRelease():
+                return asyncio.ensure_future(self._request(operation))
             case ReadStatus():
                 return asyncio.ensure_future(self._reader.status(operation))
             case ReadPage():
@@ -234,8 +249,16 @@ class PostgresStore(Uncopyable):
             case _:
                 raise TypeError(f"no store has {operation!r}")
 
+    async def _request(self, asked: RequestRelease) -> int:
+        """Ask the holders, not too many in one call."""
+        told, behind = await self._pipe.call(self._encoder.request(asked))
+        while behind:
+            more, behind = await self._pipe.call(self._encoder.request_on(asked, behind))
+            told += more
+        return int(told)
+
 
 def _ignore(done: asyncio.Future[Any]) -> None:
-    """Ignore a failed heartbeat: the connection that failed is dealt with elsewhere."""
+    """Ignore a failed call: the connection that failed is dealt with elsewhere."""
     if not done.cancelled():
         done.exception()

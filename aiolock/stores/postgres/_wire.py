@@ -41,8 +41,11 @@ FUNCTIONS: Final = {
     "flush": 0,
     "notify_again": 1,
     "sweep": 1,
+    "go_on": 4,
 }
 """The functions that may be called, and their numbers of arguments."""
+LATER: Final = frozenset({"go_on"})
+"""Those that an earlier schema of this protocol lacks: it never asks for them."""
 
 _NOTHING: Final = 10
 """Empty results in a row that mean that the connection is lost: two are usual. After a failed
@@ -50,6 +53,7 @@ write, libpq gives them without waiting, for ever."""
 _FRAMES: Final = 64
 _FRAME: Final = 4
 """Bytes of a call beside its texts, and bytes for each argument."""
+_PREPARED: Final = tuple(function for function in FUNCTIONS if function not in LATER)
 _DONE: Final = (pq.ExecStatus.TUPLES_OK, pq.ExecStatus.COMMAND_OK)
 
 
@@ -82,10 +86,10 @@ class Wire:
 
     def _prepare(self) -> None:
         """Prepare all functions, before anything else, so that no failure can interrupt it."""
-        for function in FUNCTIONS:
+        for function in _PREPARED:
             self._pg.send_prepare(function.encode(), _call(function))
         self._pg.pipeline_sync()
-        self._sent.append((len(FUNCTIONS), self._is_prepared))
+        self._sent.append((len(_PREPARED), self._is_prepared))
 
     def _is_prepared(self, answers: list[Answer]) -> None:
         if isinstance(answers[0], Failed):
@@ -102,7 +106,7 @@ class Wire:
             if self._local:
                 self._pg.send_query_params(self._local, None)
             for function, arguments in batch:
-                if self._prepared:
+                if self._prepared and function in _PREPARED:
                     self._pg.send_query_prepared(function.encode(), arguments)
                 else:
                     self._pg.send_query_params(_call(function), arguments)

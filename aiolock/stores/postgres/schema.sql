@@ -44,7 +44,9 @@ BEGIN
     FOR f IN SELECT p.oid FROM pg_proc p
         WHERE p.pronamespace = 'aiolock'::regnamespace AND (p.proname, p.pronargs)
             IN (('release', 6), ('downgrade', 4), ('resize', 7), ('post', 8), ('status', 2),
-                ('snapshot', 3), ('_statuses', 2), ('_room', 5), ('_reap', 3))
+                ('snapshot', 3), ('_statuses', 2), ('_room', 5), ('_reap', 3), ('_advance', 7))
+            OR p.pronamespace = 'aiolock'::regnamespace AND (p.proname, p.prorettype) -- returned less
+            IN (('_reap', 'boolean'::regtype), ('_remove_dead', 'void'::regtype))
     LOOP
         EXECUTE concat('DROP FUNCTION ', f);
     END LOOP;
@@ -204,53 +206,76 @@ BEGIN
     RETURN us;
 END $$;
 
--- Whether a client listens. The listener holds its key exclusively. A check takes it shared, so
--- that two checks at once do not take each other for the listener.
+-- Whether the listener with this key is there. It holds the key exclusively. A check takes it shared,
+-- so that two checks at once do not take each other for the listener.
+--
+-- The lock is not kept until the transaction ends: one that finds thousands of dead clients would
+-- fill the server's table of locks, which is for all databases. In one expression, which nothing
+-- interrupts: a lock of the session would outlast a statement that is cancelled.
+--
+-- Just after a start of the server, clients have not had the time to come back. On both sides of it,
+-- as the clock may have been set back since, by a moment or by hours.
+CREATE OR REPLACE FUNCTION aiolock._is_held(k bigint) RETURNS boolean LANGUAGE sql AS $$
+    SELECT CASE WHEN pg_try_advisory_lock_shared(k) THEN NOT pg_advisory_unlock_shared(k)
+        ELSE true END
+        OR abs(extract(epoch FROM clock_timestamp() - pg_postmaster_start_time())) < 5
+$$;
+
+-- Whether a client listens.
 CREATE OR REPLACE FUNCTION aiolock._listens(c text) RETURNS boolean LANGUAGE plpgsql AS $$
 DECLARE
     k bigint;
-    held boolean;
 BEGIN
     SELECT key INTO k FROM aiolock.clients WHERE id = c;
-    IF NOT FOUND THEN
-        RETURN false;
-    END IF;
-    -- Not kept until the transaction ends: one that finds thousands of dead clients would fill the
-    -- server's table of locks, which is for all databases. In one expression, which nothing
-    -- interrupts: a lock of the session would outlast a statement that is cancelled.
-    held := CASE WHEN pg_try_advisory_lock_shared(k)
-        THEN NOT pg_advisory_unlock_shared(k) ELSE true END;
-    IF held THEN
-        RETURN true;
-    END IF;
-    -- Just after a start of the server, clients have not had the time to come back. On both sides of
-    -- it, as the clock may have been set back since, by a moment or by hours.
-    RETURN abs(extract(epoch FROM clock_timestamp() - pg_postmaster_start_time())) < 5;
+    RETURN FOUND AND aiolock._is_held(k);
 END $$;
 
 CREATE OR REPLACE FUNCTION aiolock._is_there(c text, me text) RETURNS boolean LANGUAGE sql AS $$
     SELECT c = me OR aiolock._listens(c)
 $$;
 
+-- Those of many clients that are not there.
+CREATE OR REPLACE FUNCTION aiolock._dead(cs text[], me text) RETURNS text[] LANGUAGE plpgsql AS $$
+BEGIN
+    RETURN ARRAY(SELECT c FROM unnest(cs) c LEFT JOIN aiolock.clients x ON x.id = c
+        WHERE c <> me AND (x.id IS NULL OR NOT aiolock._is_held(x.key)));
+END $$;
+
 -- Push to a client. The push for the asking client is in the answer. Those for others are sent by
 -- the `flush` that follows or, without one, by a NOTIFY at the commit.
 CREATE OR REPLACE FUNCTION aiolock._push(n bytea, c text, me text, what text) RETURNS void
 LANGUAGE plpgsql AS $$
+DECLARE
+    done text;
 BEGIN
     IF c = me THEN
-        PERFORM set_config('aiolock.own', concat(current_setting('aiolock.own', true), E'\n', what),
+        done := set_config('aiolock.own', concat(current_setting('aiolock.own', true), E'\n', what),
             true);
     ELSIF current_setting('aiolock.tells', true) = 'true' THEN
-        PERFORM set_config('aiolock.out', concat(current_setting('aiolock.out', true), E'\n', c, ' ',
+        done := set_config('aiolock.out', concat(current_setting('aiolock.out', true), E'\n', c, ' ',
             what, ' ', encode(n, 'hex')), false);
     ELSE
-        PERFORM pg_notify('aiolock:' || c, concat(what, ' ', encode(n, 'hex')));
+        done := pg_notify('aiolock:' || c, concat(what, ' ', encode(n, 'hex')));
     END IF;
 END $$;
 
 CREATE OR REPLACE FUNCTION aiolock._own() RETURNS text LANGUAGE sql AS $$
     SELECT coalesce(current_setting('aiolock.own', true), '')
 $$;
+
+-- How many waiters or holders one call looks at, if its client calls `go_on` for the rest, so that
+-- others need not wait for long: see `_leave`. NULL: all of them, for clients that do not.
+CREATE OR REPLACE FUNCTION aiolock._part() RETURNS bigint LANGUAGE sql AS $$
+    SELECT CASE WHEN current_setting('aiolock.in_parts', true) = 'on' THEN PART::bigint END
+$$;
+
+-- Leave this to another call, `go_on`, of the client that is answered. If that never comes, as the
+-- client ends, then the next call of anyone goes on with the head of the queue.
+CREATE OR REPLACE FUNCTION aiolock._leave(rest text) RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+    PERFORM set_config('aiolock.own',
+        concat(current_setting('aiolock.own', true), E'\nrest ', rest), true);
+END $$;
 
 CREATE OR REPLACE FUNCTION aiolock._waiter(n bytea, ticket bigint, c text, s bigint, form bigint[])
 RETURNS aiolock.waiters LANGUAGE sql AS $$
@@ -296,16 +321,30 @@ BEGIN
         AND d <> (SELECT declared FROM aiolock.names WHERE name = n);
 END $$;
 
+-- Until when the numbers of a name are kept for a holder, in ms.
+CREATE OR REPLACE FUNCTION aiolock._kept_for(w aiolock.waiters, lease bigint, us bigint)
+RETURNS bigint LANGUAGE sql AS $$
+    SELECT CASE WHEN w.shares THEN
+        us / 1000 + lease + A_MINUTE + greatest(w.after_loss, w.after_grant, w.period) ELSE 0 END
+$$;
+
+CREATE OR REPLACE FUNCTION aiolock._hold(
+    n bytea, w aiolock.waiters, f bigint, lease bigint, us bigint, is_claim boolean
+) RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+    INSERT INTO aiolock.grants VALUES (n, f, w.client, w.seq, us / 1000 + lease, w.shares, is_claim,
+        w.claim, w.shares, w.rule, w.number, w.declared, w.fixed, w.once, w.downgrades,
+        w.after_loss, w.after_grant, w.period, w.priority);
+END $$;
+
 CREATE OR REPLACE FUNCTION aiolock._grant(
     n bytea, w aiolock.waiters, lease bigint, us bigint, is_claim boolean
 ) RETURNS bigint LANGUAGE plpgsql AS $$
 DECLARE
     f bigint;
-    until bigint := 0;
+    until bigint := aiolock._kept_for(w, lease, us);
+    done text;
 BEGIN
-    IF w.shares THEN
-        until := us / 1000 + lease + 60000 + greatest(w.after_loss, w.after_grant, w.period);
-    END IF;
     -- Mostly there is a row, and this is cheaper than ON CONFLICT: that locks the row on its own.
     UPDATE aiolock.names SET fence = greatest(fence + 1, us), keep_until = greatest(keep_until, until)
         WHERE name = n RETURNING fence INTO f;
@@ -313,19 +352,18 @@ BEGIN
         f := us;
         INSERT INTO aiolock.names (name, fence, keep_until) VALUES (n, f, until);
     END IF;
-    INSERT INTO aiolock.grants VALUES (n, f, w.client, w.seq, us / 1000 + lease, w.shares, is_claim,
-        w.claim, w.shares, w.rule, w.number, w.declared, w.fixed, w.once, w.downgrades,
-        w.after_loss, w.after_grant, w.period, w.priority);
+    done := aiolock._hold(n, w, f, lease, us, is_claim);
     RETURN f;
 END $$;
 
 -- Remove the waiters of dead clients from the queue, which has so many: of `most` that stand side by
--- side, where the number says, if there are more; NULL: of all.
+-- side, where the number says, if there are more; NULL: of all. Returns how many these were.
 CREATE OR REPLACE FUNCTION aiolock._remove_dead(
     n bytea, me text, number bigint, waiting bigint, most bigint
-) RETURNS void LANGUAGE plpgsql AS $$
+) RETURNS bigint LANGUAGE plpgsql AS $$
 DECLARE
     first bigint := 0;
+    removed bigint;
 BEGIN
     IF waiting > most THEN
         -- PostgreSQL's remainder of a number below 0 is below 0, or 0.
@@ -338,11 +376,14 @@ BEGIN
         SELECT client, ticket, seq FROM aiolock.waiters WHERE name = n
             ORDER BY name, ticket, client, seq LIMIT most OFFSET first
     ), dead AS MATERIALIZED (
-        SELECT each.client FROM (SELECT DISTINCT client FROM looked) each
-            WHERE NOT aiolock._is_there(each.client, me)
-    ) DELETE FROM aiolock.waiters w USING looked, dead
-        WHERE w.name = n AND looked.client = dead.client
-        AND w.client = looked.client AND w.seq = looked.seq;
+        SELECT unnest(aiolock._dead(ARRAY(SELECT DISTINCT client FROM looked), me)) AS client
+    ), removed AS MATERIALIZED ( -- not all of many: others wait for this
+        SELECT looked.client, looked.seq FROM looked, dead WHERE looked.client = dead.client
+            LIMIT CASE WHEN most IS NOT NULL THEN PART END
+    ) DELETE FROM aiolock.waiters w USING removed
+        WHERE w.name = n AND w.client = removed.client AND w.seq = removed.seq;
+    GET DIAGNOSTICS removed = ROW_COUNT;
+    RETURN removed;
 END $$;
 
 -- How many permits are taken. It looks at all holders.
@@ -393,61 +434,133 @@ BEGIN
 END $$;
 
 -- Grant the lock from the head of the queue while waiters fit; returns the fence of the asking one.
--- With `counted`, waiters for a count that is still too low are passed over. After many grants, the
--- client of the next waiter gets a push to ask, and so goes on with them: others wait for this transaction.
--- Not within a group, which enters as a whole; nor for a count, where each waiter enters when it asks.
+-- With `counted`, waiters for a count that is still too low are passed over; so were those up to the
+-- ticket `behind`. After many grants, the client of the next waiter gets a push to ask, and so goes on
+-- with them: others wait for this transaction. Not within a group, which enters as a whole; nor for a
+-- count, where each waiter enters when it asks, and no other: that is left to `go_on`. So it is after
+-- many dead waiters, and before the first of those that `_reap` has left, behind `front` others.
 CREATE OR REPLACE FUNCTION aiolock._advance(
-    n bytea, us bigint, me text, asking bigint, ttl bigint, counted boolean, passing bigint
+    n bytea, us bigint, me text, asking bigint, ttl bigint, counted boolean, passing bigint,
+    behind bigint DEFAULT NULL, front bigint DEFAULT NULL
 ) RETURNS bigint LANGUAGE plpgsql AS $$
 DECLARE
     w aiolock.waiters;
+    first aiolock.waiters;
+    each aiolock.waiters;
+    part bigint := aiolock._part();
+    most bigint := least(part, front);
+    looked bigint := 0;
     room bigint;
     taken bigint;
+    permits_ bigint;
+    count_ bigint;
+    there text; -- a client that is there
     granted integer := 0;
+    lease bigint;
     f bigint;
+    until bigint := 0;
     mine bigint := 0;
+    done text;
 BEGIN
-    w.ticket := -9223372036854775808; w.client := ''; w.seq := 0;
+    w.ticket := coalesce(behind + 1, -9223372036854775808); w.client := ''; w.seq := 0;
     LOOP
         -- Behind the last one: until the transaction ends, this would look at all that it has removed.
         SELECT * INTO w FROM aiolock.waiters
             WHERE name = n AND (ticket, client, seq) > (w.ticket, w.client, w.seq)
             ORDER BY name, ticket, client, seq LIMIT 1;
         EXIT WHEN NOT FOUND;
-        IF NOT aiolock._is_there(w.client, me) THEN
-            DELETE FROM aiolock.waiters
-                WHERE name = n AND ticket = w.ticket AND client = w.client AND seq = w.seq;
+        IF looked >= most AND passing = 0 THEN
+            IF front IS NULL THEN -- else this is in what is left already
+                done := aiolock._leave(CASE WHEN counted
+                    THEN concat_ws(' ', 'count', behind) ELSE 'advance' END);
+            END IF;
+            EXIT;
+        END IF;
+        looked := looked + 1;
+        IF w.client = there THEN
+            NULL;
+        ELSIF aiolock._is_there(w.client, me) THEN
+            there := w.client;
+        ELSE
+            first := w; -- of a row of them, which go in one statement
+            FOR each IN SELECT * FROM aiolock.waiters
+                WHERE name = n AND (ticket, client, seq) > (w.ticket, w.client, w.seq)
+                ORDER BY name, ticket, client, seq
+                LIMIT CASE WHEN most IS NOT NULL THEN greatest(most - looked, 0) END
+            LOOP
+                EXIT WHEN each.client <> w.client AND aiolock._is_there(each.client, me);
+                looked := looked + 1;
+                w := each;
+            END LOOP;
+            DELETE FROM aiolock.waiters WHERE name = n
+                AND (ticket, client, seq) >= (first.ticket, first.client, first.seq)
+                AND (ticket, client, seq) <= (w.ticket, w.client, w.seq);
             CONTINUE;
         END IF;
         IF w.rule = '*' AND taken IS NULL THEN
             taken := aiolock._taken(n);
         END IF;
-        room := aiolock._room(n, w, us, me, passing, taken);
+        IF w.rule = '^' AND count_ IS NULL THEN
+            count_ := coalesce((SELECT count FROM aiolock.names WHERE name = n), 0);
+        END IF;
+        -- Most of many need no look at the tables: the holders share if the last one that came does.
+        IF w.rule = '^' AND count_ < w.number THEN
+            room := NULL;
+        ELSIF granted = 0 OR w.rule = '&' OR w.rule = '*' AND permits_ IS NULL THEN
+            room := aiolock._room(n, w, us, me, passing, taken);
+        ELSE
+            room := CASE WHEN w.shares AND (w.rule <> '*' OR taken + w.number <= permits_)
+                THEN passing END;
+        END IF;
         IF room IS NULL THEN
             EXIT WHEN NOT (counted AND w.rule = '^' AND w.declared = 0);
+            behind := w.ticket;
             CONTINUE;
         END IF;
-        IF granted >= GRANTS AND w.rule IN ('', '*') AND NOT (w.client = me AND w.seq = asking) THEN
-            PERFORM aiolock._push(n, w.client, me, concat_ws(' ', 'done', w.seq));
-            EXIT;
+        IF granted >= GRANTS AND w.rule <> '&' AND NOT (w.client = me AND w.seq = asking) THEN
+            IF w.rule <> '^' THEN
+                done := aiolock._push(n, w.client, me, concat_ws(' ', 'done', w.seq));
+                EXIT;
+            ELSIF part IS NOT NULL THEN
+                IF front IS NULL THEN
+                    done := aiolock._leave(CASE WHEN counted
+                        THEN concat_ws(' ', 'count', behind) ELSE 'advance' END);
+                END IF;
+                EXIT;
+            END IF;
         END IF;
         granted := granted + 1;
         passing := room;
         DELETE FROM aiolock.waiters
             WHERE name = n AND ticket = w.ticket AND client = w.client AND seq = w.seq;
+        -- The last fence is written once, below: each write of a row leaves one behind.
+        IF granted = 1 THEN
+            SELECT fence INTO f FROM aiolock.names WHERE name = n;
+        END IF;
+        f := greatest(f + 1, us);
+        lease := CASE WHEN w.client = me AND w.seq = asking THEN ttl ELSE w.claim END;
+        until := greatest(until, aiolock._kept_for(w, lease, us));
         IF w.client = me AND w.seq = asking THEN
-            mine := aiolock._grant(n, w, ttl, us, false);
+            mine := f;
+            done := aiolock._hold(n, w, f, lease, us, false);
         ELSE
-            f := aiolock._grant(n, w, w.claim, us, true);
-            PERFORM aiolock._push(n, w.client, me,
+            done := aiolock._hold(n, w, f, lease, us, true);
+            done := aiolock._push(n, w.client, me,
                 concat_ws(' ', 'granted', w.seq, aiolock._form(w), f, w.claim, us));
         END IF;
         EXIT WHEN NOT w.shares; -- no other fits beside it
         IF w.rule = '*' THEN
             taken := taken + w.number;
-            EXIT WHEN taken >= coalesce((SELECT permits FROM aiolock.names WHERE name = n), 0);
+            IF permits_ IS NULL THEN
+                permits_ := (SELECT permits FROM aiolock.names WHERE name = n);
+            END IF;
+            EXIT WHEN taken >= coalesce(permits_, 0);
         END IF;
     END LOOP;
+    IF granted > 0 THEN
+        INSERT INTO aiolock.names AS x (name, fence, keep_until) VALUES (n, f, until)
+            ON CONFLICT (name) DO UPDATE SET fence = f, keep_until = greatest(x.keep_until, until);
+    END IF;
     RETURN mine;
 END $$;
 
@@ -488,15 +601,67 @@ BEGIN
     RETURN true;
 END $$;
 
--- The grant was lost. Its client may have made local hand-offs since, under higher fences.
-CREATE OR REPLACE FUNCTION aiolock._end(n bytea, g aiolock.grants, me text, reason text)
-RETURNS void LANGUAGE plpgsql AS $$
+-- Grants were lost, the last of which has this fence. Their clients may have made local hand-offs
+-- since, under higher fences.
+CREATE OR REPLACE FUNCTION aiolock._pass(n bytea, f bigint) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
-    DELETE FROM aiolock.grants WHERE name = n AND fence = g.fence;
-    INSERT INTO aiolock.names AS x (name, fence) VALUES (n, g.fence + MAX_AHEAD)
-        ON CONFLICT (name) DO UPDATE SET fence = greatest(x.fence, g.fence + MAX_AHEAD);
-    IF g.client <> '-' THEN
-        PERFORM aiolock._push(n, g.client, me, concat_ws(' ', 'lost', g.seq, g.fence, reason));
+    INSERT INTO aiolock.names AS x (name, fence) VALUES (n, f + MAX_AHEAD)
+        ON CONFLICT (name) DO UPDATE SET fence = greatest(x.fence, f + MAX_AHEAD);
+END $$;
+
+-- Remove waiters of these clients, whose leases have ended, from the queue: of those behind that
+-- ticket, as many as one call looks at. `last`: the ticket up to which it has looked, and `front`: how
+-- many are in front of the others; NULL if there are no others. `gone`: whose waiters these were.
+CREATE OR REPLACE FUNCTION aiolock._remove_stuck(
+    n bytea, stuck text[], behind bigint, OUT gone text[], OUT last bigint, OUT front bigint
+) LANGUAGE plpgsql AS $$
+DECLARE
+    part bigint := aiolock._part();
+BEGIN
+    IF part IS NULL THEN
+        DELETE FROM aiolock.waiters WHERE name = n AND client = ANY (stuck);
+        RETURN;
+    END IF;
+    WITH looked AS MATERIALIZED (
+        SELECT ticket, client, seq FROM aiolock.waiters
+            WHERE name = n AND ticket > coalesce(behind, -9223372036854775808)
+            ORDER BY name, ticket, client, seq LIMIT part
+    ), removed AS (
+        DELETE FROM aiolock.waiters w USING looked
+            WHERE looked.client = ANY (stuck)
+            AND w.name = n AND w.client = looked.client AND w.seq = looked.seq RETURNING w.client
+    ) SELECT ARRAY(SELECT DISTINCT client FROM removed), (SELECT max(ticket) FROM looked)
+        INTO gone, last;
+    IF EXISTS (SELECT FROM aiolock.waiters WHERE name = n AND ticket > last) THEN
+        SELECT count(*) INTO front FROM (
+            SELECT FROM aiolock.waiters WHERE name = n AND ticket <= last LIMIT part) x;
+    ELSE
+        last := NULL;
+    END IF;
+END $$;
+
+-- Remove waiters from the queue whose work is done, and notify their clients: of those behind that
+-- ticket, as many as one call looks at.
+CREATE OR REPLACE FUNCTION aiolock._dismiss(n bytea, me text, behind bigint) RETURNS void
+LANGUAGE plpgsql AS $$
+DECLARE
+    w record;
+    last bigint;
+BEGIN
+    SELECT max(ticket) INTO last FROM (
+        SELECT ticket FROM aiolock.waiters
+            WHERE name = n AND ticket > coalesce(behind, -9223372036854775808)
+            ORDER BY name, ticket, client, seq LIMIT aiolock._part()) looked;
+    FOR w IN
+        WITH gone AS (
+            DELETE FROM aiolock.waiters WHERE name = n AND once AND ticket <= last
+                AND ticket > coalesce(behind, -9223372036854775808) RETURNING client, ticket, seq)
+        SELECT DISTINCT ON (client) client, seq FROM gone ORDER BY client, ticket, seq
+    LOOP
+        PERFORM aiolock._push(n, w.client, me, concat_ws(' ', 'done', w.seq));
+    END LOOP;
+    IF EXISTS (SELECT FROM aiolock.waiters WHERE name = n AND ticket > last) THEN
+        PERFORM aiolock._leave(concat_ws(' ', 'once', last));
     END IF;
 END $$;
 
@@ -522,18 +687,11 @@ END $$;
 -- The work of this grant is done, which is remembered until then (in ms): notify the waiters for it.
 CREATE OR REPLACE FUNCTION aiolock._done(n bytea, f bigint, until bigint, me text) RETURNS void
 LANGUAGE plpgsql AS $$
-DECLARE
-    w record;
 BEGIN
     DELETE FROM aiolock.grants WHERE name = n AND fence = f;
     INSERT INTO aiolock.grants VALUES (n, f, '-', 1, until, false, false, 0, false, '', 0, 0, true,
         true, false, 0, 0, 0, 0);
-    FOR w IN
-        WITH gone AS (DELETE FROM aiolock.waiters WHERE name = n AND once RETURNING client, seq)
-        SELECT client, min(seq) AS seq FROM gone GROUP BY client
-    LOOP
-        PERFORM aiolock._push(n, w.client, me, concat_ws(' ', 'done', w.seq));
-    END LOOP;
+    PERFORM aiolock._dismiss(n, me, NULL);
 END $$;
 
 -- The transaction that had checked this grant has ended: what was deferred until then. Its row is
@@ -553,31 +711,62 @@ END $$;
 -- End leases that are over; true if there were any. Not all at once if they are many: others wait for
 -- this transaction. That of the waiter which is asking is among them. If there are more, that waiter is
 -- made to ask again, by the answer, and the first waiter by a push: each goes on with them. A lease that
--- a transaction has checked lasts as long as that: see `check_fence`.
-CREATE OR REPLACE FUNCTION aiolock._reap(n bytea, us bigint, me text, asking bigint)
-RETURNS boolean LANGUAGE plpgsql AS $$
+-- a transaction has checked lasts as long as that: see `check_fence`. `front`: how many waiters are in
+-- front of those of which some may belong to stuck clients, and which are left to another call; NULL
+-- if none are.
+CREATE OR REPLACE FUNCTION aiolock._reap(
+    n bytea, us bigint, me text, asking bigint, OUT ended boolean, OUT front bigint
+) LANGUAGE plpgsql AS $$
 DECLARE
     g aiolock.grants;
     first aiolock.waiters;
+    over bigint[] := '{}';
+    top bigint;
     stuck text[] := '{}';
-    ended boolean := false;
+    unsure text[] := '{}'; -- a grant of each of these
+    last bigint;
+    done text;
 BEGIN
-    FOR g IN SELECT * FROM aiolock.grants WHERE name = n AND ends <= us / 1000
-        ORDER BY client = me AND seq = asking DESC, ends, fence LIMIT GRANTS FOR UPDATE SKIP LOCKED
+    ended := false;
+    -- Which ones these are is looked for apart: to sort the whole rows would take long.
+    FOR g IN SELECT held.* FROM (
+            SELECT fence AS due FROM aiolock.grants WHERE name = n AND ends <= us / 1000
+                ORDER BY client = me AND seq = asking DESC, ends, fence LIMIT GRANTS
+        ) ended JOIN aiolock.grants held ON name = n AND fence = due
+        ORDER BY client = me AND seq = asking DESC, ends, fence FOR UPDATE OF held SKIP LOCKED
     LOOP
         ended := true;
         IF g.ends <= 0 THEN
-            PERFORM aiolock._settle(n, g, us, me);
+            done := aiolock._settle(n, g, us, me);
             CONTINUE;
         END IF;
-        PERFORM aiolock._end(n, g, me, 'expired'), aiolock._close(n, g, us, g.ends, me);
+        over := over || g.fence;
+        IF g.client <> '-' THEN
+            done := aiolock._push(n, g.client, me, concat_ws(' ', 'lost', g.seq, g.fence, 'expired'));
+        END IF;
+        IF g.after_loss + g.after_grant + g.period > 0 THEN
+            DELETE FROM aiolock.grants WHERE name = n AND fence = ANY (over);
+            over := '{}'; -- another may come under this fence
+            done := aiolock._close(n, g, us, g.ends, me);
+        END IF;
+        top := greatest(top, g.fence);
         -- A claim must be confirmed, whether or not the lease is renewed afterwards.
         IF g.claimed OR NOT g.fixed THEN
+            IF NOT g.client = ANY (stuck) THEN
+                unsure := unsure || concat_ws(':', g.client, g.seq, g.fence);
+            END IF;
             stuck := stuck || g.client;
         END IF;
     END LOOP;
+    IF top IS NOT NULL THEN
+        DELETE FROM aiolock.grants WHERE name = n AND fence = ANY (over);
+        done := aiolock._pass(n, top);
+    END IF;
     IF stuck <> '{}' THEN
-        DELETE FROM aiolock.waiters WHERE name = n AND client = ANY (stuck);
+        SELECT x.last, x.front INTO last, front FROM aiolock._remove_stuck(n, stuck, NULL) x;
+        IF last IS NOT NULL THEN
+            done := aiolock._leave(concat_ws(' ', 'stuck', last, array_to_string(unsure, ' ')));
+        END IF;
     END IF;
     IF ended AND EXISTS (SELECT FROM aiolock.grants WHERE name = n AND ends <= us / 1000) THEN
         SELECT * INTO first FROM aiolock.waiters WHERE name = n
@@ -586,7 +775,6 @@ BEGIN
             PERFORM aiolock._push(n, first.client, me, concat_ws(' ', 'done', first.seq));
         END IF;
     END IF;
-    RETURN ended;
 END $$;
 
 -- Remember that this waiter gave up, for as long as copies of its questions may still come.
@@ -624,6 +812,7 @@ DECLARE
     ends_next bigint; -- when the first of the leases ends, in ms
     holds boolean; -- whether this one is a holder
     reaped boolean := false;
+    front bigint; -- see `_reap`
     line boolean; -- whether there are waiters
     last bigint; -- the ticket of the last waiter
     queued boolean;
@@ -648,20 +837,24 @@ BEGIN
     IF w.declared > 0 AND aiolock._differs(n, w.declared, us) THEN
         RETURN 'differs ' || (SELECT permits FROM aiolock.names WHERE name = n);
     END IF;
-    held := EXISTS (SELECT FROM aiolock.grants WHERE name = n);
+    SELECT ends INTO ends_next FROM aiolock.grants WHERE name = n ORDER BY name, fence LIMIT 1;
+    held := FOUND;
     IF held THEN
+        IF ends_next <= ms THEN -- of many, the first ones end first: without a look at all of them
+            SELECT x.ended, x.front INTO reaped, front FROM aiolock._reap(n, us, me, s) x;
+        END IF;
         LOOP
             SELECT bool_or(NOT shared), min(ends), bool_or(client = me AND seq = s)
                 INTO alone, ends_next, holds FROM aiolock.grants WHERE name = n;
             EXIT WHEN reaped OR ends_next > ms;
-            reaped := aiolock._reap(n, us, me, s);
+            SELECT x.ended, x.front INTO reaped, front FROM aiolock._reap(n, us, me, s) x;
             EXIT WHEN NOT reaped; -- a transaction has checked it
         END LOOP;
         IF holds THEN -- already
             SELECT * INTO g FROM aiolock.grants WHERE name = n AND client = me AND seq = s
                 ORDER BY name, fence LIMIT 1;
             IF reaped THEN -- the ended holder may have held back others
-                PERFORM aiolock._advance(n, us, me, 0, 0, false, 0);
+                PERFORM aiolock._advance(n, us, me, 0, 0, false, 0, NULL, front);
             END IF;
             RETURN concat_ws(' ', 'granted', g.fence, greatest(g.ends - ms, 0), 0, g.claimed::int)
                 || aiolock._own();
@@ -669,6 +862,8 @@ BEGIN
         IF w.once THEN
             SELECT * INTO g FROM aiolock.grants WHERE name = n AND client = '-' AND seq = 1;
             IF FOUND THEN
+                -- If it is not dismissed yet: the answer is final.
+                DELETE FROM aiolock.waiters WHERE name = n AND client = me AND seq = s;
                 RETURN concat_ws(' ', 'done', g.ends - ms) || aiolock._own();
             END IF;
         END IF;
@@ -696,7 +891,7 @@ BEGIN
                 DELETE FROM aiolock.waiters WHERE name = n AND client = me AND seq = s;
             END IF;
             IF passing > 0 THEN
-                PERFORM aiolock._advance(n, us, me, 0, 0, false, passing); -- those that came before
+                PERFORM aiolock._advance(n, us, me, 0, 0, false, passing, NULL, front); -- those that came before
             END IF;
             f := aiolock._grant(n, w, ttl, us, false);
             RETURN concat_ws(' ', 'granted', f, ttl, displaced, 0) || aiolock._own();
@@ -708,13 +903,13 @@ BEGIN
         IF asked = 0 AND max_waiters > 0 THEN
             SELECT count(*) INTO waiting FROM aiolock.waiters WHERE name = n;
             IF waiting >= max_waiters THEN
-                PERFORM aiolock._remove_dead(n, me, us, waiting, CHECKS_IF_FULL);
-                SELECT count(*), max(ticket) INTO waiting, last FROM aiolock.waiters
-                    WHERE name = n;
+                waiting := waiting - aiolock._remove_dead(n, me, us, waiting, CHECKS_IF_FULL);
+                last := (SELECT ticket FROM aiolock.waiters WHERE name = n
+                    ORDER BY name DESC, ticket DESC, client DESC, seq DESC LIMIT 1);
             END IF;
             IF waiting >= max_waiters THEN
                 IF opened AND w.rule <> '^' THEN -- dead waiters are removed: those behind may fit
-                    PERFORM aiolock._advance(n, us, me, 0, 0, false, 0);
+                    PERFORM aiolock._advance(n, us, me, 0, 0, false, 0, NULL, front);
                 END IF;
                 RETURN concat_ws(' ', 'full', waiting) || aiolock._own();
             END IF;
@@ -754,7 +949,7 @@ BEGIN
         END IF;
     END IF;
     IF opened AND w.rule <> '^' THEN
-        f := aiolock._advance(n, us, me, s, ttl, false, 0);
+        f := aiolock._advance(n, us, me, s, ttl, false, 0, NULL, front);
         IF f = 0 AND NOT wait AND NOT EXISTS (SELECT FROM aiolock.waiters WHERE name = n) THEN
             w.ticket := -9223372036854775808;
             IF aiolock._room(n, w, us, me, 0, NULL) IS NOT NULL THEN
@@ -767,13 +962,15 @@ BEGIN
     END IF;
 
     -- The lock is taken.
-    IF opened OR NOT wait THEN
-        SELECT * INTO g FROM aiolock.grants WHERE name = n ORDER BY ends, fence LIMIT 1;
+    IF (opened OR NOT wait) AND NOT (reaped AND coalesce(ends_next <= ms, false)) THEN
+        SELECT * INTO g FROM aiolock.grants WHERE name = n AND fence = (
+            SELECT fence FROM aiolock.grants WHERE name = n ORDER BY ends, fence LIMIT 1);
         ends_next := g.ends;
     END IF;
     -- A lease that is over, but prolonged by a transaction, ends with that transaction, so soon; or
     -- there were more than one call ends.
-    t := CASE WHEN ends_next IS NULL THEN KEEP_ALIVE WHEN ends_next > ms THEN ends_next - ms
+    t := CASE WHEN ends_next IS NULL AND strpos(aiolock._own(), E'\nrest ') > 0 THEN 0
+        WHEN ends_next IS NULL THEN KEEP_ALIVE WHEN ends_next > ms THEN ends_next - ms
         WHEN reaped THEN 0 ELSE 100 END;
     IF NOT wait THEN
         IF t = 0 THEN
@@ -940,23 +1137,45 @@ BEGIN
     RETURN CASE g.seq WHEN 1 THEN '1' WHEN 2 THEN 'checked' ELSE '0' END;
 END $$;
 
+-- Ask holders to release the lock, of those with higher fences; not too many at once. How many
+-- of them are there, and, if there are others, the last of these fences.
+CREATE OR REPLACE FUNCTION aiolock._request(n bytea, us bigint, me text, f bigint) RETURNS text
+LANGUAGE plpgsql AS $$
+DECLARE
+    g aiolock.grants;
+    most bigint := aiolock._part();
+    asked text[] := '{}';
+    dead text[];
+    last bigint;
+    behind bigint;
+    done text;
+BEGIN
+    FOR g IN SELECT * FROM aiolock.grants
+        WHERE name = n AND fence > f AND ends > us / 1000 AND client <> '-'
+        ORDER BY name, fence LIMIT most + 1
+    LOOP
+        IF cardinality(asked) = most THEN
+            behind := last;
+            EXIT;
+        END IF;
+        done := aiolock._push(n, g.client, me, concat_ws(' ', 'requested', g.seq, g.fence));
+        asked := asked || g.client;
+        last := g.fence;
+    END LOOP;
+    dead := aiolock._dead(ARRAY(SELECT DISTINCT unnest(asked)), me);
+    RETURN concat_ws(' ', (SELECT count(*) FROM unnest(asked) c WHERE NOT c = ANY (dead)),
+        behind);
+END $$;
+
 CREATE OR REPLACE FUNCTION aiolock.request(n bytea, me text, late bigint) RETURNS text
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     us bigint := aiolock._begin(n, false);
-    g aiolock.grants;
-    told bigint := 0;
 BEGIN
     IF late > 0 AND us > late THEN
         RETURN 'late ' || us;
     END IF;
-    FOR g IN SELECT * FROM aiolock.grants WHERE name = n AND ends > us / 1000 AND client <> '-'
-        ORDER BY name, fence
-    LOOP
-        PERFORM aiolock._push(n, g.client, me, concat_ws(' ', 'requested', g.seq, g.fence));
-        told := told + aiolock._is_there(g.client, me)::int;
-    END LOOP;
-    RETURN told || aiolock._own();
+    RETURN aiolock._request(n, us, me, 0) || aiolock._own();
 END $$;
 
 CREATE OR REPLACE FUNCTION aiolock.break_(n bytea, me text, fences bigint[]) RETURNS text
@@ -965,17 +1184,69 @@ DECLARE
     us bigint := aiolock._begin(n, false);
     g aiolock.grants;
     broken bigint := 0;
+    top bigint;
+    done text;
 BEGIN
     FOR g IN SELECT * FROM aiolock.grants WHERE name = n AND fence = ANY (fences) AND client <> '-'
         ORDER BY name, fence FOR UPDATE NOWAIT
     LOOP
         broken := broken + 1;
-        PERFORM aiolock._end(n, g, me, 'broken'), aiolock._close(n, g, us, us / 1000, me);
+        top := g.fence;
+        DELETE FROM aiolock.grants WHERE name = n AND fence = g.fence;
+        done := aiolock._push(n, g.client, me, concat_ws(' ', 'lost', g.seq, g.fence, 'broken'));
+        IF g.after_loss + g.after_grant + g.period > 0 THEN
+            done := aiolock._close(n, g, us, us / 1000, me);
+        END IF;
     END LOOP;
     IF broken > 0 THEN
-        PERFORM aiolock._advance(n, us, me, 0, 0, false, 0);
+        PERFORM aiolock._pass(n, top), aiolock._advance(n, us, me, 0, 0, false, 0);
     END IF;
     RETURN broken || aiolock._own();
+END $$;
+
+-- Go on with what an earlier call has left, see `_leave`; `late` matters for `request` only.
+CREATE OR REPLACE FUNCTION aiolock.go_on(n bytea, me text, rest text, late bigint) RETURNS text
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    us bigint := aiolock._begin(n, false);
+    words text[] := string_to_array(rest, ' ');
+    behind bigint := words[2];
+    grants text[] := words[3:];
+    gone text[];
+    last bigint;
+    front bigint;
+    g text;
+BEGIN
+    CASE words[1]
+        WHEN 'request' THEN
+            IF late > 0 AND us > late THEN
+                RETURN 'late ' || us;
+            END IF;
+            RETURN aiolock._request(n, us, me, behind) || aiolock._own();
+        WHEN 'once' THEN
+            PERFORM aiolock._dismiss(n, me, behind);
+        WHEN 'count' THEN
+            PERFORM aiolock._advance(n, us, me, 0, 0, true, 0, behind);
+        WHEN 'stuck' THEN
+            SELECT x.gone, x.last, x.front INTO gone, last, front FROM aiolock._remove_stuck(n,
+                ARRAY(SELECT split_part(each, ':', 1) FROM unnest(grants) each), behind) x;
+            IF last IS NOT NULL THEN
+                PERFORM aiolock._leave(
+                    concat_ws(' ', 'stuck', last, array_to_string(grants, ' ')));
+            END IF;
+            -- Some of them may have come back before they were removed: they ask once more.
+            FOREACH g IN ARRAY grants LOOP
+                IF split_part(g, ':', 1) = ANY (gone) THEN
+                    PERFORM aiolock._push(n, split_part(g, ':', 1), me,
+                        concat_ws(' ', 'lost', split_part(g, ':', 2), split_part(g, ':', 3),
+                            'expired'));
+                END IF;
+            END LOOP;
+            PERFORM aiolock._advance(n, us, me, 0, 0, false, 0, NULL, front);
+        ELSE
+            PERFORM aiolock._advance(n, us, me, 0, 0, false, 0);
+    END CASE;
+    RETURN '0' || aiolock._own();
 END $$;
 
 CREATE OR REPLACE FUNCTION aiolock.downgrade(
@@ -1251,7 +1522,7 @@ BEGIN
                 g.declared, g.fixed, g.once, g.downgrades, g.after_loss, g.after_grant, g.period,
                 g.priority)::aiolock.waiters), g.fence, g.ends - us / 1000, us));
     END LOOP;
-    IF aiolock._reap(n, us, '', 0) THEN
+    IF (aiolock._reap(n, us, '', 0)).ended THEN
         PERFORM aiolock._advance(n, us, '', 0, 0, false, 0);
     END IF;
     SELECT * INTO first FROM aiolock.waiters WHERE name = n

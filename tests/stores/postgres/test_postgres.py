@@ -844,7 +844,7 @@ async def test_nobody_is_dead_just_after_a_start(own_postgres: PostgresServer) -
 @pytest.mark.one_loop
 async def test_a_clock_that_was_set_back_since_the_start(own_rights: PostgresServer) -> None:
     """The server seems to start in the future; by then the dead have been dead for long."""
-    source = "SELECT pg_get_functiondef('aiolock._listens(text)'::regprocedure)"
+    source = "SELECT pg_get_functiondef('aiolock._is_held(bigint)'::regprocedure)"
     ((function,),) = own_rights.execute(source)
     begun = "pg_postmaster_start_time()"
     assert function.count(begun) == 1
@@ -1337,7 +1337,7 @@ def test_where_a_service_is(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_schema_has_the_values_of_the_protocol_and_no_names_of_constants() -> None:
     """The file names them; the database is given numbers alone."""
     text = _schema.statements()
-    assert f"g.fence + {protocol.MAX_AHEAD})" in text
+    assert f"f + {protocol.MAX_AHEAD})" in text
     assert f"w.ticket % {protocol.LOOKERS} = 0" in text
     names = {name for name in vars(protocol) if name.isupper()}
     assert not names & set(re.findall(r"\w+", text))
@@ -1355,6 +1355,16 @@ async def test_a_function_that_is_missing(own_postgres: PostgresServer) -> None:
     own_postgres.execute("DROP FUNCTION aiolock.notify_again")
     with pytest.raises(aiolock.StoreError, match=r"no function notify_again .*init-db URL"):
         await aiolock.connect(own_postgres.url("app")).open()
+
+
+@pytest.mark.one_loop
+async def test_a_schema_that_leaves_nothing_to_other_calls_will_do(
+    own_postgres: PostgresServer,
+) -> None:
+    """It is older, has no function for that, and does all at once."""
+    own_postgres.execute("DROP FUNCTION aiolock.go_on")
+    async with aiolock.connect(own_postgres.url("app")) as client, client.lock("x"):
+        assert not await client.lock("y").request_release()
 
 
 async def test_a_command_that_fails_at_the_opening(own_postgres: PostgresServer) -> None:
