@@ -440,10 +440,10 @@ class Differential(RuleBasedStateMachine):
 
     @rule()
     def request(self) -> None:
-        keys, values = [self.real.votes], (self.real.names.channels, 0)
+        keys, values = [self.real.votes], (self.real.names.channels, "", "", 0)
         real = self.real.call(scripts.REQUEST, *values, keys=keys)
         step = self.model.step()
-        assert real == step.request()
+        assert real == (step.request(), None)
         self.model.done(step)
 
     @rule(

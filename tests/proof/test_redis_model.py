@@ -442,10 +442,17 @@ class Scripts:
         return int(self._call(scripts.BREAK, self.keys, self.names.channels, *fences))
 
     def request(self, not_after: int = 0) -> int | Late:
-        told: int | Late = self._call(
-            scripts.REQUEST, self.keys[:1], self.names.channels, not_after
-        )
-        return told
+        told, behind = 0, ("", "")
+        while True:
+            values = (self.names.channels, *behind, not_after)
+            reply: replies.Asked | Late = self._call(scripts.REQUEST, self.keys[:1], *values)
+            if isinstance(reply, Late):
+                return reply
+            more, last = reply
+            told += more
+            if last is None:
+                return told
+            behind = last[0].decode(), last[1].decode()
 
     def downgrade(self, waiter: str, fence: int) -> int:
         values = (waiter, fence, self.names.channels)

@@ -185,6 +185,12 @@ def tombstones(lua: Scripts) -> Callable[[], object]:
     return lambda: lua.release(*held, tombstone_until=stamp(lua) + 1_000_000)
 
 
+def requested(lua: Scripts) -> Callable[[], object]:
+    """All holders are asked to release it."""
+    readers(lua)
+    return lua.request
+
+
 def status(lua: Scripts) -> Callable[[], object]:
     """A part of a status."""
     readers(lua)
@@ -208,6 +214,7 @@ def status(lua: Scripts) -> Callable[[], object]:
         count_not_reached,
         permits,
         tombstones,
+        requested,
         status,
     ],
 )
@@ -373,6 +380,8 @@ class Calls:
     def __init__(self, database: psycopg.Connection[Any], name: bytes) -> None:
         self.database = database
         self.name = name
+        self.me = "ada"
+        """The client that goes on: it is there, though it does not listen."""
         self.now = int(self.value("SELECT aiolock.clock()"))
         self.took = list[float]()
         """Milliseconds of each call."""
@@ -394,7 +403,7 @@ class Calls:
         """Call for what is left after that answer, until nothing is."""
         while "\nrest " in answer:
             rest = answer.partition("\nrest ")[2].partition("\n")[0]
-            answer = self.call("go_on(%s, 'ada', %s, 0)", rest)
+            answer = self.call("go_on(%s, %s, %s, 0)", self.me, rest)
 
     def acquire(self, who: str, form: Form) -> int:
         """Acquire it, as the first; the fence."""
@@ -501,6 +510,7 @@ def pg_count(number: int) -> Callable[[Calls], str]:
 
     def case(calls: Calls) -> str:
         calls.waiters(count_of(number), clients=1)
+        calls.me = "gone0"
         return calls.call("post(%s, 'gone0', 2, '', 0, '', 60000, 0)")
 
     return case
@@ -510,6 +520,7 @@ def pg_permits(calls: Calls) -> str:
     """As many permits as waiters."""
     form = Form(claim=9000, shared=True, rule=Rule.PERMITS, number=1, declared=MANY)
     calls.waiters(form, clients=1)
+    calls.me = "gone0"
     return calls.call("resize(%s, 'gone0', 1, %s, 60000, 'x', 0)", MANY)
 
 
@@ -534,6 +545,11 @@ PG_CASES: Final[dict[str, Callable[[Calls], str]]] = {
     "permits": pg_permits,
     "status": pg_status,
 }
+SETTLED: Final = """
+SELECT pg_sleep(greatest(
+    0.0, 5.1 - extract(epoch FROM clock_timestamp() - pg_postmaster_start_time())))
+"""
+"""Waits until who does not listen is taken for dead."""
 TIMED: Final = """
 CREATE OR REPLACE FUNCTION timed(call text) RETURNS text LANGUAGE plpgsql AS $$
 DECLARE
@@ -558,6 +574,8 @@ def test_no_postgres_function_is_long_with_ten_thousand_of_each(
         for name, value in PINNED.items():
             database.execute(f"SET {name} = {value}".encode())
         database.execute(TIMED.encode())
+        database.execute(b"SET statement_timeout = '1min'")
+        database.execute(SETTLED.encode())
         for number in range(4):  # of other names: after TRUNCATE, all would be planned again
             calls = Calls(database, f"{case} {number}".encode())
             calls.go_on(PG_CASES[case](calls))

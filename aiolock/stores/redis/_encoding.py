@@ -78,7 +78,6 @@ class Encoding:
             ReportHandoff: self._report_handoff,
             Renew: self._renew,
             Finish: self._finish,
-            RequestRelease: self._request_release,
             Downgrade: self._downgrade,
             Resize: self._resize,
             Post: self._post,
@@ -120,9 +119,11 @@ class Encoding:
         arguments = self._names.three(operation.name) + values + self._channels
         return Call(scripts.FINISH, 8, arguments, leaves_tombstone=True)
 
-    def _request_release(self, operation: RequestRelease) -> Call:
-        arguments = bulk(1) + self._names.holders(operation.name) + self._channels
-        return Call(scripts.REQUEST, 3, arguments, expires=True)
+    def request_release(self, operation: RequestRelease, behind: tuple[bytes, bytes]) -> Call:
+        """Ask those of the holders that come behind that place, the end of a lease and a grant."""
+        place = b"".join(map(bulk, behind))
+        arguments = bulk(1) + self._names.holders(operation.name) + self._channels + place
+        return Call(scripts.REQUEST, 5, arguments, expires=True)
 
     def _downgrade(self, operation: Downgrade) -> Call:
         who = self._text(operation.name, operation.waiter, operation.form)

@@ -307,9 +307,26 @@ class RedisMember(Uncopyable):
         self._call(voting.BREAK, 7, self._names.three(name) + values, on_reply)
 
     def request(self, name: str, on_reply: OnReply) -> None:
+        self._request(name, (b"", b""), 0, on_reply)
+
+    def _request(
+        self, name: str, behind: tuple[bytes, bytes], before: int, on_reply: OnReply
+    ) -> None:
+        """Ask those behind that place; ``before``: how many were asked."""
+
+        def asked(reply: Any, error: Exception | None) -> None:
+            if error is not None:
+                on_reply(None, error)
+                return
+            told, last = reply
+            if last is None:
+                on_reply(before + told, None)
+            else:
+                self._request(name, last, before + told, on_reply)
+
         votes = self._names.keys(name)[0]
-        values = bulk(1) + bulk(votes) + self._channels
-        self._call(scripts.REQUEST, 3, values, on_reply, expires=True)
+        values = b"".join((bulk(1), bulk(votes), self._channels, *map(bulk, behind)))
+        self._call(scripts.REQUEST, 5, values, asked, expires=True)
 
     def status(self, name: str, on_reply: OnReply, *, waiters: bool = True) -> None:
         reading = asyncio.get_running_loop().create_task(self._status(name, waiters=waiters))

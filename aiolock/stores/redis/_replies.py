@@ -103,6 +103,18 @@ _ANSWERS: Final[tuple[Callable[..., Answer], ...]] = (_busy, Granted, _queued, F
 """By the first number of the acquire script's reply."""
 
 
+Asked = tuple[int, tuple[bytes, bytes] | None]
+"""How many holders were asked to release a lock, and the lease end and the grant of the last one of
+them, if there are others."""
+
+
+def asked(reply: Any) -> Asked:
+    if isinstance(reply, int):
+        return reply, None
+    told, end, grant = reply
+    return int(told), (end, grant)
+
+
 def flags(reply: Any) -> list[bool | None]:
     return [None if flag < 0 else flag == 1 for flag in reply]
 

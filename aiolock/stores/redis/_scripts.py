@@ -14,6 +14,7 @@ from aiolock.stores import _member
 from aiolock.stores.redis._replies import (
     answer,
     as_is,
+    asked,
     broken_before,
     flags,
     listed,
@@ -192,7 +193,7 @@ PASS: Final = Script("pass", was, was_before)
 RENEW: Final = Script("renew", flags)
 BREAK: Final = Script("break", int, broken_before)
 FINISH: Final = Script("finish", was, was_before)
-REQUEST: Final = Script("request", int)
+REQUEST: Final = Script("request", asked)
 DOWNGRADE: Final = Script("downgrade", int)
 RESIZE: Final = Script("resize", int)
 POST: Final = Script("post", int)

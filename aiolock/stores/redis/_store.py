@@ -21,18 +21,20 @@ from aiolock.protocol import (
     ReadStatus,
     Release,
     Renew,
+    RequestRelease,
     Status,
 )
 from aiolock.store import Features
 from aiolock.stores.redis import _scripts as scripts
 from aiolock.stores.redis._companion import Companion
-from aiolock.stores.redis._encoding import Encoding, Text, waiter_texts
+from aiolock.stores.redis._encoding import Call, Encoding, Text, waiter_texts
 from aiolock.stores.redis._errors import Place, address_of
 from aiolock.stores.redis._lone_node import is_node
 from aiolock.stores.redis._names import Names
 from aiolock.stores.redis._pipeline import Pipeline
 from aiolock.stores.redis._protocol import PROTOCOL
 from aiolock.stores.redis._reading import StatusReader
+from aiolock.stores.redis._replies import Asked
 from aiolock.stores.redis._scripts import bulk
 from aiolock.stores.redis._sentinel import Address, is_managed
 from aiolock.stores.redis._session import MakePipe, Session
@@ -125,6 +127,7 @@ class Operations:
         self.table: dict[type[Operation[Any]], Callable[[Any], asyncio.Future[Any]]] = {
             Acquire: self._acquire,
             Release: self._release,
+            RequestRelease: self._request_release,
             ReadStatus: self._read_status,
             ReadPage: self._read_page,
             **dict.fromkeys(self._encoding.calls, self._call),
@@ -181,12 +184,26 @@ class Operations:
         return self._pipe.call(scripts.RELEASE, 8, arguments, leaves_tombstone=True)
 
     def _call(self, operation: Operation[Any]) -> asyncio.Future[Any]:
-        script, count, arguments, expires, tombstone = self._encoding.calls[operation.__class__](
-            operation
-        )
+        return self._send(self._encoding.calls[operation.__class__](operation))
+
+    def _send(self, call: Call) -> asyncio.Future[Any]:
+        script, count, arguments, expires, tombstone = call
         return self._pipe.call(
             script, count, arguments, expires=expires, leaves_tombstone=tombstone
         )
+
+    def _request_release(self, operation: RequestRelease) -> asyncio.Future[int]:
+        return asyncio.ensure_future(self._ask_holders(operation))
+
+    async def _ask_holders(self, operation: RequestRelease) -> int:
+        """Ask them to release it, not too many in one command."""
+        asked: Asked = await self._send(self._encoding.request_release(operation, (b"", b"")))
+        told, behind = asked
+        while behind is not None:
+            asked = await self._send(self._encoding.request_release(operation, behind))
+            more, behind = asked
+            told += more
+        return told
 
     def _read_status(self, operation: ReadStatus) -> asyncio.Future[Status]:
         return asyncio.ensure_future(self._reader.status(operation.name, waiters=operation.waiters))
