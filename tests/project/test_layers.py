@@ -26,7 +26,6 @@ CORE = [
     "aiolock._turns",
     "aiolock.text",
     "aiolock.protocol",
-    "aiolock._adapters",
     "aiolock.store",
     "aiolock.errors",
     "aiolock.observer",
@@ -90,7 +89,7 @@ CORE = [
 STORE = {
     *("aiolock._clock", "aiolock._futures", "aiolock.backoff", "aiolock.copying"),
     *("aiolock._prompt", "aiolock._turns", "aiolock._urls"),
-    *("aiolock.text", "aiolock.protocol", "aiolock._adapters", "aiolock.store", "aiolock.errors"),
+    *("aiolock.text", "aiolock.protocol", "aiolock.store", "aiolock.errors"),
 }
 # What authors of wrappers need as well.
 WRAPPERS = [

@@ -91,10 +91,11 @@ async def test_names(client: aiolock.LockClient, other: aiolock.LockClient, targ
 async def _look_after_all(client: aiolock.LockClient) -> None:
     """What a client of a quorum does now and then, by a timer: it looks at all who wait."""
     store: Any = client._engine.handoff._store
-    (queue,) = store._candidates._queues.values()
+    acquisitions = store._session.acquisitions
+    (queue,) = acquisitions.table.queues.values()
     assert len(queue.acquisitions) == MANY
     queue.look_by(-1.0)
-    while queue._look_at < 0 or not store._candidates._passes.idle:  # noqa: ASYNC110  # no Event
+    while queue._look_at < 0 or not acquisitions._passes.idle:  # noqa: ASYNC110  # no Event
         await asyncio.sleep(0)
 
 

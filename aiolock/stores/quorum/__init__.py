@@ -2,10 +2,16 @@
 
 `_votes` counts votes, without I/O; `tests/proof/quorum` models it. `_server` is one server as a
 state machine. `_connection` is one member as a client sees it, `_membership` all members.
-`_candidates` has the acquisitions that ask for votes: it builds on `_handing` (hand-offs within one
-client), `_marks` (work that is done once) and `_asking` (the questions and their answers). Whatever
-goes over all acquisitions of a name or of the client does so in parts, by `_passes`. `_store` is
-the store made of these.
+
+One client's acquisitions are in a `_table`, which these parts have in common: `_questions` to the
+members, `_in_turn` those about many acquisitions; `_renewals`; `_suspension` while no majority
+votes; `_backstop`; `_local_waiters` and `_handoffs` within the client; `_endings`; `_done_markers`
+and `_finishes` of work that is done once. Whatever goes over all acquisitions of a name or of the
+client does so in parts, by `_passes`.
+
+`_acquisitions` puts these together, acts on votes, and answers the client; `_pushes` has what the
+members push. `_inspection` and `_posted` ask all members about a name. `_session` is one opening of
+`_store`, which takes the operations.
 """
 
 from __future__ import annotations

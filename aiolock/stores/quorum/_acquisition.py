@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections import OrderedDict, deque
-from collections.abc import Callable, Iterator
 from typing import Final
 
 from aiolock import protocol
 from aiolock._prompt import Prompt
 from aiolock.protocol import CLAIM, WaiterId
 from aiolock.stores._member import Answer, InQueue, VoteRequest
-from aiolock.stores.quorum._passes import Passes, Timer
 from aiolock.stores.quorum._votes import Phase, VoteSet
 
 KEEP_ALIVE: Final = protocol.KEEP_ALIVE / 1000
@@ -152,7 +149,7 @@ class QuorumAcquisition:
         return any(not answer.done() for answer in answers)
 
     def knows(self, fence: int, until: float) -> None:
-        """A member has reported a done marker: see `aiolock.stores.quorum._marks`."""
+        """A member has reported a done marker: see `aiolock.stores.quorum._done_markers`."""
         if self.mark is None or self.mark[1] < until:
             self.mark = fence, until
 
@@ -204,102 +201,3 @@ class QuorumAcquisition:
         until = answer.until if answer.place == 1 else min(answer.until, self.claim, CLAIM)
         self.ask_at[server] = now + min(until / 1000, KEEP_ALIVE) + JUST_AFTER
         return self.ask_at[server]
-
-
-class NameQueue:
-    """One client's acquisitions of one name; the first of them asks for all."""
-
-    def __init__(
-        self, due: Callable[[NameQueue], Iterator[int]], servers: int, passes: Passes
-    ) -> None:
-        """``due`` is the pass over all of them that is made now and then: see `look_by`."""
-        self._due = due
-        self._passes = passes
-        self.alone = [-math.inf] * servers
-        """The time of the question to which a member last answered `ALONE`."""
-        self.shared_until = -math.inf
-        """Until then no hand-off is tried: another client waits, or the members are too slow."""
-        self.in_order = True
-        """Whether each acquisition came behind all that were there."""
-        self.last = -(1 << 62)
-        """The ticket of the last one."""
-        self.acquisitions: dict[WaiterId, QuorumAcquisition] = {}
-        self.locals = OrderedDict[WaiterId, QuorumAcquisition]()
-        """Those in no queue of a member, which wait at this client."""
-        self.timer_of_locals: Timer | None = None
-        self.enqueued_since = -math.inf
-        """Locals that have waited since then, or longer, are queued at the members just now."""
-        self.leaving = dict[QuorumAcquisition, Callable[[], object]]()
-        """What is done once these locals are queued there."""
-        self.to_ask: list[deque[QuorumAcquisition] | None] = [None] * servers
-        """By member: the acquisitions that are still to be asked for, if all are asked for anew."""
-        self._timer: Timer | None = None
-        """For the next pass."""
-        self._look_at = math.inf
-        """The time of the next pass."""
-
-    def join(self, acquisition: QuorumAcquisition) -> bool:
-        """Add a new acquisition; returns whether each has come behind all that were there."""
-        ticket = acquisition.request.ticket
-        self.in_order = self.in_order and ticket > self.last
-        self.last = max(self.last, ticket)
-        self.acquisitions[acquisition.request.waiter] = acquisition
-        return self.in_order
-
-    def leave(self, acquisition: QuorumAcquisition) -> bool:
-        """Remove an ended acquisition; returns whether none is left."""
-        self.acquisitions.pop(acquisition.request.waiter, None)
-        if acquisition.local:
-            self.locals.pop(acquisition.request.waiter, None)
-        if self.acquisitions:
-            return False
-        if self._timer or self.timer_of_locals or not self._passes.idle:
-            self.close()
-        return True
-
-    def is_local(self, acquisition: QuorumAcquisition, *, local: bool) -> None:
-        """Whether the acquisition waits at this client, or is in the queues of members."""
-        acquisition.local = local
-        if local:
-            self.locals[acquisition.request.waiter] = acquisition
-        else:
-            self.locals.pop(acquisition.request.waiter, None)
-
-    def close(self) -> None:
-        """Stop the timers, and the passes under way: no acquisition is left, or counts."""
-        for timer in (self._timer, self.timer_of_locals):
-            if timer is not None:
-                timer.cancel()
-        self._timer = self.timer_of_locals = None
-        self._look_at = math.inf
-        for each in (self, self.pass_of_locals, *map(self.pass_there, range(len(self.to_ask)))):
-            self._passes.end(each)
-        self.acquisitions.clear()
-        self.locals.clear()
-
-    @property
-    def pass_of_locals(self) -> tuple[NameQueue, str]:
-        """The pass in which locals are queued at the members."""
-        return self, "locals"
-
-    def pass_there(self, server: int) -> tuple[NameQueue, int]:
-        """The pass in which that member is asked for all of them."""
-        return self, server
-
-    def look_by(self, when: float) -> None:
-        """Check by that time which acquisitions have to ask again."""
-        if when < self._look_at:
-            self._look_at = when
-            if not self._passes.is_under_way(self):  # else as soon as that is over
-                self._set_timer()
-
-    def _set_timer(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        if self._look_at < math.inf:
-            self._timer = self._passes.call_at(self._look_at, self._look)
-
-    def _look(self) -> None:
-        self._timer, self._look_at = None, math.inf
-        self._passes.begin(self, self._due(self), self._set_timer)

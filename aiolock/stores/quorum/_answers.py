@@ -8,7 +8,17 @@ from typing import Final
 
 from aiolock._prompt import Prompt
 from aiolock.errors import StoreError
-from aiolock.protocol import Busy, Done, Full, Granted, Participant, Queued
+from aiolock.protocol import (
+    Busy,
+    Done,
+    Full,
+    Granted,
+    GrantPushed,
+    Participant,
+    Queued,
+    WaiterId,
+    lasts,
+)
 from aiolock.stores._member import DoneMarker, InQueue, NotVoting, QueueIsFull
 from aiolock.stores.quorum._acquisition import QuorumAcquisition, lease_until
 from aiolock.stores.quorum._connection import MemberConnection
@@ -28,6 +38,33 @@ def granted(acquisition: QuorumAcquisition, deadline: float) -> Granted:
     form = acquisition.request.form
     claim = form.period > 0 or (form.fixed and not form.counts)
     return Granted(acquisition.vote_set.fence, lease, claim=claim)
+
+
+def pushed(  # noqa: PLR0917  # the grant
+    acquisition: QuorumAcquisition,
+    waiter: WaiterId,
+    called: float,
+    fence: int,
+    deadline: float,
+    now: float,
+) -> GrantPushed:
+    """The push to a queued waiter that it has entered."""
+    lease, since = lease_until(deadline, now, acquisition.ttl), now
+    if lease < acquisition.claim:  # as of any pushed grant, no earlier than its question
+        since = max(deadline - lasts(acquisition.claim), called)
+        lease = lease_until(deadline, since, acquisition.claim)
+    # Two µs earlier, for rounding: it must not seem to last longer.
+    when = max(int(since * 1e6) - 2, int(called * 1e6))
+    request = acquisition.request
+    return GrantPushed(request.name, waiter, request.form, fence, lease, when)
+
+
+def granted_again(acquisition: QuorumAcquisition, ttl: int, now: float) -> Granted:
+    """The answer to a waiter that asks after the lock was handed off to it: it has the lock."""
+    deadline = acquisition.vote_set.deadline or 0.0
+    acquisition.promised = max(acquisition.promised, deadline)
+    lease = lease_until(deadline, now, ttl)
+    return Granted(acquisition.vote_set.fence, lease)
 
 
 def queued(acquisition: QuorumAcquisition) -> Queued:

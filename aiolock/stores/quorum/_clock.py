@@ -12,6 +12,8 @@ from __future__ import annotations
 from collections import deque
 from typing import Final
 
+from aiolock.protocol import PRIORITY
+
 _SAMPLES: Final = 8
 """The best of so many answers counts: a clock that was set back is noticed after as many."""
 
@@ -55,3 +57,19 @@ class Clocks:
         """The seconds by which this server is ahead of the median; None if unknown."""
         ahead = self._ahead[server]
         return None if ahead is None else (ahead - self._median) / 1e6
+
+
+class Tickets:
+    """The tickets that one client gives out."""
+
+    def __init__(self, clocks: Clocks) -> None:
+        self._clocks = clocks
+        self._last: dict[int, int] = {}
+        """For each priority."""
+
+    def next(self, priority: int, now: float) -> int:
+        """A newcomer's ticket: behind all earlier ones of its priority."""
+        last = self._last.get(priority, 0)
+        ticket = max(self._clocks.now(now) + priority * PRIORITY, last + 1)
+        self._last[priority] = ticket
+        return ticket

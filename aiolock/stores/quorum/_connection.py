@@ -48,25 +48,8 @@ _FIRST_PAUSE: Final = 0.05
 _LONGEST_PAUSE: Final = 1.0
 
 
-class Host(Protocol):
-    """The receiver of a connection's events; a member is named by its number."""
-
-    def joined(self, connection: MemberConnection) -> None:
-        """The member was joined, or joining it has failed."""
-
-    def registered(self, connection: MemberConnection, registered: Registered) -> None:
-        """The member was registered: which run of the server it is, and for how long it does not
-        vote.
-        """
-
-    def reach_changed(self, connection: MemberConnection) -> None:
-        """The member came in reach, or went out of reach."""
-
-    def voting_changed(self) -> None:
-        """The member may have begun or stopped to vote."""
-
-    def ask_there(self, server: int) -> None:
-        """Pushes of the member may have been lost: ask it again."""
+class PushReceiver(Protocol):
+    """The receiver of a member's pushes; a member is named by its number."""
 
     def granted(self, server: int, waiter: WaiterId, number: int, lease: int, now: int) -> None:
         """The member has voted for this waiter."""
@@ -89,6 +72,32 @@ class Host(Protocol):
 
     def requested(self, waiter: WaiterId) -> None:
         """A client asks this waiter to release the lock."""
+
+
+class Host(Protocol):
+    """The receiver of a connection's events."""
+
+    @property
+    def pushes(self) -> PushReceiver:
+        """The receiver of pushes."""
+        ...
+
+    def joined(self, connection: MemberConnection) -> None:
+        """The member was joined, or joining it has failed."""
+
+    def registered(self, connection: MemberConnection, registered: Registered) -> None:
+        """The member was registered: which run of the server it is, and for how long it does not
+        vote.
+        """
+
+    def reach_changed(self, connection: MemberConnection) -> None:
+        """The member came in reach, or went out of reach."""
+
+    def voting_changed(self) -> None:
+        """The member may have begun or stopped to vote."""
+
+    def ask_there(self, server: int) -> None:
+        """Pushes of the member may have been lost: ask it again."""
 
 
 class MemberConnection:
@@ -226,6 +235,10 @@ class MemberConnection:
             self._overdue = late
             self._host.reach_changed(self)
 
+    def clock_changed(self) -> None:
+        """The server was restarted or replaced: earlier answers tell nothing of its clock."""
+        self.clock += 1
+
     # Registration
 
     def _registered(self, registered: Registered) -> None:
@@ -315,20 +328,21 @@ class MemberConnection:
         It shortens no lease and confirms no grant by replicas, and no answer has a `before`. A
         heartbeat is of no use here: no question is asked instead.
         """
+        pushes = self._host.pushes
         match event:
             case GrantPushed(name, waiter, form, number, lease, now):
-                if self._host.knows(waiter):
-                    self._host.granted(self.number, waiter, number, lease, now)
+                if pushes.knows(waiter):
+                    pushes.granted(self.number, waiter, number, lease, now)
                 else:
-                    self._host.foreign(self.number, name, waiter, form)
+                    pushes.foreign(self.number, name, waiter, form)
             case VoteInquired(_, waiter, number):
-                self._host.inquired(self.number, waiter, number)
+                pushes.inquired(self.number, waiter, number)
             case GrantLost(name, waiter, number, reason):
-                self._host.vote_lost(self.number, name, waiter, number, reason)
+                pushes.vote_lost(self.number, name, waiter, number, reason)
             case AskAgain(name):
-                self._host.closed(name)
+                pushes.closed(name)
             case ReleaseRequested(_, waiter):
-                self._host.requested(waiter)
+                pushes.requested(waiter)
             case Reconnected():
                 self._host.ask_there(self.number)
             case LinkChanged(error):

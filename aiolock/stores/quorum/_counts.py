@@ -93,7 +93,7 @@ class Renewing:
         self.ttl = ttl
         """The requested lease, in ms; 0 to ask only whether the votes are still out."""
         self._until = until
-        self._standing = acquisition
+        self._acquisition = acquisition
         self._asked = set(servers)
         first = acquisition.vote_set.votes[servers[0]] if servers else None
         self._period = None if first is None else first.period.number
@@ -105,7 +105,7 @@ class Renewing:
         """Whether the vote that came just now is to be renewed as well: others may not answer."""
         if self._concluded is None or server in self._asked:
             return False
-        if not self._standing.vote_set.counts_with(self._period, server):
+        if not self._acquisition.vote_set.counts_with(self._period, server):
             return False
         self._asked.add(server)
         self._pending += 1
@@ -122,20 +122,20 @@ class Renewing:
         """Conclude once a majority has given the same answer, or no more answers are to come."""
         if self._concluded is None:
             return  # it may be about votes that were given back since
-        votes, quorum = self._standing.vote_set.votes, self._standing.vote_set.quorum
+        votes, quorum = self._acquisition.vote_set.votes, self._acquisition.vote_set.quorum
         if self._renewed >= quorum and self._lasts():
             if self.ttl:
-                self._standing.vote_set.confirm()
-                self._standing.promised = max(self._standing.promised, self._until)
+                self._acquisition.vote_set.confirm()
+                self._acquisition.promised = max(self._acquisition.promised, self._until)
             self._conclude(True)  # noqa: FBT003  # what is known
-        elif self._standing.over or sum(vote is None for vote in votes) > len(votes) - quorum:
+        elif self._acquisition.over or sum(vote is None for vote in votes) > len(votes) - quorum:
             self._conclude(False)  # noqa: FBT003
         elif not self._pending:
             self._conclude(None)
 
     def _lasts(self) -> bool:
         """Whether a majority lasts for as long as was asked: a renewed vote may be lost since."""
-        deadline = self._standing.vote_set.deadline
+        deadline = self._acquisition.vote_set.deadline
         return not self.ttl or (deadline is not None and deadline >= self._until)
 
     def give_back(self) -> None:

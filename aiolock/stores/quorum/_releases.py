@@ -14,8 +14,10 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Final, NamedTuple
 
-from aiolock.stores._member import UNBOUNDED, VoteRequest
+from aiolock.stores._member import OUTSIDE, UNBOUNDED, OnReply, VoteRequest
+from aiolock.stores.quorum._acquisition import QuorumAcquisition
 from aiolock.stores.quorum._connection import MemberConnection
+from aiolock.stores.quorum._counts import unheard
 from aiolock.stores.quorum._passes import ASKED, Passes
 
 _FIRST_PAUSE: Final = 1.0
@@ -105,3 +107,16 @@ class Releases:
         while self._left:
             self._send_again(next(iter(self._left)))
             yield ASKED
+
+
+def release_at(
+    connection: MemberConnection,
+    acquisition: QuorumAcquisition,
+    upto: int,
+    on_reply: OnReply = unheard,
+) -> None:
+    """Release a waiter at one member, and its vote there if its number is not above ``upto``."""
+    highest = acquisition.vote_set.highest
+    connection.member.release(
+        acquisition.request, highest, upto, entered=OUTSIDE, on_reply=on_reply
+    )

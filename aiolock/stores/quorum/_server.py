@@ -17,8 +17,8 @@ server inquires of all of them.
 
 Work that is done once leaves a *done marker* in place of its vote: as long as it is remembered,
 that is a vote with a reserved owner, so a server never has both a marker and a vote out. See
-`aiolock.stores.quorum._marks` for what follows. A waiter for a count needs no vote and blocks no
-other waiter: it is notified when the count is reached.
+`aiolock.stores.quorum._done_markers` for what follows. A waiter for a count needs no vote and
+blocks no other waiter: it is notified when the count is reached.
 """
 
 from __future__ import annotations

@@ -26,11 +26,11 @@ algorithm (1985), with leases in place of servers that never fail:
   be inside together still meet. Only for such a pair is the later fence the higher one.
 
 * **Work that is done once is asked for first.** A waiter for such work keeps its majority, and
-  enters only once it was found that the work is not done: see `_marks`.
+  enters only once it was found that the work is not done: see `_done_markers`.
 * **Of a periodic job only the votes of one period count together**: see `_periods`.
 
 A client's events (a vote, a renewal, an inquiry, a loss) go into a `VoteSet` by its methods;
-`VoteSet.look` then returns the steps that the client has to take. `_candidates` sends them.
+`VoteSet.look` then returns the steps that the client has to take. `_acquisitions` sends them.
 
 Times are seconds of the client's clock. Servers are numbers from 0 on.
 """

@@ -211,8 +211,8 @@ class Recorder:
         attempt = self._attempts[waiter]
         self._heard[attempt] = time.monotonic_ns()
         self._pushed.add((attempt, fence))
-        if isinstance(self._store, QuorumStore):
-            handed = self._store._candidates._runs.get(waiter)
+        if isinstance(self._store, QuorumStore) and self._store._session is not None:
+            handed = self._store._session.acquisitions.table.by_holder.get(waiter)
             if handed is not None and handed.request.waiter != waiter:
                 votes_of = _text(handed.request.waiter, form)
                 self._history.note("handed", w=_text(waiter, form), of=votes_of)

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from aiolock.stores.quorum import _passes
-from aiolock.stores.quorum._acquisition import NameQueue
+from aiolock.stores.quorum._name_queue import NameQueue
 from aiolock.stores.quorum._passes import PART, Passes
 from aiolock.testing import Peer
 from tests.support.quorums import servers, store_on
@@ -130,7 +130,7 @@ async def test_who_has_left_during_a_pass(monkeypatch: pytest.MonkeyPatch) -> No
         held = await other.take("a")
         first = await ours.queue("a")
         await ours.queue("a")
-        queue = ours.store._candidates._queues["a"]  # type: ignore[attr-defined]
+        queue = ours.store._session.acquisitions.table.queues["a"]  # type: ignore[attr-defined]
         one, two = queue.acquisitions.values()
         time = asyncio.get_running_loop().time
         began = time()

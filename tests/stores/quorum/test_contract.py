@@ -8,10 +8,20 @@ from collections.abc import Awaitable, Callable, Iterator
 
 import pytest
 
-from aiolock.protocol import Busy, Status
+from aiolock.protocol import (
+    Acquire,
+    Break,
+    Busy,
+    Finish,
+    Operation,
+    ReadStatus,
+    Release,
+    RequestRelease,
+    Status,
+)
 from aiolock.store import Store
 from aiolock.stores.memory import MemoryServer
-from aiolock.stores.quorum import _clock, _membership, _store
+from aiolock.stores.quorum import _clock, _membership, _renewals
 from aiolock.stores.quorum._membership import ANSWER_TIMEOUT
 from aiolock.stores.quorum._memory import server_of
 from aiolock.testing import (
@@ -24,6 +34,9 @@ from aiolock.testing import (
 )
 from aiolock.testing._peer import Grant, fresh_name
 from tests.support.majorities import Majority, store_of
+
+_SETTLED = (Acquire, Release, Finish, ReadStatus, RequestRelease, Break)
+"""After these, all servers have carried out everything before a test goes on."""
 
 
 def _by_our_clock(_clocks: _clock.Clocks, _local: float) -> int:
@@ -124,23 +137,27 @@ class TestRedis(LockContract, OnceContract, BoardContract, ReadersContract):
         self._looks = list[Callable[[str], Awaitable[Status]]]()
         majority.vouch(prefix)
         monkeypatch.setattr(_membership, "OTHERS", ANSWER_TIMEOUT)
-        monkeypatch.setattr(_store, "_RENEWAL_TIMEOUT", ANSWER_TIMEOUT)
+        monkeypatch.setattr(_renewals, "_RENEWAL_TIMEOUT", ANSWER_TIMEOUT)
 
     def store(self) -> Store:
         """Another client of them."""
         store = store_of(self._majority.urls, self._prefix)
-        self._looks.append(store.status)
-        for name in ("acquire", "release", "finish", "status", "request", "break_"):
-            self._monkeypatch.setattr(store, name, self._settled(getattr(store, name)))
-        return store
+        submit = store.submit
+        self._looks.append(lambda name: submit(ReadStatus(name)))
 
-    def _settled(self, ask: Callable[..., Awaitable[object]]) -> Callable[..., object]:
         async def settled(asked: Awaitable[object]) -> object:
             answer = await asked
             await self._settle()
             return answer
 
-        return lambda *args, **options: asyncio.ensure_future(settled(ask(*args, **options)))
+        def submitted(operation: Operation[object]) -> asyncio.Future[object]:
+            asked = submit(operation)
+            if not isinstance(operation, _SETTLED):
+                return asked
+            return asyncio.ensure_future(settled(asked))
+
+        self._monkeypatch.setattr(store, "submit", submitted)
+        return store
 
     async def _settle(self) -> None:
         """All servers have carried out what any client has sent. Some clients may be closed."""

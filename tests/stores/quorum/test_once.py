@@ -1,6 +1,6 @@
 """Work done once on several servers is not done again, in spite of any fault of a minority.
 
-In one process, in virtual time. The safeguards are those of `aiolock.stores.quorum._marks`.
+In one process, in virtual time. The safeguards are those of `aiolock.stores.quorum._done_markers`.
 """
 
 from __future__ import annotations
@@ -159,7 +159,7 @@ async def test_without_a_majority_nobody_knows() -> None:
 def unfinished(client: LockClient) -> int:
     """Of how many finishes the client keeps anything."""
     store: Any = client._engine.store
-    return len(store._candidates._finishing)
+    return len(store._session.acquisitions.finishes._finishing)
 
 
 async def refuse(of: Sequence[Server], seconds: float) -> None:
@@ -266,10 +266,10 @@ async def test_closed_while_it_is_told_again() -> None:
             finishing = asyncio.create_task(do(ours))
             await asyncio.sleep(0.1)
             assert unfinished(ours) == 1
-            candidates = ours._engine.store._candidates
+            acquisitions = ours._engine.store._session.acquisitions
         with pytest.raises(aiolock.StoreError, match="nobody knows"):
             await finishing
-        assert not candidates._finishing
+        assert not acquisitions.finishes._finishing
         start = loop.time()
         async with other.once("a", remember=DAY) as lease:
             assert lease is not None

@@ -154,9 +154,9 @@ def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _vote(store: Any, *, votes: bool) -> None:
     """Two of the servers vote, or do not."""
-    for connection in store._membership.connections[1:]:
+    for connection in store._session.membership.connections[1:]:
         connection.silent_until = 0.0 if votes else math.inf
-    store.voting_changed()
+    store._session.voting_changed()
 
 
 class Entries:
@@ -182,7 +182,7 @@ class Entries:
 
 def _passes_of(client: LockClient) -> Passes:
     store: Any = client._engine.store
-    passes: Passes = store._candidates._passes
+    passes: Passes = store._session.acquisitions._passes
     return passes
 
 
@@ -203,7 +203,9 @@ async def test_a_newcomer_while_others_are_resumed() -> None:
         await asyncio.sleep(1)
         await lease.release()
         _vote(store, votes=True)
-        assert any(each.vote_set.suspended for each in store._candidates.acquisitions.values())
+        assert any(
+            each.vote_set.suspended for each in store._session.acquisitions.table.by_waiter.values()
+        )
         entries.begin(ann, "a", "second")
         await asyncio.sleep(1)
         assert entries.order == ["first", "second"]
@@ -224,12 +226,12 @@ async def test_a_newcomer_while_others_are_asked_for() -> None:
             await asyncio.sleep(0.01)
         await asyncio.sleep(1)
         store: Any = ann._engine.store
-        some = next(iter(store._candidates.acquisitions))
+        some = next(iter(store._session.acquisitions.table.by_waiter))
         for number, server in enumerate(of):
             state = server.quorum_server.states["lock:a"]
             state.queue.clear()
             state.waiting.clear()
-            store._candidates.vote_lost(number, "lock:a", type(some)("bob", 1), 1, "expired")
+            store._session.pushes.vote_lost(number, "lock:a", type(some)("bob", 1), 1, "expired")
         assert not _passes_of(ann).idle
         entries.begin(ann, "a", "20")
         releasing = asyncio.create_task(lease.release())
@@ -248,7 +250,7 @@ async def test_who_waits_here_is_asked_for_before_the_votes_are_given_back() -> 
         entries.begin(ann, "a", "00")
         await asyncio.sleep(0.005)
         store: Any = ann._engine.store
-        queue = store._candidates._queues["lock:a"]
+        queue = store._session.acquisitions.table.queues["lock:a"]
         queue.alone = [asyncio.get_running_loop().time()] * 3
         for number in range(1, 20):
             entries.begin(ann, "a", f"{number:02}")
@@ -279,10 +281,10 @@ async def test_the_majority_goes_again_while_they_are_resumed() -> None:
             await asyncio.sleep(0.01)
         await asyncio.sleep(1)
         store: Any = ann._engine.store
-        candidates = store._candidates
+        acquisitions = store._session.acquisitions
 
         def suspended() -> int:
-            return sum(each.vote_set.suspended for each in candidates.acquisitions.values())
+            return sum(each.vote_set.suspended for each in acquisitions.table.by_waiter.values())
 
         _vote(store, votes=False)
         await asyncio.sleep(1)
@@ -295,7 +297,7 @@ async def test_the_majority_goes_again_while_they_are_resumed() -> None:
         _vote(store, votes=False)
         await asyncio.sleep(1)
         assert suspended() == 21
-        assert not any(each.is_waited_for for each in candidates.acquisitions.values())
+        assert not any(each.is_waited_for for each in acquisitions.table.by_waiter.values())
         _vote(store, votes=True)
         await asyncio.sleep(1)
         assert suspended() == 0
@@ -315,7 +317,7 @@ async def test_who_gives_up_while_all_are_asked_for() -> None:
         waiting = [later(ann.lock("a")) for _ in range(20)]
         await asyncio.sleep(1)
         store: Any = ann._engine.store
-        store._candidates.ask_there(0)
+        store._session.acquisitions.in_turn.ask_for_client(0)
         assert not _passes_of(ann).idle
         for each in waiting:
             each.cancel()
@@ -339,8 +341,8 @@ async def test_closed_while_all_are_asked_for() -> None:
             again = [ann.ask("a") for _ in range(20)]
             store: Any = ann.store
             for server in range(3):
-                store._candidates.ask_there(server)
-            assert not store._candidates._passes.idle
+                store._session.acquisitions.in_turn.ask_for_client(server)
+            assert not store._session.acquisitions._passes.idle
             await store.aclose()
             before = [server.asked for server in of]
             await asyncio.sleep(60)
@@ -362,7 +364,7 @@ async def test_a_loss_while_the_release_waits_for_its_turn() -> None:
         entries.begin(ann, "a", "00")
         await asyncio.sleep(0.005)
         store: Any = ann._engine.store
-        queue = store._candidates._queues["lock:a"]
+        queue = store._session.acquisitions.table.queues["lock:a"]
         queue.alone = [asyncio.get_running_loop().time()] * 3
         for number in range(1, 20):
             entries.begin(ann, "a", f"{number:02}")
@@ -374,7 +376,7 @@ async def test_a_loss_while_the_release_waits_for_its_turn() -> None:
             await asyncio.sleep(0)
         releasing = asyncio.create_task(lease.release())
         await asyncio.sleep(0)
-        (waiter, *_) = store._candidates.acquisitions
+        (waiter, *_) = store._session.acquisitions.table.by_waiter
         for server in of:
             server.quorum_server.step("lock:a", lambda step: step.take_away(waiter))
         async with asyncio.timeout(1):
@@ -391,16 +393,16 @@ async def test_answers_that_a_server_does_not_vote_make_one_pass() -> None:
     async with clients(of, 2) as (ann, bob), bob.lock("a"):
         waiting = [later(ann.lock("a")) for _ in range(20)]
         await asyncio.sleep(1)
-        candidates: Any = ann._engine.store._candidates
-        checked, check = list[object](), candidates._check_majority
+        acquisitions: Any = ann._engine.store._session.acquisitions
+        checked, check = list[object](), acquisitions.suspension.check
 
         def counts(acquisition: object) -> None:
             checked.append(acquisition)
             check(acquisition)
 
-        candidates._check_majority = counts
+        acquisitions.suspension.check = counts
         of[0].quorum_server.forget()
-        candidates.ask_there(0)
+        acquisitions.in_turn.ask_for_client(0)
         await asyncio.sleep(0.3)
         assert 20 <= len(checked) <= 4 * 20
         for each in waiting:

@@ -176,8 +176,8 @@ async def test_nothing_is_kept_of_who_has_left() -> None:
         assert await ours.store.submit(Renew([renewal])) == [True]
         await ours.release("a", grant)
         store: Any = ours.store
-        assert not store._candidates._renewals
-        assert not store._candidates.acquisitions
+        assert not store._session.acquisitions.renewals._latest
+        assert not store._session.acquisitions.table.by_waiter
 
 
 @virtual
@@ -201,7 +201,7 @@ async def test_a_late_confirmation() -> None:
         await given_back
         await asked
         store: Any = ours.store
-        acquisition = store._candidates.acquisitions[waiter]
+        acquisition = store._session.acquisitions.table.by_waiter[waiter]
         assert acquisition.inside
         assert not acquisition.vote_set._confirmed
 

@@ -21,8 +21,8 @@ from aiolock import LeaseState, LockClient
 from aiolock.protocol import CLAIM, WAS_HOLDER, Form, Full, Granted, Queued, Renew, WaiterId, lasts
 from aiolock.stores._member import Memory, QuorumConfig
 from aiolock.stores.memory import MemoryServer
-from aiolock.stores.quorum._acquisition import NameQueue
 from aiolock.stores.quorum._connection import OUT_AFTER
+from aiolock.stores.quorum._name_queue import NameQueue
 from aiolock.stores.quorum._votes import YieldVote
 from aiolock.testing import Peer
 from aiolock.testing._peer import Grant
@@ -185,8 +185,9 @@ async def test_who_was_released_is_known_for_a_second() -> None:
             async with client.lock("a"):
                 pass
             await asyncio.sleep(0.4)
-        candidates = store._candidates
-        assert len(candidates._left) == 3
+        assert store._session is not None
+        acquisitions = store._session.acquisitions
+        assert len(acquisitions._endings._left) == 3
 
 
 @virtual
@@ -298,8 +299,9 @@ async def test_a_lease_outlives_a_minority() -> None:
 async def test_a_lease_outlives_that_all_are_restarted() -> None:
     """One after the other, empty: each votes for the holder again when it votes at all."""
     async with clients(of := servers(), 1, longest_ttl=6, ttl=4) as (client,):
-        candidates: Any = client._engine.store._candidates
-        candidates._seen = candidates._ticket(Form(claim=0), 0.0) + 10**9  # of another name
+        acquisitions: Any = client._engine.store._session.acquisitions
+        seen = acquisitions._tickets.next(0, 0.0) + 10**9  # of another name
+        acquisitions._questions._seen = seen
         lease = await client.lock("a").acquire()
         for server in of:
             server.kill()
@@ -392,14 +394,14 @@ async def test_a_push_that_was_on_its_way_when_its_waiter_asked_again(*, fails: 
         began = time()
         waiter = (await ours.queue("a")).waiter
         await asyncio.sleep(0.1)
-        candidates: Any = ours.store._candidates  # type: ignore[attr-defined]
-        candidates.forget_clock(0)  # it was restarted, with its data
+        acquisitions: Any = ours.store._session.acquisitions  # type: ignore[attr-defined]
+        acquisitions._connections[0].clock_changed()  # it was restarted, with its data
         of[0].refuses, of[0].stopped = fails, not fails
         await asyncio.sleep(1)
-        candidates.ask_there(0)
+        acquisitions.in_turn.ask_for_client(0)
         await asyncio.sleep(1)
-        candidates.granted(0, waiter, 10**18, CLAIM, 0)
-        vote = candidates.acquisitions[waiter].vote_set.votes[0]
+        acquisitions.pushes.granted(0, waiter, 10**18, CLAIM, 0)
+        vote = acquisitions.table.by_waiter[waiter].vote_set.votes[0]
         assert vote.deadline == pytest.approx(began + lasts(CLAIM), abs=0.05)
         of[0].refuses = False
         of[0].resume()
@@ -414,13 +416,13 @@ async def test_a_push_that_was_on_its_way_when_an_earlier_vote_was_given_back() 
         await holder.take("a")
         waiter = (await ours.queue("a")).waiter
         await asyncio.sleep(0.1)
-        candidates: Any = ours.store._candidates  # type: ignore[attr-defined]
-        acquisition, given = candidates.acquisitions[waiter], time()
+        acquisitions: Any = ours.store._session.acquisitions  # type: ignore[attr-defined]
+        acquisition, given = acquisitions.table.by_waiter[waiter], time()
         of[0].stop()
         await asyncio.sleep(2)
-        candidates._yield_vote(acquisition, YieldVote(0, 1))
+        acquisitions._questions.yield_vote(acquisition, YieldVote(0, 1))
         await asyncio.sleep(0.5)
-        candidates.granted(0, waiter, 10**18, CLAIM, int((1e9 + given) * 1e6))
+        acquisitions.pushes.granted(0, waiter, 10**18, CLAIM, int((1e9 + given) * 1e6))
         vote = acquisition.vote_set.votes[0]
         assert vote.deadline == pytest.approx(given + lasts(CLAIM), abs=0.05)
         of[0].resume()
@@ -580,7 +582,7 @@ async def test_a_release_that_is_refused_is_sent_again(refusing: int) -> None:
 async def test_a_release_is_not_sent_for_ever() -> None:
     """The vote ends with its lease, and nothing is kept of a question that was refused."""
     async with clients(of := servers(), 1, ttl=4) as (client,):
-        releases = client._engine.store._candidates._releases
+        releases = client._engine.store._session.acquisitions._endings._releases
         lease = await client.lock("a").acquire()
         of[0].refuses = True
         assert await lease.release()
@@ -600,7 +602,7 @@ async def test_a_release_is_not_sent_for_ever() -> None:
 async def test_a_release_that_fails_once_after_others_have_failed_for_long() -> None:
     """It is sent again after a second, whatever others wait for."""
     async with clients(of := servers(), 1) as (client,):
-        releases = client._engine.store._candidates._releases
+        releases = client._engine.store._session.acquisitions._endings._releases
         first, second = await client.lock("a").acquire(), await client.lock("b", ttl=4).acquire()
         of[0].refuses = True
         assert await first.release()
@@ -773,8 +775,8 @@ async def test_a_vote_that_was_pushed_before_its_waiter_has_entered() -> None:
         of[2].refuses = True
         waiter = ours.waiter(Form(CLAIM))
         asking = ours.ask("a", waiter)
-        candidates: Any = ours.store._candidates  # type: ignore[attr-defined]
-        candidates.granted(2, waiter, 10**18, CLAIM, 0)
+        acquisitions: Any = ours.store._session.acquisitions  # type: ignore[attr-defined]
+        acquisitions.pushes.granted(2, waiter, 10**18, CLAIM, 0)
         member, renewed = of[2]._members[0], list[int]()
 
         def renew(request: Any, number: int, ttl: int, fence: int, **_: Any) -> None:
@@ -838,7 +840,7 @@ async def about_to_enter(
             happens(server, len(renewed))
             renew(*question, **more)
 
-        membership = ours.store._membership  # type: ignore[attr-defined]
+        membership = ours.store._session.membership  # type: ignore[attr-defined]
         for connection, server in zip(membership.connections, of, strict=True):
             connection.member.renew = partial(renews, connection.member.renew, server)
         await holder.release("a", grant)
@@ -865,7 +867,7 @@ async def test_closed_while_no_server_answers() -> None:
 @contextlib.asynccontextmanager
 async def closing_at_last(ours: Peer, server: int) -> AsyncIterator[None]:
     """While its store closes; that server hears of it a second later than the others."""
-    member = ours.store._membership.connections[server].member  # type: ignore[attr-defined]
+    member = ours.store._session.membership.connections[server].member  # type: ignore[attr-defined]
     leave = member.leave
 
     async def leaves(patience: float) -> None:
@@ -886,7 +888,7 @@ async def test_a_lease_is_lost_while_a_client_closes() -> None:
     looks = list[NameQueue]()
     async with Peer(store_on(of)) as ours:
         grant = await ours.take("a")
-        line = ours.store._candidates._queues["a"]  # type: ignore[attr-defined]
+        line = ours.store._session.acquisitions.table.queues["a"]  # type: ignore[attr-defined]
         line._due = looks.append
         async with closing_at_last(ours, 0):
             of[0].quorum_server.step("a", lambda step: step.take_away(grant.waiter))
@@ -941,7 +943,7 @@ async def test_a_vote_whose_giving_back_fails() -> None:
         _ = second.ask("a", ticket=2000)
         await asyncio.sleep(0.01)
         of[2]._backlog.reverse()  # the second has come first there
-        member = second.store._membership.connections[2].member  # type: ignore[attr-defined]
+        member = second.store._session.membership.connections[2].member  # type: ignore[attr-defined]
         yield_vote, failed = member.yield_vote, list[Any]()
 
         def fails(*question: Any) -> None:

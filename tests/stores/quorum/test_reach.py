@@ -99,7 +99,7 @@ async def test_two_that_refuse_who_stands_in_line() -> None:
             server.members[0].connects()
         await asyncio.sleep(0.1)
         store = ann._engine.store
-        (acquisition,) = store._candidates.acquisitions.values()
+        (acquisition,) = store._session.acquisitions.table.by_waiter.values()
         assert acquisition.vote_set.suspended
         request = acquisition.request
         with pytest.raises(StoreError, match="something else"):

@@ -68,7 +68,8 @@ async def until_all_have_voted_for_it(client: LockClient) -> None:
     """Wait until the only waiter of this client has all their votes: two are enough to enter."""
     store = client._engine.store
     assert isinstance(store, QuorumStore)
-    (acquisition,) = store._candidates.acquisitions.values()
+    assert store._session is not None
+    (acquisition,) = store._session.acquisitions.table.by_waiter.values()
     await until(lambda: None not in acquisition.vote_set.votes)
 
 
@@ -316,7 +317,7 @@ async def test_a_lease_outlives_that_all_durable_servers_are_restarted(
     """All servers at once: leases stay and are renewed; waiters keep their places."""
     # With two of three servers, a status may show the number of another vote as the fence.
     monkeypatch.setattr("aiolock.stores.quorum._membership.OTHERS", ANSWER_TIMEOUT)
-    monkeypatch.setattr("aiolock.stores.quorum._store._RENEWAL_TIMEOUT", ANSWER_TIMEOUT)
+    monkeypatch.setattr("aiolock.stores.quorum._renewals._RENEWAL_TIMEOUT", ANSWER_TIMEOUT)
     async with connect_durable(durable, prefix) as ours, connect_durable(durable, prefix) as other:
         await until_all_vote(ours)
         lease = await ours.lock("a").acquire()
@@ -342,7 +343,7 @@ async def test_a_durable_server_that_is_emptied(
     durable: list[RedisServer], prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nothing that is written down helps there: it is silent for as long as any other would be."""
-    monkeypatch.setattr("aiolock.stores.quorum._store._RENEWAL_TIMEOUT", ANSWER_TIMEOUT)
+    monkeypatch.setattr("aiolock.stores.quorum._renewals._RENEWAL_TIMEOUT", ANSWER_TIMEOUT)
     async with connect_durable(durable, prefix) as ours, connect_durable(durable, prefix) as other:
         await until_all_vote(ours)
         async with ours.lock("a") as lease:
@@ -425,7 +426,8 @@ async def test_a_question_that_was_not_sent_again(of: list[RedisServer], prefix:
             await queued(ours.lock("a"), 1)
             store = other._engine.store
             assert isinstance(store, QuorumStore)
-            (acquisition,) = store._candidates.acquisitions.values()
+            assert store._session is not None
+            (acquisition,) = store._session.acquisitions.table.by_waiter.values()
             member = store.members[0]
             assert isinstance(member, RedisMember)
             member._pipe._link.drop(ConnectionError("on purpose"))

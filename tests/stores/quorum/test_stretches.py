@@ -13,7 +13,7 @@ import aiolock
 from aiolock.protocol import WaiterId
 from aiolock.stores._member import NotVoting
 from aiolock.stores.memory import MemoryServer
-from aiolock.stores.quorum import _handing, _releases
+from aiolock.stores.quorum import _local_waiters, _releases
 from aiolock.testing import Peer
 from aiolock.testing._peer import Grant
 from tests.engine.test_stretches import MANY, _kept, all_wait, each
@@ -40,19 +40,19 @@ class Client:
         return self.peer.store
 
     @property
-    def candidates(self) -> Any:
+    def acquisitions(self) -> Any:
         """What the store has."""
-        return self.store._candidates
+        return self.store._session.acquisitions
 
     @property
     def connections(self) -> list[Any]:
         """Its links to the servers."""
-        connections: list[Any] = self.store._membership.connections
+        connections: list[Any] = self.store._session.membership.connections
         return connections
 
     async def each(self, do: Callable[[Any], object]) -> None:
         """Do it with each acquisition."""
-        for number, acquisition in enumerate(list(self.candidates.acquisitions.values())):
+        for number, acquisition in enumerate(list(self.acquisitions.table.by_waiter.values())):
             do(acquisition)
             if number % _AT_A_TIME == 0:
                 await asyncio.sleep(0)
@@ -69,20 +69,20 @@ class Client:
 
     async def is_done(self) -> None:
         """Return when all that was begun is over."""
-        while not self.candidates._passes.idle:  # noqa: ASYNC110  # it sets no Event
+        while not self.acquisitions._passes.idle:  # noqa: ASYNC110  # it sets no Event
             await asyncio.sleep(0)
         for _ in range(10):
             await asyncio.sleep(0)
 
     def suspended(self) -> int:
         """How many have left the queues."""
-        return sum(each.vote_set.suspended for each in self.candidates.acquisitions.values())
+        return sum(each.vote_set.suspended for each in self.acquisitions.table.by_waiter.values())
 
     def reach(self, server: int, *, reached: bool) -> None:
         """A server goes out of reach, or comes back."""
         connection = self.connections[server]
         connection._down = not reached
-        self.store.reach_changed(connection)
+        self.store._session.reach_changed(connection)
 
 
 async def check(
@@ -122,28 +122,30 @@ async def _a_majority_goes_out_of_reach_and_comes_back(ours: Client) -> None:
 
 async def _pushes_of_a_server_may_be_lost(ours: Client) -> None:
     """It is asked for all of them."""
-    await check(ours, partial(ours.store.ask_there, 1))
+    await check(ours, partial(ours.store._session.ask_there, 1))
 
 
 async def _a_server_was_restarted(ours: Client) -> None:
     """What was known of its clock is not known any more."""
-    await check(ours, partial(ours.candidates.forget_clock, 1))
+    await check(ours, ours.connections[1].clock_changed)
 
 
 async def _a_server_takes_the_client_for_stuck(ours: Client) -> None:
     """It is asked for all of that name."""
     stuck = WaiterId("nobody", 1)
-    await check(ours, partial(ours.store.vote_lost, 1, "name:0", stuck, 1, "expired"))
+    await check(
+        ours, partial(ours.store._session.pushes.vote_lost, 1, "name:0", stuck, 1, "expired")
+    )
 
 
 async def _answers_that_a_server_does_not_vote(ours: Client) -> None:
     """Some, from its socket in one piece."""
-    some = list(ours.candidates.acquisitions.values())[:_AT_A_TIME]
+    some = list(ours.acquisitions.table.by_waiter.values())[:_AT_A_TIME]
 
     def answers() -> None:
-        now = ours.candidates._time()
+        now = ours.acquisitions._time()
         for acquisition in some:
-            ours.candidates._answered(acquisition, 1, now, NotVoting(200, 0), None)
+            ours.acquisitions._questions._answered(acquisition, 1, now, NotVoting(200, 0), None)
 
     async def votes() -> None:
         await asyncio.sleep(0.3)
@@ -153,10 +155,10 @@ async def _answers_that_a_server_does_not_vote(ours: Client) -> None:
 
 async def _all_ask_again(ours: Client) -> None:
     """All at the same time: the process may have stood still until then."""
-    queues = list(ours.candidates._queues.values())
+    queues = list(ours.acquisitions.table.queues.values())
 
     async def plan() -> None:
-        when = ours.candidates._time() + 1
+        when = ours.acquisitions._time() + 1
         await ours.each(lambda acquisition: setattr(acquisition, "ask_at", [when] * 3))
         for number, queue in enumerate(queues):
             queue.look_by(when)
@@ -179,7 +181,7 @@ async def _closing(ours: Client) -> None:
     """What is under way is given up."""
     again = ours.peer.ask("name:0")
     for server in range(3):
-        ours.candidates.ask_there(server)
+        ours.acquisitions.in_turn.ask_for_client(server)
     with measured() as found:
         await ours.store.aclose()
     assert found.longest <= stretches.LONGEST, found
@@ -226,11 +228,11 @@ async def test_questions_that_nobody_answers() -> None:
                 answers.append(client.peer.ask(f"name:{number}"))
                 if number % _AT_A_TIME == 0:
                     await asyncio.sleep(0)
-            waiting = client.candidates._patience._waiting
-            end = client.candidates._time() + 0.5
-            client.candidates._patience._waiting.clear()
+            waiting = client.acquisitions._patience._waiting
+            end = client.acquisitions._time() + 0.5
+            client.acquisitions._patience._waiting.clear()
             waiting.extend((end, answer) for answer in answers)
-            client.candidates._passes.call_at(end, client.candidates._patience._look)
+            client.acquisitions._passes.call_at(end, client.acquisitions._patience._look)
 
         async def told() -> None:
             while not answers[-1].done():  # noqa: ASYNC110  # it sets no Event
@@ -249,8 +251,8 @@ async def test_releases_that_are_sent_again(monkeypatch: pytest.MonkeyPatch) -> 
     of = servers()
     client = Client(of)
     async with client.peer:
-        releases, passes = client.candidates._releases, client.candidates._passes
-        clock = client.candidates._time
+        releases, passes = client.acquisitions._endings._releases, client.acquisitions._passes
+        clock = client.acquisitions._time
 
         async def take_and_release() -> None:
             passes._time = clock
@@ -285,13 +287,13 @@ async def test_releases_that_are_sent_again(monkeypatch: pytest.MonkeyPatch) -> 
 
 async def test_waiters_of_the_client_that_holds_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """They wait at the client, and are queued at the servers, before the lock is released."""
-    monkeypatch.setattr(_handing, "LAZY", 1000.0)
+    monkeypatch.setattr(_local_waiters, "LAZY", 1000.0)
     client = Client(of := servers())
     async with client.peer, Peer(store_on(of)) as other:
         holds = await client.peer.take("hot")
-        queue, answers = client.candidates._queues["hot"], list[asyncio.Future[Any]]()
+        queue, answers = client.acquisitions.table.queues["hot"], list[asyncio.Future[Any]]()
         for number in range(MANY):
-            queue.alone = [client.candidates._time()] * 3
+            queue.alone = [client.acquisitions._time()] * 3
             answers.append(client.peer.ask("hot", ttl=_LONG))
             if number % _AT_A_TIME == 0:
                 await asyncio.sleep(0)

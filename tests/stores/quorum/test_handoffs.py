@@ -13,7 +13,7 @@ import aiolock
 from aiolock import LockClient
 from aiolock.protocol import WAS_HOLDER
 from aiolock.stores._member import UNBOUNDED, OnReply, VoteRequest
-from aiolock.stores.quorum._handing import LAZY
+from aiolock.stores.quorum._local_waiters import LAZY
 from aiolock.stores.quorum._server import QuorumServerStep
 from aiolock.testing import Peer
 from tests.support.majorities import LONGEST, Majority

@@ -38,40 +38,48 @@ majority was emptied at once: a quorum of which a majority has no config is a ne
 
 from __future__ import annotations
 
-import asyncio
+from collections.abc import Callable
 from functools import partial
 from typing import Any, Final
 
 from aiolock.errors import StoreError
-from aiolock.protocol import WAS_ABSENT, WAS_HOLDER, Form, WaiterId
-from aiolock.stores._member import OUTSIDE, UNBOUNDED, DoneMarker, DoneRecord, VoteRequest
+from aiolock.stores._member import DoneMarker, DoneRecord
 from aiolock.stores.quorum._acquisition import JUST_AFTER, QuorumAcquisition
-from aiolock.stores.quorum._asking import SOON, Asking
 from aiolock.stores.quorum._connection import MemberConnection
 from aiolock.stores.quorum._counts import unheard
 from aiolock.stores.quorum._membership import Membership
-from aiolock.stores.quorum._passes import Timer
+from aiolock.stores.quorum._passes import Passes
+from aiolock.stores.quorum._questions import SOON
+from aiolock.stores.quorum._table import AcquisitionTable
 
 _AGAIN: Final = 0.5
 """Seconds after which the members are asked again whether the work is done."""
 _PATIENCE: Final = 5.0
 """Seconds after which a waiting client gets an error because too few members can tell whether the
 work is done."""
-_LONGEST: Final = 3600.0
-"""Seconds after which a finish that fails is not sent again, whatever the lease."""
 
 
-class Marking(Asking):
-    """The acquisitions of one client: the part about work that is done once."""
+class DoneMarkers:
+    """The done markers that one client's candidates meet, or ask for."""
 
-    def __init__(self, membership: Membership) -> None:
-        super().__init__(membership)
-        self._finishing = dict[WaiterId, _Finish]()
-        """The finishes that are not over, by the waiter in the client's numbering."""
+    def __init__(
+        self,
+        membership: Membership,
+        passes: Passes,
+        table: AcquisitionTable,
+        look: Callable[[QuorumAcquisition], object],
+    ) -> None:
+        """``look`` acts on the votes of an acquisition, and on what is known of its marker."""
+        self._membership = membership
+        self._connections = membership.connections
+        self._time = membership.time
+        self._passes = passes
+        self._table = table
+        self._look = look
 
     # A known done marker
 
-    def _mark_votes(self, acquisition: QuorumAcquisition) -> None:
+    def mark_votes(self, acquisition: QuorumAcquisition) -> None:
         """Turn the votes of an acquisition into the done marker that it has met."""
         now = self._time()
         for server, vote in enumerate(acquisition.vote_set.votes):
@@ -104,16 +112,16 @@ class Marking(Asking):
                 return
             if known:
                 acquisition.said[server] = DoneMarker(fence, remember, 0)
-                self._ask_by(acquisition, server, now + remember / 1000 + JUST_AFTER)
+                self._table.ask_by(acquisition, server, now + remember / 1000 + JUST_AFTER)
             else:
                 acquisition.said[server] = error
-                self._ask_by(acquisition, server, now + (SOON if error is None else _AGAIN))
+                self._table.ask_by(acquisition, server, now + (SOON if error is None else _AGAIN))
             self._look(acquisition)
 
         connection.asked()
         connection.member.finish(acquisition.request, fence, remember, end, marked)
 
-    def _write_back(self, acquisition: QuorumAcquisition) -> None:
+    def write_back(self, acquisition: QuorumAcquisition) -> None:
         """The client gets `Done`: leave the marker at the members that do not have it yet."""
         now = self._time()
         for server, connection in enumerate(self._connections):
@@ -125,7 +133,7 @@ class Marking(Asking):
 
     # A candidate with a majority, before it enters
 
-    def _query_done(self, acquisition: QuorumAcquisition) -> None:
+    def query_done(self, acquisition: QuorumAcquisition) -> None:
         """Ask all members for their done records."""
         now = self._time()
         if now < acquisition.recalled_at + _AGAIN:
@@ -189,145 +197,3 @@ class Marking(Asking):
                 )
             )
         self._look(acquisition)
-
-    # Finishing
-
-    def finish(
-        self, name: str, waiter: WaiterId, form: Form, fence: int, remember: int
-    ) -> asyncio.Future[int]:
-        """See `Finish`."""
-        finish = self._finish_of(waiter, fence)
-        if finish is None:
-            remember = 0  # it was lost, or is done: the members can tell
-        request = (
-            VoteRequest(name, waiter, form, 0) if finish is None else finish.acquisition.request
-        )
-        marks = _Marks(self._membership.size, self._membership.quorum)
-        for connection in self._connections:
-            on_reply = partial(self._finished, finish, connection, marks)
-            if finish is not None:
-                finish.out[connection.number] += 1
-            if connection.is_joined:
-                connection.asked()
-                connection.member.finish(request, fence, remember, 0, on_reply)
-            else:
-                self._loop.call_soon(on_reply, None, self._membership.too_few())
-        return marks.future
-
-    def _finish_of(self, waiter: WaiterId, fence: int) -> _Finish | None:
-        """The finish of this grant: a new one, or one that is sent again; None if it is over."""
-        acquisition, earlier = self._has(waiter), self._finishing.get(waiter)
-        if acquisition is None or not acquisition.inside or acquisition.vote_set.fence != fence:
-            again = earlier is not None and earlier.acquisition.vote_set.fence == fence
-            return earlier if again else None
-        if earlier is not None:
-            self._settle(earlier)  # of an earlier grant of this waiter
-        now = self._time()
-        until = min(acquisition.vote_set.deadline or now, now + _LONGEST)
-        self._end(acquisition)
-        finish = self._finishing[waiter] = _Finish(waiter, acquisition, until)
-        return finish
-
-    def _finished(
-        self,
-        finish: _Finish | None,
-        connection: MemberConnection,
-        marks: _Marks,
-        known: int | None,
-        error: Exception | None,
-    ) -> None:
-        agreed = marks.on_reply(known, error)
-        if finish is None:
-            return
-        finish.out[connection.number] -= 1
-        if agreed or finish.over:
-            self._settle(finish)
-        elif error is None:
-            self._leave_behind(finish, connection)
-        elif finish.timer is None:
-            # The client sends it again until then, and not after that.
-            finish.timer = self._passes.call_at(finish.until, partial(self._settle, finish))
-
-    def _settle(self, finish: _Finish) -> None:
-        """The finish is over: leave nothing of it at any member except the done marker."""
-        if not finish.over:
-            finish.over = True
-            del self._finishing[finish.waiter]
-            if finish.timer is not None:
-                finish.timer.cancel()
-        for connection in self._connections:
-            # Not before it has answered: if the release came first, another waiter might get the
-            # vote.
-            if not finish.out[connection.number]:
-                self._leave_behind(finish, connection)
-
-    def _leave_behind(self, finish: _Finish, connection: MemberConnection) -> None:
-        """Release the vote, or the place in the queue, at this member, unless that was done."""
-        if finish.present[connection.number]:
-            finish.present[connection.number] = False
-            acquisition = finish.acquisition
-            highest = acquisition.vote_set.highest
-            connection.member.release(
-                acquisition.request, highest, UNBOUNDED, entered=OUTSIDE, on_reply=unheard
-            )
-
-    def _settle_last(self, finish: _Finish) -> None:
-        """The client is closed: no finish is sent again, and the last copy's answer may not come.
-
-        The releases go behind that copy, on the same connections.
-        """
-        self._settle(finish)
-        for connection in self._connections:
-            self._leave_behind(finish, connection)
-
-    def _has(self, waiter: WaiterId) -> QuorumAcquisition | None:
-        """The acquisition by whose votes this waiter holds the lock, or with which it waits."""
-        raise NotImplementedError
-
-    def _end(self, acquisition: QuorumAcquisition) -> None:
-        """End an acquisition: nothing is counted or waited for any more."""
-        raise NotImplementedError
-
-
-class _Finish:
-    """The end of a grant whose work is done, until the members know or the lease ends."""
-
-    def __init__(self, waiter: WaiterId, acquisition: QuorumAcquisition, until: float) -> None:
-        self.waiter = waiter
-        self.acquisition = acquisition
-        """The acquisition, which has ended: nothing is counted any more."""
-        self.until = until
-        """When its votes end."""
-        self.out = [0] * len(acquisition.asked)
-        """By member: how many copies are not answered."""
-        self.present = acquisition.asked.copy()
-        """By member: whether it has to be sent a release."""
-        self.timer: Timer | None = None
-        """Runs once a member has failed."""
-        self.over = False
-
-
-class _Marks:
-    """The members' answers to one copy of a finish."""
-
-    def __init__(self, size: int, quorum: int) -> None:
-        self.future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        self._left = size
-        self._quorum = quorum
-        self._marked = self._refused = 0
-        self._error: Exception | None = None
-
-    def on_reply(self, known: int | None, error: Exception | None) -> bool:
-        """A member has answered, or the question has failed; whether a majority says the same."""
-        self._left -= 1
-        self._marked += bool(known)
-        self._refused += known == 0
-        self._error = self._error or error
-        marked, refused = self._marked >= self._quorum, self._refused >= self._quorum
-        if not self.future.done():
-            if marked or refused:
-                self.future.set_result(WAS_HOLDER if marked else WAS_ABSENT)
-            elif not self._left:
-                assert self._error is not None, "an odd number is never halved"
-                self.future.set_exception(self._error)
-        return marked or refused
