@@ -154,7 +154,8 @@ class MemoryQuorumServer:
     def _sweep(self) -> None:
         """Forget the names that need no state any more."""
         ms = self.now() // 1000
-        self.states = {name: state for name, state in self.states.items() if not state.idle(ms)}
+        for name in [name for name, state in self.states.items() if state.idle(ms)]:
+            del self.states[name]
         self._sweep_at = max(_SWEEP_AT, 2 * len(self.states))
 
 

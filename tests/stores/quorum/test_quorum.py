@@ -21,6 +21,7 @@ from aiolock import LeaseState, LockClient
 from aiolock.protocol import CLAIM, WAS_HOLDER, Form, Full, Granted, Queued, Renew, WaiterId, lasts
 from aiolock.stores._member import Memory, QuorumConfig
 from aiolock.stores.memory import MemoryServer
+from aiolock.stores.quorum import _memory
 from aiolock.stores.quorum._connection import OUT_AFTER
 from aiolock.stores.quorum._name_queue import NameQueue
 from aiolock.stores.quorum._votes import YieldVote
@@ -1286,3 +1287,17 @@ async def test_cancelled_at_every_step(kind: Kind, fail: str) -> None:
         assert steps >= 3
         of[1].resume() if fail == "stop" else of[1].back()
         assert await left_behind(of) == []
+
+
+@virtual
+async def test_names_are_listed_after_idle_states_were_swept(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The page of names is that of the states that the servers have now."""
+    monkeypatch.setattr(_memory, "_SWEEP_AT", 4)
+    async with aiolock.connect(store_on(servers())) as client:
+        names = [f"name:{number}" for number in range(10)]
+        leases = [await client.lock(name).acquire() for name in names]
+        assert [status.name for status in await client.snapshot()] == names
+        for lease in leases:
+            await lease.release()
