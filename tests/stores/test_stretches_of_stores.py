@@ -149,7 +149,7 @@ async def test_replies_that_come_at_once(redis_server: RedisServer, prefix: str)
     async with aiolock.connect(redis_server.url, prefix=prefix) as client:
         store: Any = client._engine.handoff._store
         told = list[str]()
-        store.session.subscription._inbox.done = told.append
+        store.session._pushes._deliver = lambda event: told.append(event.name)
         wires = (store.session.pipe.outbox.wire, store.session.subscription._link.wire)
 
         async def pause() -> None:
