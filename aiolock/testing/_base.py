@@ -9,7 +9,7 @@ import sys
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, asynccontextmanager
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NoReturn
 
 from aiolock.protocol import Busy, Form, Granted, Post, Queued, ReadStatus, RequestRelease
 from aiolock.store import Store
@@ -21,6 +21,8 @@ class Contract(ABC):
 
     counts_who_listens: ClassVar[bool] = True
     """Whether the store can count listeners. A store that cannot must consider no client dead."""
+    reports_who_holds: ClassVar[bool] = True
+    """Whether the answer to a waiter that does not wait has the holder: see `Busy.holder`."""
 
     def __init_subclass__(cls, **options: Any) -> None:
         """Have its tests run in whichever mode pytest-asyncio is, where that is what runs them.
@@ -72,6 +74,17 @@ class Contract(ABC):
         make a lease shorter.
         """
         await peer.renew_for_a_moment(name, grant)
+
+    def _needs_a_count(self) -> None:
+        """Skip a test of clients that are dead."""
+        if not self.counts_who_listens:
+            self._skip("this store cannot count who listens, and considers no client dead")
+
+    @staticmethod
+    def _skip(reason: str) -> NoReturn:
+        import pytest  # not needed for a `FaultyStore` alone
+
+        pytest.skip(reason)
 
     async def _closed(self, name: str, peer: Peer, *, most: int) -> None:
         """Check that there is no holder, no waiter enters, and a try learns when it opens."""

@@ -21,5 +21,6 @@ class StoreContract(LockContract, OnceContract, BoardContract, ServerContract, S
     Each call of `store` makes another unopened link to one and the same server. pytest makes an
     object of the class for each test, so a fixture of the class may set up what `store` needs. The
     tests use names that nothing else uses. For a store that cannot count listeners, set
-    ``counts_who_listens = False`` in the class.
+    ``counts_who_listens = False`` in the class; for one that does not report who holds a lock to a
+    waiter that does not wait, ``reports_who_holds = False``.
     """

@@ -55,13 +55,27 @@ ROOT = Path(__file__).parents[2]
 Contract = TypeVar("Contract", bound=StoreContract)
 
 _EACH_COMMAND = frozenset(
-    f"test_{name}"
-    for name in (
-        *("names_are_different_locks", "not_waiting_is_told_who_holds_it", "max_waiters"),
-        *("hand_on_in_order", "renew_many", "renew_refused", "lease_ends", "downgrade", "finish"),
-        *("request", "break", "status", "snapshot", "permits", "resize", "value", "count"),
-        *("nothing_is_left", "closing_twice"),
-    )
+    {
+        "test_names_are_different_locks",
+        "test_not_waiting_is_told_who_holds_it",
+        "test_max_waiters",
+        "test_hand_on_in_order",
+        "test_renew_many",
+        "test_renew_refused",
+        "test_lease_ends",
+        "test_downgrade",
+        "test_finish",
+        "test_request",
+        "test_break",
+        "test_status",
+        "test_snapshot",
+        "test_permits",
+        "test_resize",
+        "test_value",
+        "test_count",
+        "test_nothing_is_left",
+        "test_closing_twice",
+    }
 )
 
 
@@ -70,6 +84,7 @@ def by_each_command(contract: type[Contract]) -> type[Contract]:
 
     Where a store differs from another by how it is given, and what is sent by how that is read.
     """
+    assert all(hasattr(StoreContract, name) for name in _EACH_COMMAND)
     for name in dir(StoreContract):
         if name.startswith("test_") and name not in _EACH_COMMAND | vars(contract).keys():
             setattr(contract, name, None)

@@ -53,6 +53,7 @@ class TestMemory(LockContract, OnceContract, BoardContract, ReadersContract):
     """Three servers in this process."""
 
     number = 3
+    reports_who_holds = False
 
     @pytest.fixture(autouse=True)
     def _servers(self) -> None:
