@@ -4,12 +4,23 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
 import aiolock
 from aiolock import protocol
-from aiolock.protocol import GRANTS, Acquire, AskAgain, Busy, Form, Granted, Queued, WaiterId
+from aiolock.protocol import (
+    GRANTS,
+    Acquire,
+    AskAgain,
+    Busy,
+    Form,
+    Granted,
+    Queued,
+    Rule,
+    WaiterId,
+)
 from aiolock.stores._holders import Grant, Holder, Holders
 from aiolock.stores.machine import NameState, Push, Step
 from aiolock.stores.memory import MemoryServer
@@ -178,12 +189,15 @@ def test_machine_a_lease_that_has_ended_is_not_granted_again() -> None:
 def test_holders_one_grant_stands_there_once() -> None:
     """A later one takes its place: its end, and its permits."""
     holders, grant = Holders(), Grant(WaiterId("ada", 1), 7)
-    holders.add(Holder(grant, READS, 1000, shared=True))
-    holders.add(Holder(grant, READS, 2000, shared=True))
-    assert holders.last_end == 2000
+    for end, number in [(1000, 2), (2000, 3)]:
+        form = replace(READS, rule=Rule.PERMITS, number=number, declared=9)
+        holders.add(Holder(grant, form, end, shared=True))
+        assert (holders.last_end, holders.permits) == (end, number)
+    assert len(holders) == 1
     assert not holders.take_ended(1500, 10)
     assert [holder.grant for holder in holders.take_ended(2000, 10)] == [grant]
     assert not holders
+    assert holders.permits == 0
 
 
 # --- The client
