@@ -64,6 +64,7 @@ async def test_failed_over_by_hand(replicated: Cluster, prefix: str, push: str) 
         tell(going, began, "promoted", promoted - began)
         assert not master.is_master
         assert not going.overlaps()
+        assert not going.said("lost")
         going.check(since=began, until=began)
 
 

@@ -491,8 +491,16 @@ async def test_client_from_url_with_tls_and_user(locked_server: RedisServer, pre
 
 async def test_clients_wrong_password(locked_server: RedisServer) -> None:
     """A client that cannot connect is a StoreError, and is left as it was."""
-    async with redis.asyncio.Redis(port=locked_server.port, password="wrong") as caller:
+    port = locked_server.port
+    async with redis.asyncio.Redis(port=port, username="late", password="its own") as caller:
+        before = dict(caller.connection_pool.connection_kwargs)
         await fails(caller, "WRONGPASS|invalid")
+        assert caller.connection_pool.connection_kwargs == before
+        locked_server.call("ACL", "SETUSER", "late", "on", ">its own", "+ping")
+        try:
+            assert await caller.ping()
+        finally:
+            locked_server.call("ACL", "DELUSER", "late")
 
 
 @pytest.mark.parametrize("kind", [redis.Redis, redis.RedisCluster])

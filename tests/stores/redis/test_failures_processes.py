@@ -25,6 +25,8 @@ from tests.support.servers import RedisServer
 TTL = 1.0
 UNRENEWED = 2.5
 """Seconds of a lease that must last until a program on a busy machine has ended."""
+LONG = 60.0
+"""Seconds of a lease that nobody waits for: it is given back before."""
 """Whoever waits asks again when it has passed, so the others have no longer one either."""
 CLAIM = 3.0
 """The longest claim: a push comes in time for that also where the machine is busy."""
@@ -269,7 +271,8 @@ async def test_process_ends_without_aclose(
     give it back.
     """
     source = GONE.format(end)
-    async with Worker("-c", source, peek.server.url, peek.prefix, str(UNRENEWED)) as worker:
+    ttl = LONG if end == "return" else UNRENEWED
+    async with Worker("-c", source, peek.server.url, peek.prefix, str(ttl)) as worker:
         gone = (await worker.expect("entered"))["fence"]
         waiting = asyncio.create_task(take(client.lock("lock")))
         await until(lambda: peek.queue() or waiting.done())

@@ -222,6 +222,8 @@ async def test_release_while_the_server_hangs(
     with pytest.raises(aiolock.StoreError):
         await lease.release()
     assert end - 0.01 < time.monotonic() < end + 2  # no time limit of the connection's
+    assert lease.state is aiolock.LeaseState.RELEASED
+    assert not lease.lost.is_set()
     server.resume()
     await until(lambda: not peek.holders())
 
@@ -559,15 +561,20 @@ async def test_publish_denied_later(server: RedisServer, prefix: str, peek: Peek
         assert len(await in_turn(waiting)) == 2
 
 
-async def test_user_deleted_later(server: RedisServer, prefix: str, peek: Peek) -> None:
+async def test_user_deleted_later(
+    impatient: Impatient, server: RedisServer, prefix: str, peek: Peek
+) -> None:
     """Where the user is deleted, a lease is lost in time and whoever asks gets StoreError."""
     rule = ACL_RULE.format(prefix=prefix).split()
     server.call("ACL", "SETUSER", "locks", "on", ">pw", "resetchannels", *rule)
     url = f"redis://locks:pw@127.0.0.1:{server.port}/0"
     async with aiolock.connect(url, prefix=prefix, ttl=TTL) as client:
         lease = await take(client.lock("lock"))
+        impatient()
         server.call("ACL", "DELUSER", "locks")
         await asyncio.wait_for(lease.lost.wait(), 5)
+        with pytest.raises(aiolock.StoreError, match="password"):
+            await client.lock("lock").acquire()
         server.call("ACL", "SETUSER", "locks", "on", ">pw", "resetchannels", *rule)
         async with client.lock("lock") as again:
             assert again.fence > lease.fence

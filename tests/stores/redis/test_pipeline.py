@@ -576,12 +576,17 @@ async def test_newcomers_of_two_locks_ask_for_their_own(
 ) -> None:
     """Only questions that are alike but for the waiter are put together."""
     async with aiolock.connect(redis_server.url, prefix=prefix) as client:
-        locks = [client.lock("one"), client.lock("two"), client.lock("one", ttl=20)]
-        tasks = [asyncio.create_task(take(locks[n % 3])) for n in range(9)]
-        await asyncio.sleep(0)
-        for lock, waiters in zip(locks[:2], (5, 2), strict=True):
-            assert len((await lock.status()).waiters) == waiters
-        await one_after_the_other(tasks)
+        locks = [client.lock("one"), client.lock("one", ttl=20), client.lock("two")]
+        # Behind another one each asks by itself; else the first of each kind, and then its others.
+        for order, questions in [((0, 1, 2) * 3, 9), ((0, 0, 0, 1, 1, 1, 2, 2, 2), 3 * 2)]:
+            before = calls(redis_server)
+            tasks = [asyncio.create_task(take(locks[number])) for number in order]
+            await asyncio.sleep(0)
+            for name, waiters in (("one", 5), ("two", 2)):
+                status = await client._engine.store.submit(ReadStatus(f"lock:{name}"))
+                assert len(status.waiters) == waiters
+            assert calls(redis_server) - before == questions + 2
+            await one_after_the_other(tasks)
 
 
 async def test_one_of_those_that_ask_together_gives_up(
@@ -651,15 +656,16 @@ async def test_those_that_ask_together_and_the_server_forgot_the_script(
 ) -> None:
     """Each asks by itself then, and the next that ask together bring the script along."""
     async with aiolock.connect(redis_server.url, prefix=prefix) as client:
+        await one_after_the_other(await newcomers(client, 8))
         for _ in range(3):
-            await one_after_the_other(await newcomers(client, 8))
-            await client.lock("lock").status()
-            before = calls(redis_server)
-            tasks = await newcomers(client, 8)
-            await client._engine.store.submit(ReadStatus("lock:lock"))
-            assert calls(redis_server) - before == 3
-            await one_after_the_other(tasks)
             redis_server.call("SCRIPT", "FLUSH")
+            for together in (False, True):
+                before = calls(redis_server)
+                tasks = await newcomers(client, 8)
+                await client._engine.store.submit(ReadStatus("lock:lock"))
+                asked = calls(redis_server) - before
+                assert asked == 3 if together else asked > 8
+                await one_after_the_other(tasks)
 
 
 async def test_those_that_ask_together_and_are_late(redis_server: RedisServer, prefix: str) -> None:

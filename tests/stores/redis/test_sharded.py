@@ -145,15 +145,19 @@ async def test_a_name_that_moves(own_cluster: Cluster, prefix: str) -> None:
         source = own_cluster.at(slot)
         target = next(node for node in own_cluster.masters if node is not source)
         own_cluster.move(slot, source, target)
+        published = said(own_cluster, "publish")
         await lease.release()
         async with asyncio.timeout(3):
-            await (await waiting).release()
+            next_one = await waiting
+        assert said(own_cluster, "publish") == published + 1
+        await next_one.release()
         for _ in range(2):  # by the first of these the new master is known
             await hand_over(ann, bob)
             await hand_over(bob, ann)
-        published = said(own_cluster, "publish")
+        published, sharded = said(own_cluster, "publish"), said(own_cluster, "spublish")
         await hand_over(ann, bob)
         assert said(own_cluster, "publish") == published
+        assert said(own_cluster, "spublish") == sharded + 1
 
 
 async def test_a_channel_that_moves(own_cluster: Cluster, prefix: str) -> None:
