@@ -55,7 +55,7 @@ async def other(world: World) -> AsyncIterator[aiolock.LockClient]:
 # --- Making and opening
 
 
-async def test_connect_does_no_io() -> None:
+async def test_connect_without_a_server_does_no_io_and_open_fails() -> None:
     """`connect` only notes where the store is; opening is what fails, with the driver's error."""
     with hold_port() as holder:
         port = holder.getsockname()[1]
@@ -67,7 +67,9 @@ async def test_connect_does_no_io() -> None:
     assert isinstance(caught.value, ConnectionError)
 
 
-async def test_open_and_close_by_hand(world: World, other: aiolock.LockClient) -> None:
+async def test_open_and_aclose_by_hand_take_and_free_as_async_with(
+    world: World, other: aiolock.LockClient
+) -> None:
     """`open` and `aclose` do what `async with` does, for a lifespan."""
     client = world.client()
     await client.open()
@@ -77,7 +79,7 @@ async def test_open_and_close_by_hand(world: World, other: aiolock.LockClient) -
     assert not await other.lock("a").locked()
 
 
-async def test_opens_again(world: World) -> None:
+async def test_client_opened_again_after_close_works_with_a_new_id(world: World) -> None:
     """A client that was closed opens again, as another one, and what it made works again."""
     client = world.client()
     lock = client.lock("a")
@@ -92,7 +94,7 @@ async def test_opens_again(world: World) -> None:
     assert len(ids) == 3
 
 
-async def test_open_is_idempotent(world: World) -> None:
+async def test_open_called_several_times_is_one_opening(world: World) -> None:
     """To open what is open, or being opened, is one opening."""
     client = world.client()
     await asyncio.gather(*(client.open() for _ in range(5)))
@@ -103,7 +105,7 @@ async def test_open_is_idempotent(world: World) -> None:
     await client.aclose()
 
 
-async def test_cancelled_while_others_open(world: World) -> None:
+async def test_open_cancelled_while_others_open_goes_on_for_them(world: World) -> None:
     """Whoever is cancelled while it opens ends that for itself; the last one, for all."""
     client = world.client()
     first, second = (asyncio.create_task(client.open()) for _ in range(2))
@@ -125,7 +127,7 @@ async def test_cancelled_while_others_open(world: World) -> None:
         await client.lock("a").status()
 
 
-async def test_cancelled_when_it_was_opened(world: World) -> None:
+async def test_open_cancelled_when_it_is_done_closes_nothing_for_the_others(world: World) -> None:
     """Whoever is cancelled just when it is open does not close it for the others."""
     client = world.client()
     first, second = (asyncio.create_task(client.open()) for _ in range(2))
@@ -138,7 +140,7 @@ async def test_cancelled_when_it_was_opened(world: World) -> None:
     await client.aclose()
 
 
-async def test_closed_while_it_opens(world: World) -> None:
+async def test_aclose_during_an_opening_ends_the_opening(world: World) -> None:
     """To close what is being opened ends the opening: nothing is open after it."""
     client = world.client()
     opening = asyncio.create_task(client.open())
@@ -171,7 +173,7 @@ class _SlowToOpen(MemoryStore):
 
 
 @virtual
-async def test_opens_after_another_gave_up_opening() -> None:
+async def test_open_after_a_cancelled_opening_is_an_opening_of_its_own() -> None:
     """An opening that nobody wanted any more is not that of who comes while it ends."""
     client = aiolock.connect(_SlowToOpen(MemoryServer()))
     first = asyncio.create_task(client.open())
@@ -188,7 +190,7 @@ async def test_opens_after_another_gave_up_opening() -> None:
 
 @virtual
 @pytest.mark.parametrize("turns", range(6))
-async def test_cancelled_while_another_closes_what_it_opens(turns: int) -> None:
+async def test_open_cancelled_during_aclose_ends_cancelled(turns: int) -> None:
     """A cancellation that was taken is not replaced by the news that the client was closed."""
     store = _SlowToOpen(MemoryServer())
     store.winds_up = 0.0  # so that both fall into the same few turns
@@ -204,7 +206,7 @@ async def test_cancelled_while_another_closes_what_it_opens(turns: int) -> None:
 
 
 @virtual
-async def test_waiter_of_a_client_that_is_open_again_at_once() -> None:
+async def test_waiter_of_a_client_closed_and_reopened_raises_client_closed() -> None:
     """Who waited when it was closed is told so, though it is open when the task wakes up."""
     server = MemoryServer()
     async with aiolock.connect(server) as theirs, theirs.lock("a"):
@@ -223,7 +225,7 @@ async def test_waiter_of_a_client_that_is_open_again_at_once() -> None:
 
 
 @virtual
-async def test_who_closes_has_no_say_in_the_next_opening() -> None:
+async def test_reconnect_callbacks_of_an_earlier_opening_are_not_called() -> None:
     """What is to be called at a reconnection belongs to one opening."""
     client = aiolock.connect(MemoryServer())
     async with client:
@@ -232,12 +234,14 @@ async def test_who_closes_has_no_say_in_the_next_opening() -> None:
         client._engine.waiters.deliver(Reconnected())
 
 
-async def test_leases_of_an_earlier_opening(world: World) -> None:
+async def test_lease_of_an_earlier_opening_takes_nothing_from_the_present_holder(
+    world: World,
+) -> None:
     """A lease of an earlier opening takes nothing from those who hold its lock in this one."""
     await check_what_an_opening_leaves(world.client(), world.client())
 
 
-def test_opens_in_another_loop(world: World) -> None:
+def test_open_in_another_event_loop_after_close_works(world: World) -> None:
     """Closed in one event loop it opens in the next; also where that loop ended without that."""
     client = world.client()
 
@@ -257,7 +261,7 @@ def test_opens_in_another_loop(world: World) -> None:
         asyncio.run(use(close=True))
 
 
-def test_opens_in_another_loop_after_one_that_ended_while_it_closed() -> None:
+def test_open_in_another_event_loop_after_an_unfinished_close_works() -> None:
     """What was under way there is forgotten, also by a close before the next opening."""
     hangs = True
 
@@ -293,7 +297,7 @@ def test_opens_in_another_loop_after_one_that_ended_while_it_closed() -> None:
     asyncio.run(use())
 
 
-async def test_closes_any_number_of_times(world: World) -> None:
+async def test_aclose_called_any_number_of_times_is_harmless(world: World) -> None:
     """`aclose` is idempotent, and harmless where nothing was opened."""
     client = world.client()
     await client.open()
@@ -304,7 +308,7 @@ async def test_closes_any_number_of_times(world: World) -> None:
         await never.aclose()
 
 
-async def test_open_that_failed_may_be_tried_again() -> None:
+async def test_open_that_failed_can_be_tried_again() -> None:
     """A client that could not be opened may be opened when the server is there."""
     server = RedisServer()
     try:
@@ -322,7 +326,7 @@ async def test_open_that_failed_may_be_tried_again() -> None:
         server.close()
 
 
-async def test_use_before_and_after(world: World) -> None:
+async def test_client_used_before_open_or_after_close_raises_client_closed(world: World) -> None:
     """A client that is not open is ClientClosed, wherever it is used, and says why."""
     client = world.client()
     lock = client.lock("a")  # a description needs no open client
@@ -353,7 +357,9 @@ async def test_use_before_and_after(world: World) -> None:
     assert await lease.verify() is False
 
 
-async def test_ids(client: aiolock.LockClient, other: aiolock.LockClient) -> None:
+async def test_client_id_has_96_bits_and_is_shown_in_the_repr(
+    client: aiolock.LockClient, other: aiolock.LockClient
+) -> None:
     """Each client has a random id of 96 bits, which `status` shows."""
     assert client.id != other.id
     assert len(client.id) == 16
@@ -382,7 +388,7 @@ async def _check_prefixes(connect: Callable[[str], aiolock.LockClient]) -> None:
         assert await lease.verify()
 
 
-async def test_prefixes_keep_locks_apart(world: World, prefix: str) -> None:
+async def test_prefixes_that_differ_keep_locks_in_memory_apart(world: World, prefix: str) -> None:
     """Clients of different prefixes on one server have nothing to do with each other."""
     if world.kind == "memory":  # a `MemoryServer` is a namespace of its own, whatever the prefix
         await _check_prefixes(lambda name: aiolock.connect(f"memory://{prefix}", prefix=name))
@@ -396,7 +402,9 @@ async def test_memory_urls_with_different_prefixes_share_no_locks(url: str) -> N
     await _check_prefixes(lambda name: aiolock.connect(url, prefix=name))
 
 
-async def test_prefixes_keep_locks_apart_on_redis(redis_server: RedisServer, prefix: str) -> None:
+async def test_prefixes_that_differ_keep_locks_and_keys_on_redis_apart(
+    redis_server: RedisServer, prefix: str
+) -> None:
     """The same on a real server, whose keys all begin with the prefix."""
     async with (
         aiolock.connect(redis_server.url, prefix=f"{prefix}-1") as one,
@@ -408,7 +416,7 @@ async def test_prefixes_keep_locks_apart_on_redis(redis_server: RedisServer, pre
     assert redis_server.call("EXISTS", f"{prefix}-1:{{lock:a}}:holders") == 0
 
 
-async def test_what_serves_all_tasks_runs_in_the_context_of_none(world: World) -> None:
+async def test_observer_of_a_loss_runs_in_the_context_of_no_task(world: World) -> None:
     """A loss is not told in the context of the task that opened the client or armed a timer."""
     request = ContextVar("request", default="nobody's")
     told, leases = list[str](), list[aiolock.Lease]()
@@ -439,7 +447,7 @@ async def test_what_serves_all_tasks_runs_in_the_context_of_none(world: World) -
     assert told == ["nobody's", "nobody's"]
 
 
-async def test_ttl_of_the_client(world: World) -> None:
+async def test_ttl_of_the_client_applies_to_locks_without_their_own(world: World) -> None:
     """Locks that do not say how long their leases last have the client's ttl."""
     async with world.client(ttl=7) as client:
         assert client.lock("a").ttl == 7
@@ -451,7 +459,7 @@ async def test_ttl_of_the_client(world: World) -> None:
 
 
 @pytest.mark.parametrize("options", [{}, {"decode_responses": True}, {"protocol": 3}])
-async def test_a_client_of_the_callers(
+async def test_connect_with_a_redis_client_of_the_caller_leaves_it_open(
     redis_server: RedisServer, prefix: str, options: dict[str, Any]
 ) -> None:
     """A redis.asyncio.Redis that was passed in is neither used up nor closed."""
@@ -461,7 +469,7 @@ async def test_a_client_of_the_callers(
         assert await driver.ping()
 
 
-async def test_memory_is_of_the_loop() -> None:
+async def test_memory_url_is_one_server_per_event_loop_and_name() -> None:
     """`memory://` is one server per event loop and name."""
     async with (
         aiolock.connect("memory://") as one,
@@ -480,7 +488,7 @@ async def _is_locked(url: str) -> bool:
         return await client.lock("a").locked()
 
 
-async def test_server_clock() -> None:
+async def test_memory_server_with_a_given_clock_ends_leases_by_it() -> None:
     """A test that owns a MemoryServer's clock can end a lease for the server."""
     time_now = 1_000_000.0
     server = MemoryServer(clock=lambda: time_now)
@@ -498,7 +506,7 @@ async def test_server_clock() -> None:
 # --- Where it may be used
 
 
-def test_another_loop() -> None:
+def test_client_used_in_another_event_loop_raises_client_closed() -> None:
     """A client that was opened in one event loop is ClientClosed in another, and so are leases."""
 
     async def first() -> tuple[aiolock.LockClient, aiolock.Lease]:
@@ -570,7 +578,9 @@ FORK = """
 
 
 @pytest.mark.parametrize("kind", ["memory", "redis"])
-def test_fork(kind: str, redis_server: RedisServer, prefix: str) -> None:
+def test_client_used_in_a_fork_raises_client_closed_and_keeps_the_parents(
+    kind: str, redis_server: RedisServer, prefix: str
+) -> None:
     """In a fork a client is ClientClosed, and nothing that the child does touches the parent's."""
     url = "memory://" if kind == "memory" else redis_server.url
     said = script(FORK, url, prefix)
@@ -612,7 +622,9 @@ MULTIPROCESSING = """
 """
 
 
-def test_multiprocessing(redis_server: RedisServer, prefix: str) -> None:
+def test_client_opened_in_a_forked_process_works_beside_the_parents(
+    redis_server: RedisServer, prefix: str
+) -> None:
     """A process that was forked opens a client of its own, which works beside the parent's."""
     assert script(MULTIPROCESSING, redis_server.url, prefix) == ["well"]
 
@@ -630,7 +642,7 @@ def script(source: str, *args: str) -> list[str]:
     return done.stdout.splitlines()
 
 
-def test_without_a_loop() -> None:
+def test_client_without_an_event_loop_can_describe_but_not_acquire() -> None:
     """Outside of any event loop a client can be made and a lock described, not acquired."""
     client = aiolock.connect("memory://")
     lock = client.lock("a")
@@ -648,7 +660,9 @@ def is_open(store: MemoryStore) -> bool:
     return store._client is not None
 
 
-async def test_close_with_waiters(world: World, other: aiolock.LockClient) -> None:
+async def test_aclose_with_waiters_raises_client_closed_and_empties_the_queue(
+    world: World, other: aiolock.LockClient
+) -> None:
     """Who waits when the client is closed gets ClientClosed; the queue is empty of them."""
     async with other.lock("a"):
         client = world.client()
@@ -664,7 +678,7 @@ async def test_close_with_waiters(world: World, other: aiolock.LockClient) -> No
 
 
 @virtual
-async def test_close_with_a_waiter_at_every_step() -> None:
+async def test_aclose_with_a_waiter_at_any_step_ends_it_and_leaves_nothing() -> None:
     """Whatever stage a waiter is at when the client is closed, it ends, and leaves nothing."""
     ends = set[str]()
     for closed_after in range(14):
@@ -700,7 +714,9 @@ async def _after(turns: int, do: Callable[[], Awaitable[R]]) -> R:
     return await do()
 
 
-async def test_close_with_leases(world: World, other: aiolock.LockClient) -> None:
+async def test_aclose_with_leases_releases_them_to_the_next(
+    world: World, other: aiolock.LockClient
+) -> None:
     """What is held when the client is closed is given back, and goes to the next at once."""
     client = world.client()
     await client.open()
@@ -717,7 +733,9 @@ async def test_close_with_leases(world: World, other: aiolock.LockClient) -> Non
         assert not await other.lock(name).locked()
 
 
-async def test_close_with_bodies(world: World, other: aiolock.LockClient) -> None:
+async def test_aclose_with_bodies_of_other_tasks_cancels_and_waits_for_them(
+    world: World, other: aiolock.LockClient
+) -> None:
     """The bodies in other tasks are cancelled, waited for, and give back what they held."""
     client = world.client()
     await client.open()
@@ -743,7 +761,9 @@ async def test_close_with_bodies(world: World, other: aiolock.LockClient) -> Non
         assert not await other.lock(name).locked()
 
 
-async def test_close_in_a_body(world: World, other: aiolock.LockClient) -> None:
+async def test_aclose_within_a_body_releases_its_lock_and_lets_it_go_on(
+    world: World, other: aiolock.LockClient
+) -> None:
     """A task that closes the client in a body of its own goes on, without the lock."""
     client = world.client()
     await client.open()
@@ -755,7 +775,7 @@ async def test_close_in_a_body(world: World, other: aiolock.LockClient) -> None:
 
 
 @virtual
-async def test_close_with_bodies_that_do_not_end() -> None:
+async def test_aclose_with_a_body_that_does_not_end_waits_until_its_lease_ends() -> None:
     """A body that does not end is waited for until its lease does, and no longer."""
     server = MemoryServer()
     loop = asyncio.get_running_loop()
@@ -778,7 +798,7 @@ async def test_close_with_bodies_that_do_not_end() -> None:
 
 
 @virtual
-async def test_close_that_is_cancelled_goes_on() -> None:
+async def test_aclose_that_is_cancelled_is_completed() -> None:
     """A closing that is cancelled is completed all the same; a second one waits for it."""
     server = MemoryServer()
     client = aiolock.connect(store := MemoryStore(server))
@@ -808,7 +828,7 @@ async def test_close_that_is_cancelled_goes_on() -> None:
 
 
 @virtual
-async def test_close_by_two_at_once() -> None:
+async def test_aclose_by_two_tasks_at_once_returns_to_each_when_closed() -> None:
     """Each of two that close at once returns when it is closed."""
     server = MemoryServer()
     client = aiolock.connect(store := MemoryStore(server))
@@ -832,7 +852,9 @@ async def test_close_by_two_at_once() -> None:
         await task
 
 
-async def test_close_in_a_cancelled_scope(world: World, other: aiolock.LockClient) -> None:
+async def test_aclose_in_a_cancelled_anyio_scope_is_completed(
+    world: World, other: aiolock.LockClient
+) -> None:
     """Under an anyio scope that is cancelled, as at the end of a request, closing is completed."""
     client = world.client()
     with anyio.CancelScope() as scope:
@@ -846,7 +868,7 @@ async def test_close_in_a_cancelled_scope(world: World, other: aiolock.LockClien
 
 
 @virtual
-async def test_close_of_a_store_that_hangs() -> None:
+async def test_aclose_of_a_store_that_hangs_ends_within_ten_seconds() -> None:
     """A store that does not answer is not waited for longer than it takes to give up on it."""
     faulty = FaultyStore(MemoryStore(MemoryServer()))
     loop = asyncio.get_running_loop()
@@ -859,7 +881,7 @@ async def test_close_of_a_store_that_hangs() -> None:
     assert loop.time() - begun <= 10
 
 
-async def test_error_in_the_body_of_a_client(world: World) -> None:
+async def test_client_body_that_raises_keeps_its_error(world: World) -> None:
     """What is raised under `async with client` comes out as it is."""
     error = ValueError("own")
 
@@ -875,7 +897,9 @@ async def test_error_in_the_body_of_a_client(world: World) -> None:
 # --- The decorator
 
 
-async def test_decorated(client: aiolock.LockClient, other: aiolock.LockClient) -> None:
+async def test_locked_decorator_takes_the_lock_named_by_the_arguments(
+    client: aiolock.LockClient, other: aiolock.LockClient
+) -> None:
     """Each call of a decorated function runs under the lock that its arguments name."""
 
     @client.locked("user:{user_id}:{scope}", timeout=2)
@@ -900,7 +924,9 @@ async def test_decorated(client: aiolock.LockClient, other: aiolock.LockClient) 
         assert await look(2) == 2
 
 
-async def test_decorated_excludes(client: aiolock.LockClient) -> None:
+async def test_locked_decorator_lets_calls_of_one_name_run_one_at_a_time(
+    client: aiolock.LockClient,
+) -> None:
     """Calls that name one lock run one at a time; others run beside them."""
     inside: dict[str, int] = {}
     most: dict[str, int] = {}
@@ -919,7 +945,9 @@ async def test_decorated_excludes(client: aiolock.LockClient) -> None:
     assert most == {"a": 1, "b": 1}
 
 
-async def test_decorated_is_the_function(client: aiolock.LockClient) -> None:
+async def test_locked_decorator_keeps_name_docstring_and_signature(
+    client: aiolock.LockClient,
+) -> None:
     """A decorated function keeps its name, its docstring, its signature and its nature."""
 
     async def function(order: SimpleNamespace, items: list[int], kind: str = "x") -> int:
@@ -937,7 +965,9 @@ async def test_decorated_is_the_function(client: aiolock.LockClient) -> None:
     assert await waiting == 18
 
 
-async def test_decorated_method(client: aiolock.LockClient) -> None:
+async def test_locked_decorator_on_a_method_formats_fields_of_self(
+    client: aiolock.LockClient,
+) -> None:
     """A method may be decorated, and its object's fields name the lock."""
 
     class Account:
@@ -952,7 +982,9 @@ async def test_decorated_method(client: aiolock.LockClient) -> None:
     assert await Account(4).close("a", "b") == "ab"
 
 
-async def test_decorated_without_arguments(client: aiolock.LockClient) -> None:
+async def test_locked_decorator_without_fields_is_one_lock_for_all_calls(
+    client: aiolock.LockClient,
+) -> None:
     """A name without fields is one lock for all calls; braces are doubled as in any format."""
 
     @client.locked("nightly {{x}}")
@@ -962,7 +994,9 @@ async def test_decorated_without_arguments(client: aiolock.LockClient) -> None:
     assert await nightly()
 
 
-async def test_decorated_loses_its_lock(client: aiolock.LockClient) -> None:
+async def test_locked_decorator_call_whose_lock_is_lost_raises_lease_lost(
+    client: aiolock.LockClient,
+) -> None:
     """As in a body, a loss ends the call."""
 
     @client.locked("a", ttl=5)
@@ -984,7 +1018,7 @@ async def test_decorated_function_with_reentrant_calls_itself(client: aiolock.Lo
     assert await deep(3) == 3
 
 
-def test_decorated_wrongly() -> None:
+def test_locked_decorator_used_wrongly_raises_value_or_type_error() -> None:
     """What cannot be decorated is an error where it is decorated, and says what is wrong."""
     client = aiolock.connect("memory://")
 
@@ -1025,7 +1059,7 @@ def test_decorated_wrongly() -> None:
         client.locked("a")(generator)  # type: ignore[arg-type]  # that is the point
 
 
-async def test_decorated_before_it_is_opened(world: World) -> None:
+async def test_locked_decorator_of_a_client_not_open_raises_when_called(world: World) -> None:
     """A module may decorate its functions with a client that is opened later, or never."""
     client = world.client()
 
@@ -1041,7 +1075,9 @@ async def test_decorated_before_it_is_opened(world: World) -> None:
         await work()
 
 
-async def test_decorated_with_a_name_that_becomes_wrong(client: aiolock.LockClient) -> None:
+async def test_locked_decorator_with_an_invalid_formatted_name_raises_value_error(
+    client: aiolock.LockClient,
+) -> None:
     """A name that the arguments make too long or empty is an error of the call."""
 
     @client.locked("{name}")

@@ -50,7 +50,9 @@ DESCRIPTIONS: dict[str, Callable[[Any], Any]] = HELD | {
 @ways
 @pytest.mark.parametrize("make", HELD.values(), ids=HELD)
 @virtual
-async def test_lease(make: Callable[[Any], Any], way: Callable[[Any], Any]) -> None:
+async def test_lease_copied_or_pickled_raises_type_error_and_stays_held(
+    make: Callable[[Any], Any], way: Callable[[Any], Any]
+) -> None:
     """It is not copied, so no copy ends it; the error says what to do instead."""
     async with aiolock.connect(MemoryServer()) as client:
         async with make(client) as lease:
@@ -69,7 +71,9 @@ async def test_lease(make: Callable[[Any], Any], way: Callable[[Any], Any]) -> N
 
 @ways
 @virtual
-async def test_client_and_acquisition(way: Callable[[Any], Any]) -> None:
+async def test_client_and_acquire_context_copied_or_pickled_raise_type_error(
+    way: Callable[[Any], Any],
+) -> None:
     """Neither are a client and an acquisition; a copy of an exit stack has the same exits."""
     async with aiolock.connect(MemoryServer()) as client:
         with pytest.raises(TypeError, match=r"a LockClient .*: it has connections; share it"):
@@ -92,7 +96,9 @@ async def test_client_and_acquisition(way: Callable[[Any], Any]) -> None:
 
 @pytest.mark.parametrize("make", DESCRIPTIONS.values(), ids=DESCRIPTIONS)
 @virtual
-async def test_description(make: Callable[[Any], Any]) -> None:
+async def test_description_copied_is_itself_and_pickled_raises_type_error(
+    make: Callable[[Any], Any],
+) -> None:
     """It is its own copy, of the same client; it is not pickled, because that has no client."""
     async with aiolock.connect(MemoryServer()) as client:
         described = make(client)
@@ -104,7 +110,9 @@ async def test_description(make: Callable[[Any], Any]) -> None:
 
 
 @ways
-def test_for_threads(way: Callable[[Any], Any]) -> None:
+def test_sync_objects_copied_or_pickled_behave_as_those_for_tasks(
+    way: Callable[[Any], Any],
+) -> None:
     """The same for threads."""
     with aiolock.sync.connect(MemoryServer()) as client:
         with pytest.raises(TypeError, match="it has connections; share it"):
@@ -133,14 +141,14 @@ def test_for_threads(way: Callable[[Any], Any]) -> None:
         *("postgresql://localhost/a", "mysql://localhost/a", "redis+sentinel://localhost/a"),
     ],
 )
-def test_store(url: str, way: Callable[[Any], Any]) -> None:
+def test_store_copied_or_pickled_raises_type_error(url: str, way: Callable[[Any], Any]) -> None:
     """A link to a store has connections: a copy would close them."""
     store = store_at(url, "aiolock")
     with pytest.raises(TypeError, match="cannot be copied or pickled"):
         way(store)
 
 
-def test_other_stores() -> None:
+def test_quorum_and_faulty_store_copied_raise_type_error() -> None:
     """Neither a quorum is copied, nor a client with a store that fails on purpose."""
     urls = [f"redis://localhost:{port}" for port in (1, 2, 3)]
     quorum = aiolock.connect(urls)._engine.store

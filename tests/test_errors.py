@@ -29,7 +29,9 @@ from aiolock.testing import FaultyStore, Operation
 from tests.support.worlds import World, asking, queued, virtual
 
 
-async def test_timeout_says_who_holds_it(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_acquire_timeout_names_lock_seconds_and_holder(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It names the lock, the seconds and the holder, and has them as attributes."""
     monkeypatch.setattr(
         "aiolock._engine.acquirer._WHO_HOLDS", 10
@@ -52,7 +54,7 @@ async def test_timeout_says_who_holds_it(world: World, monkeypatch: pytest.Monke
 
 
 @pytest.mark.one_loop
-async def test_timeout_with_several_holders_names_one_and_a_number() -> None:
+async def test_acquire_timeout_with_several_holders_names_one_and_their_number() -> None:
     """In a sentence that is true of each: since when is said of one of them only."""
     async with aiolock.connect(MemoryServer()) as client:
         for limit, says in (
@@ -70,7 +72,7 @@ async def test_timeout_with_several_holders_names_one_and_a_number() -> None:
                 assert await lease.release()
 
 
-async def test_not_free_says_who_holds_it(world: World) -> None:
+async def test_acquire_timeout_without_waiting_names_the_holder(world: World) -> None:
     """Where nobody waits, the answer itself says who holds it: no further round trip."""
     faulty = FaultyStore(world.store())
     async with aiolock.connect(faulty) as ours, world.client() as theirs:
@@ -84,7 +86,7 @@ async def test_not_free_says_who_holds_it(world: World) -> None:
 
 
 @virtual
-async def test_who_holds_it_costs_no_round_trip() -> None:
+async def test_acquire_timeout_asks_for_the_holder_together_with_the_release() -> None:
     """It is asked for together with the release; a store that does not say is not waited for."""
     server = MemoryServer()
     faulty = FaultyStore(MemoryStore(server))
@@ -116,7 +118,7 @@ async def test_who_holds_it_costs_no_round_trip() -> None:
 
 
 @virtual
-async def test_each_kind_by_its_name() -> None:
+async def test_errors_of_each_kind_carry_its_kind_and_name() -> None:
     """Each error says of which kind and name it speaks, as the user knows it."""
     async with aiolock.connect(MemoryServer()) as ours:
         async with ours.semaphore("s", 1):
@@ -185,7 +187,7 @@ OF_LEASES: dict[str, Callable[[aiolock.Lease], Awaitable[object]]] = {
 
 @pytest.mark.parametrize("what", [*OPERATIONS, *OF_LEASES])
 @virtual
-async def test_an_error_of_the_store_says_of_what_it_speaks(what: str) -> None:
+async def test_store_error_of_each_operation_names_kind_and_name(what: str) -> None:
     """Whatever was asked of which the store did not say yes or no, by name and by kind."""
     faulty = FaultyStore(MemoryStore(MemoryServer()))
     asked: tuple[Operation, ...] = (
@@ -210,7 +212,7 @@ async def test_an_error_of_the_store_says_of_what_it_speaks(what: str) -> None:
 
 
 @virtual
-async def test_one_failure_of_several_locks() -> None:
+async def test_with_context_of_one_failure_names_each_lock_in_its_own_error() -> None:
     """What failed was one connection: each of those who are told is told of its own lock."""
     failure = StoreError("the link broke")
     failure.__cause__ = OSError("reset")
@@ -226,7 +228,7 @@ async def test_one_failure_of_several_locks() -> None:
 
 
 @virtual
-async def test_no_answer_within_the_timeout() -> None:
+async def test_store_error_without_an_answer_names_the_store_and_its_broken_link() -> None:
     """The error says which store that is, and what is wrong with the link to it, where it broke."""
     faulty = FaultyStore(MemoryStore(MemoryServer()))
     async with aiolock.connect(faulty) as client:
@@ -250,7 +252,7 @@ async def test_no_answer_within_the_timeout() -> None:
 @virtual
 @pytest.mark.parametrize("how", ["try_acquire", "acquire"])
 @pytest.mark.parametrize(("given", "limit"), [({}, 1.0), ({"answer_timeout": 0.2}, 0.2)])
-async def test_acquisition_that_does_not_wait_ends_in_time_without_an_answer(
+async def test_acquire_without_waiting_or_answer_raises_store_error_at_answer_timeout(
     how: str, given: dict[str, Any], limit: float
 ) -> None:
     """It is a `StoreError` after the client's answer_timeout, and leaves nothing behind."""
@@ -293,7 +295,7 @@ async def test_link_that_stays_broken_is_logged_with_its_latest_cause(
 
 
 @virtual
-async def test_closed_while_it_waited() -> None:
+async def test_client_closed_error_of_a_waiter_names_its_lock() -> None:
     """Who waits when its client is closed is told for what it waited."""
     server = MemoryServer()
     async with aiolock.connect(server) as theirs, theirs.lock("a"):
@@ -306,7 +308,7 @@ async def test_closed_while_it_waited() -> None:
 
 
 @virtual
-async def test_extended_when_released() -> None:
+async def test_extend_answered_after_a_release_raises_lease_lost() -> None:
     """To extend a lease that is released meanwhile is LeaseLost, and says so."""
     store = MemoryStore(MemoryServer())
     async with aiolock.connect(store) as client:
@@ -322,7 +324,7 @@ async def test_extended_when_released() -> None:
             await extending
 
 
-async def test_under_another_library() -> None:
+async def test_open_without_an_asyncio_loop_raises_runtime_error() -> None:
     """Where no asyncio loop runs, as under trio, opening says what aiolock needs."""
     opening = aiolock.connect("memory://").open()
 

@@ -104,7 +104,9 @@ async def soon(what: Callable[[], object]) -> None:
         await asyncio.sleep(0.01)
 
 
-async def test_a_lock_that_is_free(client: aiolock.LockClient, told: Told) -> None:
+async def test_observer_of_a_free_lock_is_told_acquired_and_released(
+    client: aiolock.LockClient, told: Told
+) -> None:
     """It is acquired and released; both name the same request."""
     async with client.lock("order:42").acquire(label="job 17") as lease:
         await asyncio.sleep(0.02)
@@ -125,7 +127,9 @@ async def test_a_lock_that_is_free(client: aiolock.LockClient, told: Told) -> No
     assert released["held"] >= 0.01
 
 
-async def test_a_lock_that_is_not(client: aiolock.LockClient, told: Told) -> None:
+async def test_observer_of_a_taken_lock_is_told_waiting_before_acquired(
+    client: aiolock.LockClient, told: Told
+) -> None:
     """Who waits is told of before; and who handed it on, where both are tasks of one client."""
     lock = client.lock("order:42")
     lease = await lock.acquire()
@@ -141,7 +145,7 @@ async def test_a_lock_that_is_not(client: aiolock.LockClient, told: Told) -> Non
 
 
 @virtual
-async def test_who_handed_it_on() -> None:
+async def test_acquired_after_a_local_handoff_names_the_holder_before() -> None:
     """It is known where it was handed on within the client."""
     told = Told()
     async with aiolock.connect(MemoryServer(), observer=told) as client:
@@ -192,7 +196,7 @@ async def gives_up(client: aiolock.LockClient, other: aiolock.LockClient, why: s
 
 
 @pytest.mark.parametrize("why", ["busy", "timeout", "cancelled", "full", "closed", "done"])
-async def test_gave_up(
+async def test_gave_up_is_told_last_and_with_its_reason(
     client: aiolock.LockClient, other: aiolock.LockClient, told: Told, why: str
 ) -> None:
     """The reason is told, on every store, and nothing else after it."""
@@ -205,7 +209,7 @@ async def test_gave_up(
 
 
 @virtual
-async def test_gave_up_for_want_of_the_store() -> None:
+async def test_gave_up_after_a_store_failure_has_the_reason_store() -> None:
     """That the store says nothing, or refuses, is told as such."""
     told = Told()
     store = FaultyStore(MemoryStore(MemoryServer()))
@@ -222,7 +226,7 @@ async def test_gave_up_for_want_of_the_store() -> None:
 
 
 @virtual
-async def test_gave_up_a_deadlock() -> None:
+async def test_gave_up_at_a_deadlock_has_the_reason_deadlock() -> None:
     """Who would wait for itself within the process."""
     told = Told()
     async with aiolock.connect(MemoryServer(), observer=told) as client:
@@ -239,7 +243,9 @@ async def test_gave_up_a_deadlock() -> None:
     assert [each["why"] for each in told.of("gave_up")] == ["deadlock"]
 
 
-async def test_lost(client: aiolock.LockClient, other: aiolock.LockClient, told: Told) -> None:
+async def test_observer_of_a_broken_lock_is_told_lost_and_not_released(
+    client: aiolock.LockClient, other: aiolock.LockClient, told: Told
+) -> None:
     """What somebody takes away is lost, and not released."""
     lock = client.lock("x")
     held = asyncio.create_task(hold(lock))
@@ -256,7 +262,7 @@ async def test_lost(client: aiolock.LockClient, other: aiolock.LockClient, told:
 
 @virtual
 @pytest.mark.parametrize("on_lost", ["cancel", "signal"])
-async def test_what_the_log_says_of_the_body(
+async def test_log_of_a_loss_says_if_a_body_is_cancelled_or_goes_on(
     on_lost: Literal["cancel", "signal"], caplog: pytest.LogCaptureFixture
 ) -> None:
     """It is cancelled, or goes on; and what was acquired by hand has none."""
@@ -276,7 +282,7 @@ async def test_what_the_log_says_of_the_body(
 
 
 @virtual
-async def test_lost_by_the_clock_and_by_the_answer() -> None:
+async def test_lost_is_told_at_expiry_and_at_a_refused_release() -> None:
     """A lease that ended here is lost; so is one of which only the answer to the release tells."""
     told, server = Told(), MemoryServer()
     async with aiolock.connect(server, observer=told) as client:
@@ -300,7 +306,7 @@ async def server_breaks(server: MemoryServer, name: str) -> None:
 
 
 @virtual
-async def test_who_only_watches() -> None:
+async def test_observer_of_a_client_that_only_watches_an_election_is_told_nothing() -> None:
     """Nobody is told of who observes an election: it asks for nothing, and waits for ever."""
     told, server = Told(), MemoryServer()
     async with aiolock.connect(server, observer=told) as client, aiolock.connect(server) as other:
@@ -321,7 +327,7 @@ async def test_who_only_watches() -> None:
 
 
 @virtual
-async def test_long_waits() -> None:
+async def test_waits_long_is_told_once_a_minute_per_name_and_not_for_periods() -> None:
     """Told once a minute for each name, with who has it; waits for a period are not long."""
     told, server = Told(), MemoryServer()
     async with (
@@ -355,7 +361,7 @@ async def enter(job: aiolock.Periodic) -> None:
 
 
 @virtual
-async def test_long_holds() -> None:
+async def test_holds_long_is_told_once_for_each_lease() -> None:
     """Told once of each, however long; nobody looks again where nothing changes."""
     told = Told()
     async with (
@@ -393,7 +399,9 @@ class Cancels(Raises):
 
 @pytest.mark.parametrize("raises", [Raises, Cancels])
 @virtual
-async def test_what_an_observer_raises(raises: type[Raises]) -> None:
+async def test_observer_that_raises_is_logged_once_per_method_and_changes_nothing(
+    raises: type[Raises],
+) -> None:
     """It is logged, once for each method, and changes nothing; other observers are told."""
     told, server = Told(), MemoryServer()
     logged = Logged()
@@ -428,7 +436,7 @@ class Ends(Observer):
         raise KeyboardInterrupt
 
 
-async def test_an_observer_that_ends_the_process() -> None:
+async def test_observer_that_raises_keyboard_interrupt_leaves_no_grant() -> None:
     """Nothing is left of the grant of which it was told."""
     server = MemoryServer()
     async with aiolock.connect(server, observer=Ends()) as client:
@@ -447,14 +455,14 @@ async def run_by_hand(acquisition: aiolock.AcquireContext[aiolock.Lease]) -> Non
 
 
 @pytest.mark.parametrize("observer", ["x", [1], logging.getLogger(), Observer])
-def test_what_is_no_observer(observer: Any) -> None:
+def test_connect_with_an_invalid_observer_raises_type_error(observer: Any) -> None:
     """It is refused before anything is opened."""
     with pytest.raises(TypeError, match=r"inherits from aiolock\.Observer"):
         aiolock.connect("memory://", observer=observer)
 
 
 @virtual
-async def test_nobody_wants_to_know() -> None:
+async def test_client_without_observers_keeps_no_request_of_a_lease() -> None:
     """With the log alone nothing is kept of an acquisition, and nobody is told of one."""
     async with aiolock.connect(MemoryServer()) as client:
         assert not client._engine.watchdog.events.often
@@ -478,7 +486,9 @@ async def test_nobody_wants_to_know() -> None:
     ],
 )
 @virtual
-async def test_family_of_a_name(name: str, family: str) -> None:
+async def test_family_of_a_name_is_its_part_before_the_colon_without_digits(
+    name: str, family: str
+) -> None:
     """What stands before the first colon, without digits: few for however many names."""
     told = Told()
     async with aiolock.connect(MemoryServer(), observer=told) as client:
@@ -490,7 +500,7 @@ async def test_family_of_a_name(name: str, family: str) -> None:
 
 
 @virtual
-async def test_family_of_a_template() -> None:
+async def test_family_of_a_decorated_function_is_its_template() -> None:
     """What is locked by a decorator has its template for a family."""
     told = Told()
     async with aiolock.connect(MemoryServer(), observer=told) as client:
@@ -507,7 +517,9 @@ async def test_family_of_a_template() -> None:
 # The link
 
 
-async def test_link_that_is_cut(proxy: Proxy, told: Told, prefix: str) -> None:
+async def test_link_that_is_cut_is_told_as_down_and_then_up(
+    proxy: Proxy, told: Told, prefix: str
+) -> None:
     """It is down, with why, and up once both connections are there again; never twice in a row."""
     async with aiolock.connect(proxy.url, prefix=prefix, observer=told) as client:
         assert not told.all
@@ -553,7 +565,7 @@ class Logged:
 
 
 @virtual
-async def test_the_log_is_on() -> None:
+async def test_log_has_a_line_each_for_a_loss_a_long_wait_and_a_long_hold() -> None:
     """Losses, long waits and long holds are a line each, that says what to do."""
     server = MemoryServer()
     with Logged() as logged:
@@ -589,7 +601,7 @@ async def hold(lock: aiolock.Lock) -> None:
 
 
 @virtual
-async def test_the_log_tells_of_a_deadlock() -> None:
+async def test_log_of_a_deadlock_names_its_tasks_once_per_client() -> None:
     """Of two clients, in lines that say who waits for whom."""
     server = MemoryServer()
     async with aiolock.connect(server) as ours, aiolock.connect(server) as theirs:
@@ -618,7 +630,7 @@ async def test_the_log_tells_of_a_deadlock() -> None:
 
 
 @pytest.mark.parametrize("limit", [0, -1.0, timedelta(0)])
-def test_limits_of_the_log(limit: float | timedelta) -> None:
+def test_log_limits_that_are_invalid_are_refused(limit: float | timedelta) -> None:
     """They are more than nothing, or None."""
     with pytest.raises(ValueError, match="more than 0 seconds"):
         observe.log(slow_wait=limit)

@@ -95,7 +95,9 @@ async def test_loss_cancels_the_body_and_closes(
     check_closed(clients)
 
 
-async def test_store_that_is_not_there_is_a_store_error(clients: list[LockClient]) -> None:
+async def test_lock_without_a_server_raises_store_error_and_closes(
+    clients: list[LockClient],
+) -> None:
     """Nothing is left open."""
     url = f"redis://127.0.0.1:{free_port()}"
     with pytest.raises(StoreError, match="nothing listens there"):
@@ -105,7 +107,7 @@ async def test_store_that_is_not_there_is_a_store_error(clients: list[LockClient
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=[kind.name for kind in KINDS])
-async def test_cancelled_at_every_step_it_closes_and_leaves_the_lock_free(
+async def test_lock_cancelled_at_any_step_closes_and_leaves_the_lock_free(
     server: RedisServer, prefix: str, clients: list[LockClient], kind: Kind
 ) -> None:
     """While it connects, acquires, holds, releases, and disconnects."""
@@ -125,7 +127,7 @@ async def test_cancelled_at_every_step_it_closes_and_leaves_the_lock_free(
     assert steps >= 4
 
 
-async def test_url_is_that_of_the_environment_if_none_is_given(
+async def test_lock_without_a_url_takes_that_of_the_environment(
     server: RedisServer, prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As on the command line; a URL that is given comes first."""
@@ -143,7 +145,7 @@ async def test_url_is_that_of_the_environment_if_none_is_given(
 @pytest.mark.one_loop
 @pytest.mark.parametrize("lock", [aiolock.lock, aiolock.sync.lock])
 @pytest.mark.parametrize("value", [None, ""])
-def test_no_url_is_an_error_of_the_call(
+def test_lock_without_any_url_raises_value_error_when_called(
     lock: Any, value: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It says where one may be given."""
@@ -156,7 +158,7 @@ def test_no_url_is_an_error_of_the_call(
 
 @pytest.mark.one_loop
 @pytest.mark.parametrize("lock", [aiolock.lock, aiolock.sync.lock])
-def test_bad_option_is_an_error_of_the_call(lock: Any) -> None:
+def test_lock_with_an_invalid_option_raises_when_called(lock: Any) -> None:
     """Before anything is opened, as where a client describes a lock."""
     lock = partial(lock, url="memory://")
     for options, error, says in (
@@ -172,7 +174,7 @@ def test_bad_option_is_an_error_of_the_call(lock: Any) -> None:
         lock("")
 
 
-async def test_decorated_function_has_a_client_for_each_call(
+async def test_lock_as_decorator_lets_one_call_run_at_a_time(
     server: RedisServer, prefix: str, clients: list[LockClient]
 ) -> None:
     """So calls exclude each other, and the end of one does not close the client of the next."""
@@ -193,7 +195,9 @@ async def test_decorated_function_has_a_client_for_each_call(
     check_closed(clients)
 
 
-def test_in_a_thread(server: RedisServer, prefix: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sync_lock_behaves_as_the_lock_for_tasks(
+    server: RedisServer, prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The same without `await`."""
     monkeypatch.setenv(VARIABLE, server.url)
     with aiolock.sync.connect(server.url, prefix=prefix) as other:
@@ -220,7 +224,7 @@ def test_in_a_thread(server: RedisServer, prefix: str, monkeypatch: pytest.Monke
         assert not other.lock("a").locked()
 
 
-def test_store_that_is_not_there_is_a_store_error_in_a_thread() -> None:
+def test_sync_lock_without_a_server_raises_store_error() -> None:
     """As in a task."""
     with (
         pytest.raises(StoreError, match="nothing listens there"),

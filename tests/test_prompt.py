@@ -52,7 +52,7 @@ async def waits() -> Waits:
     return waits
 
 
-async def test_its_task_goes_on_at_once(waits: Waits) -> None:
+async def test_prompt_resolved_by_the_loop_steps_its_task_at_once(waits: Waits) -> None:
     """And not after the call that resolves it."""
     await by_the_loop(waits.resolve)
     assert waits.log == ["answer", "resolved"]
@@ -60,7 +60,7 @@ async def test_its_task_goes_on_at_once(waits: Waits) -> None:
     await waits.task
 
 
-async def test_set_as_any_future(waits: Waits) -> None:
+async def test_prompt_with_set_result_wakes_its_task_in_a_later_turn(waits: Waits) -> None:
     """A result that is set wakes its task in another turn."""
 
     def set_it() -> None:
@@ -71,7 +71,7 @@ async def test_set_as_any_future(waits: Waits) -> None:
     assert waits.log == ["set", "answer"]
 
 
-async def test_an_error_is_raised_in_its_task(waits: Waits) -> None:
+async def test_prompt_with_set_exception_raises_in_its_task(waits: Waits) -> None:
     """As by any future."""
     error = OSError("no answer")
     waits.reply.set_exception(error)
@@ -79,7 +79,7 @@ async def test_an_error_is_raised_in_its_task(waits: Waits) -> None:
     assert waits.log == [error]
 
 
-async def test_its_task_is_cancelled(waits: Waits) -> None:
+async def test_prompt_whose_task_is_cancelled_is_cancelled_too(waits: Waits) -> None:
     """It ends, the future with it; an answer that comes later is refused, as by any future."""
     waits.task.cancel()
     await asyncio.wait([waits.task])
@@ -95,7 +95,7 @@ async def test_its_task_is_cancelled(waits: Waits) -> None:
 
 
 @pytest.mark.parametrize("first", [True, False])
-async def test_others_who_wait_for_it_keep_their_order(first: bool) -> None:
+async def test_prompt_with_other_callbacks_calls_all_later_in_order(first: bool) -> None:
     """With a callback beside the task, both are called later, in the order in which they came."""
     reply = Prompt(loop=asyncio.get_running_loop())
     log: list[object] = []
@@ -111,7 +111,7 @@ async def test_others_who_wait_for_it_keep_their_order(first: bool) -> None:
     assert log == ["resolved", *(["callback", "answer"] if first else ["answer", "callback"])]
 
 
-async def test_two_tasks_await_it(waits: Waits) -> None:
+async def test_prompt_awaited_by_two_tasks_wakes_both(waits: Waits) -> None:
     """Both go on."""
     other = Waits(waits.reply)
     await asyncio.sleep(0)
@@ -120,7 +120,7 @@ async def test_two_tasks_await_it(waits: Waits) -> None:
     assert other.log == ["answer"]
 
 
-async def test_awaited_when_it_is_done() -> None:
+async def test_prompt_awaited_after_it_is_done_returns_its_result() -> None:
     """A task that comes late need not wait."""
     reply = Prompt(loop=asyncio.get_running_loop())
     await by_the_loop(lambda: reply.resolve("answer"))
@@ -129,7 +129,7 @@ async def test_awaited_when_it_is_done() -> None:
     assert waits.log == ["answer"]
 
 
-async def test_waited_for_by_other_means(waits: Waits) -> None:
+async def test_prompt_under_wait_wait_for_and_shield_is_as_any_future(waits: Waits) -> None:
     """`asyncio.wait`, `wait_for` and `shield` do with it what they do with any."""
     for wait in (
         lambda reply: asyncio.wait([reply]),
@@ -144,7 +144,7 @@ async def test_waited_for_by_other_means(waits: Waits) -> None:
     await waits.task
 
 
-async def test_a_callback_is_taken_back(waits: Waits) -> None:
+async def test_prompt_callback_that_is_removed_is_not_called(waits: Waits) -> None:
     """As of any future; the task's own stays."""
 
     def callback(_: Prompt) -> None:
@@ -158,7 +158,7 @@ async def test_a_callback_is_taken_back(waits: Waits) -> None:
     assert waits.log == ["resolved", "answer"]
 
 
-async def test_its_task_keeps_its_context() -> None:
+async def test_prompt_resolved_by_the_loop_keeps_the_context_of_its_task() -> None:
     """What the task had set is there when it goes on, and what it sets stays its own."""
     variable = contextvars.ContextVar[str]("variable", default="nothing")
     reply = Prompt(loop=asyncio.get_running_loop())
@@ -181,7 +181,7 @@ async def test_its_task_keeps_its_context() -> None:
     assert seen == ["nothing"]
 
 
-async def test_resolved_by_a_task() -> None:
+async def test_prompt_resolved_by_a_task_steps_its_waiter_in_a_later_turn() -> None:
     """One task cannot step another, so that one goes on in a later turn."""
     future = Prompt(loop=asyncio.get_running_loop())
     stepped: list[Prompt] = []
@@ -193,7 +193,7 @@ async def test_resolved_by_a_task() -> None:
 
 
 @pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt()], ids=repr)
-def test_what_ends_the_loop_is_not_raised_where_it_was_resolved(error: BaseException) -> None:
+def test_prompt_whose_task_ends_the_loop_does_not_raise_at_resolve(error: BaseException) -> None:
     """It ends the event loop, as that of any task does, but not through whoever read the answer."""
     log: list[str] = []
 
@@ -220,7 +220,7 @@ def test_what_ends_the_loop_is_not_raised_where_it_was_resolved(error: BaseExcep
     assert log == ["resolved"]
 
 
-async def test_cancelled_while_it_is_resolved(waits: Waits) -> None:
+async def test_prompt_cancelled_during_resolve_still_wakes_its_task(waits: Waits) -> None:
     """As by a signal's handler, between two steps of that: its task is woken all the same."""
 
     class Cancels(Prompt):

@@ -272,7 +272,7 @@ ERRORS: dict[str, type[Exception] | None] = {
 }
 
 
-def test_all() -> None:
+def test_all_of_the_package_is_the_agreed_list() -> None:
     """`__all__` is what was agreed on, in order, and all of it is there."""
     assert aiolock.__all__ == NAMES
     assert sorted(NAMES) == NAMES
@@ -280,7 +280,7 @@ def test_all() -> None:
         assert getattr(aiolock, name).__name__ == name
 
 
-def test_nothing_else_is_public() -> None:
+def test_package_has_no_public_name_beside_all() -> None:
     """What has no underscore and is no module is in `__all__`."""
     public = {
         name
@@ -290,7 +290,7 @@ def test_nothing_else_is_public() -> None:
     assert public == set(NAMES) - {"web"}  # which is imported when it is used
 
 
-def test_types_of_options() -> None:
+def test_option_types_match_the_parameters_of_their_methods() -> None:
     """Those that a wrapper needs are public; each class has what one method takes."""
     assert aiolock.options.__all__ == OPTIONS
     methods = {"LockOptions": "lock", "RWLockOptions": "rwlock", "SemaphoreOptions": "semaphore"}
@@ -304,7 +304,7 @@ def test_types_of_options() -> None:
         assert options.keys() == {p.name for p in parameters if p.kind is p.KEYWORD_ONLY}
 
 
-def test_what_wrappers_need() -> None:
+def test_wrapper_modules_export_the_agreed_names() -> None:
     """Each of these modules has what was agreed on."""
     for module, names in WRAPPERS.items():
         assert module.__all__ == names
@@ -323,7 +323,7 @@ def signature(thing: Any) -> str:
     return f"async {text}" if inspect.iscoroutinefunction(thing) else text
 
 
-def test_signatures() -> None:
+def test_signatures_of_the_public_api_are_as_agreed() -> None:
     """Names, order, kinds and defaults of all arguments are what was agreed on."""
     found = dict[str, str]()
     for name in SIGNATURES:
@@ -335,7 +335,7 @@ def test_signatures() -> None:
     assert found == SIGNATURES
 
 
-def test_methods() -> None:
+def test_classes_have_no_public_member_beside_the_agreed() -> None:
     """None of these classes has a public method or property beside those."""
     kinds: list[type] = [aiolock.LockClient, aiolock.Lock, aiolock.Lease, aiolock.RWLock]
     kinds += [aiolock.MultiLock, aiolock.MultiLease, aiolock.Once, aiolock.Periodic]
@@ -355,7 +355,7 @@ def test_methods() -> None:
         assert public == ours - {""}
 
 
-def test_errors() -> None:
+def test_errors_inherit_from_lock_error_and_the_agreed_builtin() -> None:
     """Each error is a LockError and the builtin that code without aiolock would catch."""
     tree = aiolock.errors.__doc__
     assert tree is not None
@@ -376,7 +376,7 @@ def test_errors() -> None:
     assert aiolock.LockError.__bases__ == (Exception,)
 
 
-def test_states() -> None:
+def test_lease_states_are_strings_of_their_names() -> None:
     """The states of a lease are strings of their own names."""
     assert [str(state) for state in aiolock.LeaseState] == ["held", "at_risk", "lost", "released"]
     assert issubclass(aiolock.LeaseState, str)
@@ -406,7 +406,7 @@ THINGS = list(public_things())
 
 @pytest.mark.one_loop
 @pytest.mark.parametrize(("name", "thing"), [pytest.param(*each, id=each[0]) for each in THINGS])
-def test_docstrings(name: str, thing: Any) -> None:
+def test_public_things_have_a_docstring_that_begins_with_a_sentence(name: str, thing: Any) -> None:
     """Everything public has a docstring that begins with a sentence."""
     doc = inspect.getdoc(thing)
     assert doc, f"{name} has no docstring"
@@ -415,7 +415,7 @@ def test_docstrings(name: str, thing: Any) -> None:
     assert re.match(r"[A-Z`0-9].*?[.:](\s|$)", doc, re.DOTALL), doc
 
 
-def test_annotations_can_be_read() -> None:
+def test_annotations_of_public_functions_can_be_resolved() -> None:
     """What inspects signatures at run time, as FastAPI does, can resolve every type."""
     for name, thing in THINGS:
         # connect() speaks of a driver that need not be installed.
@@ -423,13 +423,13 @@ def test_annotations_can_be_read() -> None:
             typing.get_type_hints(thing)
 
 
-def test_version() -> None:
+def test_version_equals_that_of_the_distribution() -> None:
     """The version is the distribution's."""
     assert importlib.metadata.version("aiolock-redis") == aiolock.__version__
     assert re.fullmatch(r"\d+\.\d+\.\d+(\.?(a|b|rc|dev)\d+)?", aiolock.__version__)
 
 
-def test_typed() -> None:
+def test_package_has_a_py_typed_marker() -> None:
     """Type checkers are told that the package is typed."""
     assert resources.files("aiolock").joinpath("py.typed").is_file()
 
@@ -446,7 +446,7 @@ def python(source: str) -> str:
     return done.stdout.strip()
 
 
-def test_import_loads_no_driver() -> None:
+def test_import_and_a_memory_lock_load_no_driver() -> None:
     """Neither importing aiolock nor a lock in memory loads a driver or a test tool."""
     assert (
         python(
@@ -508,7 +508,7 @@ FRAMEWORKS: dict[str, dict[str, str | None]] = {
 
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)
-def test_web_frameworks(framework: str) -> None:
+def test_web_integrations_have_the_agreed_names_and_signatures(framework: str) -> None:
     """Each module has what was agreed on, with docstrings; an extra is called like it."""
     module = importlib.import_module(f"aiolock.integrations.{framework}")
     assert module.__all__ == sorted(FRAMEWORKS[framework])
@@ -540,7 +540,7 @@ TASK_FRAMEWORKS: dict[str, dict[str, dict[str, str]]] = {
 
 
 @pytest.mark.parametrize("framework", TASK_FRAMEWORKS)
-def test_task_frameworks(framework: str) -> None:
+def test_task_integrations_have_the_agreed_names_and_signatures(framework: str) -> None:
     """Each module has what was agreed on, with docstrings; an extra is called like it."""
     module = importlib.import_module(f"aiolock.integrations.{framework}")
     (name,) = module.__all__
@@ -556,6 +556,6 @@ def test_task_frameworks(framework: str) -> None:
     assert framework in extras
 
 
-def test_testing_needs_no_pytest() -> None:
+def test_testing_import_does_not_load_pytest() -> None:
     """Whoever only wants the store that fails on purpose needs no pytest."""
     assert python("import sys, aiolock.testing\nprint('pytest' in sys.modules)") == "False"

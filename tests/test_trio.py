@@ -97,7 +97,9 @@ ENTRIES: dict[str, Entry] = {
 
 
 @pytest.mark.parametrize("entry", ENTRIES)
-def test_every_entry(client: aiolock.LockClient, entry: str) -> None:
+def test_client_method_under_trio_raises_runtime_error(
+    client: aiolock.LockClient, entry: str
+) -> None:
     """Opened or not: it is a RuntimeError that says what is needed, and nothing is asked."""
 
     async def main() -> None:
@@ -107,7 +109,7 @@ def test_every_entry(client: aiolock.LockClient, entry: str) -> None:
     trio.run(main)
 
 
-def test_in_threads_of_trio() -> None:
+def test_sync_lock_under_trio_works_in_threads_only() -> None:
     """`aiolock.sync` serves them, with its own event loop; trio's own thread would stand still."""
     with aiolock.sync.connect("memory://") as client:
 
@@ -123,7 +125,7 @@ def test_in_threads_of_trio() -> None:
         assert anyio.run(main, backend="trio") == "held"
 
 
-def test_an_application_on_trio() -> None:
+def test_starlette_application_under_trio_fails_to_start() -> None:
     """It does not start, and says why."""
     app = Starlette()
     setup(app, aiolock.connect("memory://"))
@@ -135,7 +137,7 @@ def test_an_application_on_trio() -> None:
     trio.run(main)
 
 
-def test_the_plugin(tmp_path: Any) -> None:
+def test_aiolock_client_fixture_under_trio_fails_the_test(tmp_path: Any) -> None:
     """A test on anyio's other backend fails by it, at its first use of the client."""
     (tmp_path / "test_it.py").write_text(
         textwrap.dedent("""

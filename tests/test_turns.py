@@ -11,7 +11,7 @@ from tests.support.worlds import virtual
 
 
 @virtual
-async def test_a_backlog_is_done_in_parts() -> None:
+async def test_backlog_of_more_than_a_part_is_done_in_later_turns_in_order() -> None:
     """The first part at once, the others in later iterations; what is added comes last."""
     done = list[int]()
     backlog = Backlog(done.append, most=2)
@@ -39,7 +39,7 @@ def _backlog(done: list[int]) -> Backlog[int]:
 
 
 @virtual
-async def test_what_raises_in_a_backlog() -> None:
+async def test_backlog_item_that_raises_does_not_stop_the_others() -> None:
     """Whoever called is told, or else the event loop is; the others are done all the same."""
     done, told, loop = list[int](), list[object](), asyncio.get_running_loop()
     loop.set_exception_handler(lambda _, context: told.append(context["exception"]))
@@ -52,7 +52,7 @@ async def test_what_raises_in_a_backlog() -> None:
 
 
 @virtual
-async def test_who_waits_for_a_backlog_is_cancelled() -> None:
+async def test_backlog_whose_waiter_is_cancelled_is_done_all_the_same() -> None:
     """The others are done at once, and also those behind one that raises."""
     done, loop = list[int](), asyncio.get_running_loop()
     loop.set_exception_handler(lambda *_: None)
@@ -68,7 +68,7 @@ async def test_who_waits_for_a_backlog_is_cancelled() -> None:
 
 
 @virtual
-async def test_a_backlog_that_is_cleared() -> None:
+async def test_backlog_that_is_cleared_does_only_later_items() -> None:
     """Nothing more is done; what is added later is."""
     done = list[int]()
     backlog = Backlog(done.append, most=2)

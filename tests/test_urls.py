@@ -146,7 +146,7 @@ async def opened(url: str | list[str]) -> str:
 
 @pytest.mark.one_loop
 @pytest.mark.parametrize("url", URLS, ids=lambda url: url.strip().replace("{}", "PW"))
-def test_password_of_any_character_in_no_text(url: str, log: io.StringIO) -> None:
+def test_password_of_any_character_is_shown_nowhere(url: str, log: io.StringIO) -> None:
     """Neither raw nor encoded, in no error, repr, traceback and line of the log."""
     port = free_port()
 
@@ -165,14 +165,14 @@ def test_password_of_any_character_in_no_text(url: str, log: io.StringIO) -> Non
 
 @pytest.mark.one_loop
 @pytest.mark.parametrize("scheme", ["postgresql", "mysql", "redis"])
-def test_password_that_begins_like_a_port_is_no_path(scheme: str) -> None:
+def test_password_that_begins_like_a_port_is_refused_as_ambiguous(scheme: str) -> None:
     """Before the slash is a host with a port, for all that is known, and behind it a database."""
     with pytest.raises(ValueError, match="an @ behind the first /"):
         aiolock.connect(f"{scheme}://app:12/{LEFT}@127.0.0.1")
 
 
 @pytest.mark.one_loop
-def test_password_in_a_list_in_no_text(log: io.StringIO) -> None:
+def test_password_in_a_list_of_urls_is_shown_nowhere(log: io.StringIO) -> None:
     """Of any server of a quorum, and with a URL that is in the list twice."""
     port = free_port()
     for _, written in passwords():
@@ -187,7 +187,9 @@ def test_password_in_a_list_in_no_text(log: io.StringIO) -> None:
 
 @pytest.mark.one_loop
 @pytest.mark.parametrize("command", ["ls", "check", "init-db", "init-quorum", "web", "demo"])
-def test_password_in_no_text_of_a_command(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_command_with_a_wrong_url_shows_no_password(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     """What is printed about a URL that is wrong."""
     for _, written in passwords():
         for url in ("redis://app:{}@h:x/0", "app:{}@h", "{}@h", "postgresql://app:{}@h:x/d"):
@@ -203,7 +205,7 @@ def test_password_in_no_text_of_a_command(command: str, capsys: pytest.CaptureFi
 
 
 @pytest.mark.one_loop
-def test_init_db_takes_the_url_of_the_environment(
+def test_init_db_with_a_dash_takes_the_url_of_the_environment(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """So that no list of processes shows its password."""
@@ -262,7 +264,7 @@ async def echoing(prefix: bytes, *, escape: bool = False) -> AsyncGenerator[int]
 @pytest.mark.one_loop
 @pytest.mark.parametrize("prefix", [b"-ERR unknown command, args: ", b"-", b""])
 @pytest.mark.parametrize("escape", [False, True])
-async def test_password_that_a_server_repeats_in_no_text(
+async def test_password_that_a_server_repeats_is_shown_nowhere(
     prefix: bytes, escape: bool, log: io.StringIO
 ) -> None:
     """As Redis does with a command that it does not know: it may be the one with the password."""
@@ -276,7 +278,9 @@ async def test_password_that_a_server_repeats_in_no_text(
 
 @pytest.mark.one_loop
 @pytest.mark.parametrize("name", ["AUTH", "HELLO"])
-async def test_password_with_a_command_renamed_in_no_text(name: str, log: io.StringIO) -> None:
+async def test_password_with_auth_or_hello_renamed_is_shown_nowhere(
+    name: str, log: io.StringIO
+) -> None:
     """A Redis that does not know AUTH or HELLO quotes its arguments."""
     with RedisServer("--rename-command", name, "") as server:
         for password in (f"{LEFT}/{RIGHT}", f"{LEFT}'{RIGHT}"):
@@ -296,7 +300,7 @@ async def test_password_with_a_command_renamed_in_no_text(name: str, log: io.Str
 
 
 @pytest.mark.one_loop
-async def test_password_that_is_refused_in_no_text(
+async def test_password_that_is_refused_is_shown_nowhere(
     postgres_server: PostgresServer, mariadb_server: MariaDBServer, log: io.StringIO
 ) -> None:
     """By each kind of server."""
@@ -316,7 +320,7 @@ async def test_password_that_is_refused_in_no_text(
 
 
 @pytest.mark.one_loop
-def test_password_in_no_text_of_a_client_for_threads(log: io.StringIO) -> None:
+def test_password_of_a_sync_client_is_shown_nowhere(log: io.StringIO) -> None:
     """Which opens in another thread."""
     client = aiolock.sync.connect(f"redis://app:{LEFT}{RIGHT}@127.0.0.1:{free_port()}")
     with pytest.raises(aiolock.StoreError) as caught:
@@ -335,7 +339,7 @@ class TestShown:
         assert shown.text(f"no such host: {RIGHT}") == "no such host: ***"
         assert shown.text(f"at '{LEFT[:3]}', not 'Zq'") == "at '***', not 'Zq'"
 
-    def test_text_with_what_is_public_stays(self) -> None:
+    def test_text_with_a_secret_that_is_public_stays(self) -> None:
         """A password that is the name of the user, too, or a usual word, hides neither."""
         shown = Shown(["postgres"], ["postgres"])
         text = 'password authentication failed for user "postgres"'
@@ -353,7 +357,7 @@ class TestShown:
         clean: Any = shown.error(error)
         assert leaked(all_texts(clean)) == []
 
-    def test_error_that_keeps_a_secret_loses_it(self) -> None:
+    def test_error_with_a_secret_in_an_attribute_loses_the_attribute(self) -> None:
         """Some drivers keep all that they connect with."""
         error: Any = ValueError("refused")
         error.settings, error.number = {"password": LEFT}, 7
@@ -381,7 +385,7 @@ class TestShown:
         assert str(caught.value) == "StubbornError, whose text is not shown"
         assert leaked("".join(traceback.format_exception(caught.value))) == []
 
-    def test_text_without_the_arguments_of_a_command_stays(self) -> None:
+    def test_error_whose_command_arguments_are_cut_is_not_replaced(self) -> None:
         """What is cut from it once need not be cut again: so its exception is not replaced."""
         error = redis.exceptions.ResponseError("no 'AUTH', with args beginning with: 'app' 'x'")
         assert Shown([]).error(error) is error
@@ -501,7 +505,9 @@ def each_of(schemes: tuple[str, ...], *cases: tuple[str, str]) -> list[Any]:
         ),
     ],
 )
-def test_url_that_is_not_understood_names_what(url: str, match: str) -> None:
+def test_url_that_is_not_understood_raises_value_error_naming_the_part(
+    url: str, match: str
+) -> None:
     """Nothing is left out or guessed: it is a ValueError before any I/O."""
     with pytest.raises(ValueError, match=match):
         aiolock.connect(url)
@@ -529,7 +535,7 @@ def test_url_that_is_not_understood_names_what(url: str, match: str) -> None:
         ("\n", r"is empty"),
     ],
 )
-def test_url_with_another_beginning_says_what_may_be_meant(url: str, match: str) -> None:
+def test_url_with_an_unknown_scheme_suggests_the_one_meant(url: str, match: str) -> None:
     """Only with what is certainly a host, or a scheme that there is."""
     with pytest.raises(ValueError, match=match):
         aiolock.connect(url)
@@ -546,7 +552,7 @@ def test_url_with_another_beginning_says_what_may_be_meant(url: str, match: str)
         ("redis://u:a:b@h/", "h", 6379),
     ],
 )
-def test_url_with_any_host_leads_there(url: str, host: str, port: int) -> None:
+def test_redis_url_with_any_host_gives_that_host_and_port(url: str, host: str, port: int) -> None:
     """With the usual port, unless it has one."""
     options = pool_at(url).connection_kwargs
     assert (options["host"], options["port"]) == (host, port)
@@ -554,7 +560,7 @@ def test_url_with_any_host_leads_there(url: str, host: str, port: int) -> None:
 
 @pytest.mark.one_loop
 @pytest.mark.parametrize("mark", [mark for mark in MARKS if mark not in "/?#@% "])
-def test_url_with_a_raw_password_is_that_password(mark: str) -> None:
+def test_redis_url_with_a_raw_password_takes_the_password_as_it_is(mark: str) -> None:
     """What has no meaning there is taken as it is, and a plus sign is no blank."""
     for url in (f"redis://u:a{mark}b@h", f"redis://h?password=a{mark}b"):
         if mark != "&" or "?" not in url:
@@ -562,7 +568,7 @@ def test_url_with_a_raw_password_is_that_password(mark: str) -> None:
 
 
 @pytest.mark.one_loop
-def test_options_of_a_redis_url_have_their_types() -> None:
+def test_redis_url_options_are_converted_to_their_types() -> None:
     """As redis-py gives them to its connections."""
     pool = pool_at("redis://h?db=3&socket_timeout=1.5&socket_keepalive=no&client_name=a%20b")
     assert pool.connection_kwargs.items() >= {

@@ -112,7 +112,7 @@ async def client(faulty: FaultyStore) -> AsyncIterator[aiolock.LockClient]:
 
 
 @pytest.mark.parametrize(("argument", "value", "error", "match"), cases(LOCKS))
-async def test_lock(
+async def test_lock_with_an_invalid_argument_raises_an_error_naming_it(
     client: aiolock.LockClient, argument: str, value: object, error: type[Exception], match: str
 ) -> None:
     """A wrong argument of `lock`, or of the decorator, is an error that names it."""
@@ -126,7 +126,7 @@ async def test_lock(
 
 
 @pytest.mark.parametrize(("argument", "value", "error", "match"), cases({"timeout": SECONDS}))
-async def test_acquire(
+async def test_acquire_with_an_invalid_timeout_raises_before_it_is_awaited(
     client: aiolock.LockClient, argument: str, value: Any, error: type[Exception], match: str
 ) -> None:
     """A wrong timeout of `acquire` is an error of the call, before anything is awaited."""
@@ -135,7 +135,7 @@ async def test_acquire(
             _ = call(timeout=value)
 
 
-async def test_try_acquire_without_an_end_names_acquire(client: aiolock.LockClient) -> None:
+async def test_try_acquire_with_timeout_none_suggests_acquire(client: aiolock.LockClient) -> None:
     """What never gives up is `acquire`; None is no timeout of `try_acquire`, of nothing."""
     never: dict[str, Any] = {"timeout": None}
     tries: list[Any] = [
@@ -147,7 +147,7 @@ async def test_try_acquire_without_an_end_names_acquire(client: aiolock.LockClie
             await attempt(**never)
 
 
-def test_try_acquire_without_an_end_names_acquire_in_a_thread() -> None:
+def test_sync_try_acquire_with_timeout_none_suggests_acquire() -> None:
     """As in a task."""
     never: dict[str, Any] = {"timeout": None}
     with aiolock.sync.connect("memory://") as client:
@@ -159,7 +159,7 @@ def test_try_acquire_without_an_end_names_acquire_in_a_thread() -> None:
 
 @pytest.mark.parametrize("wrong", ["blocking", "block"])
 @pytest.mark.parametrize("value", [True, False])
-async def test_blocking_names_try_acquire(
+async def test_option_blocking_suggests_try_acquire(
     client: aiolock.LockClient, wrong: str, value: bool
 ) -> None:
     """Other libraries have one method for both; where a lock is described, too."""
@@ -186,7 +186,9 @@ async def test_blocking_names_try_acquire(
             await call(**options)
 
 
-async def test_a_timeout_is_not_taken_for_blocking(client: aiolock.LockClient) -> None:
+async def test_acquire_with_positional_arguments_raises_type_error(
+    client: aiolock.LockClient,
+) -> None:
     """The arguments of `acquire` have names, so nobody passes a flag where seconds are wanted."""
     acquire: Any = client.lock("a").acquire
     with pytest.raises(TypeError, match="positional"):
@@ -199,7 +201,7 @@ async def test_a_timeout_is_not_taken_for_blocking(client: aiolock.LockClient) -
 
 
 @pytest.mark.parametrize(("argument", "value", "error", "match"), cases({"ttl": POSITIVE}))
-async def test_extend(
+async def test_extend_with_an_invalid_ttl_raises_and_changes_nothing(
     faulty: FaultyStore, argument: str, value: Any, error: type[Exception], match: str
 ) -> None:
     """A wrong ttl of `extend` is an error that changes nothing."""
@@ -210,7 +212,7 @@ async def test_extend(
         assert lease.state == "held"
 
 
-async def test_what_is_right(client: aiolock.LockClient) -> None:
+async def test_lock_arguments_at_their_limits_are_accepted(client: aiolock.LockClient) -> None:
     """The limits themselves are inside, and so is everything in between."""
     for options in (
         {"name": "x" * 512},
@@ -238,7 +240,9 @@ async def test_what_is_right(client: aiolock.LockClient) -> None:
 
 
 @pytest.mark.parametrize(("argument", "value", "error", "match"), cases({"ttl": POSITIVE}))
-def test_ttl_of_a_client(argument: str, value: Any, error: type[Exception], match: str) -> None:
+def test_connect_with_an_invalid_ttl_raises_an_error_naming_it(
+    argument: str, value: Any, error: type[Exception], match: str
+) -> None:
     """A wrong ttl of `connect` is an error that names it."""
     with pytest.raises(error, match=f"{argument}.* {match}"):
         aiolock.connect("memory://", ttl=value)
@@ -257,7 +261,9 @@ PREFIXES: list[Wrong] = [
 
 
 @pytest.mark.parametrize(("argument", "value", "error", "match"), cases({"prefix": PREFIXES}))
-def test_prefix(argument: str, value: Any, error: type[Exception], match: str) -> None:
+def test_connect_with_an_invalid_prefix_raises_an_error_naming_it(
+    argument: str, value: Any, error: type[Exception], match: str
+) -> None:
     """A wrong prefix is an error, with each kind of store."""
     for target in ("memory://", "redis://localhost", MemoryServer()):
         with pytest.raises(error, match=f"{argument}.* {match}"):
@@ -281,13 +287,13 @@ URLS: list[tuple[str, str]] = [
 
 
 @pytest.mark.parametrize(("url", "match"), URLS, ids=[url for url, _ in URLS])
-def test_url(url: str, match: str) -> None:
+def test_connect_with_an_invalid_url_raises_value_error(url: str, match: str) -> None:
     """A URL that cannot be is a ValueError of `connect`, which says what it should be."""
     with pytest.raises(ValueError, match=f"(?s){match}"):
         aiolock.connect(url)
 
 
-def test_password_is_not_shown() -> None:
+def test_password_of_a_url_is_shown_in_no_error_or_repr() -> None:
     """Neither an error nor a repr tells the password of a URL."""
     client = aiolock.connect("redis://me:s3cret@localhost:6379/0")
     assert "s3cret" not in repr(client)
@@ -297,7 +303,7 @@ def test_password_is_not_shown() -> None:
         assert "s3cret" not in str(caught.value)
 
 
-def test_target() -> None:
+def test_connect_with_an_invalid_target_raises_type_error() -> None:
     """What is neither a URL nor a client that aiolock can use is a TypeError that says which."""
     blocking = redis.Redis()
     targets: list[tuple[Any, str]] = [
@@ -318,7 +324,7 @@ def test_target() -> None:
     blocking.close()
 
 
-async def test_target_with_no_io() -> None:
+async def test_connect_with_a_disconnected_redis_client_does_no_io() -> None:
     """A client that is refused has not been used."""
     driver = fakeredis.FakeAsyncRedis(server=fakeredis.FakeServer(), connected=False)
     with mock.patch.object(driver.connection_pool.connection_class, "__init__") as connection:
@@ -330,7 +336,9 @@ async def test_target_with_no_io() -> None:
 
 @pytest.mark.parametrize(("number", "error", "text"), NUMBERS)
 @pytest.mark.parametrize("kind", ["semaphore", "latch", "barrier"])
-def test_numbers(kind: str, number: Any, error: type[Exception], text: str) -> None:
+def test_semaphore_latch_and_barrier_with_an_invalid_number_raise(
+    kind: str, number: Any, error: type[Exception], text: str
+) -> None:
     """Permits, counts and parties are whole numbers, at least 1."""
     client = aiolock.connect("memory://")
     with pytest.raises(error, match=text):
@@ -338,7 +346,7 @@ def test_numbers(kind: str, number: Any, error: type[Exception], text: str) -> N
 
 
 @pytest.mark.parametrize("kind", ["semaphore", "latch", "barrier", "election", "rwlock"])
-def test_names_of_the_family(kind: str) -> None:
+def test_names_of_other_kinds_are_checked_as_those_of_a_lock(kind: str) -> None:
     """Names are checked as a lock's are."""
     factory = getattr(aiolock.connect("memory://"), kind)
     more: tuple[int, ...] = (3,) if kind in {"semaphore", "latch", "barrier"} else ()
@@ -349,13 +357,15 @@ def test_names_of_the_family(kind: str) -> None:
 
 
 @pytest.mark.parametrize(("remember", "error", "text"), POSITIVE)
-def test_memory_of_a_latch(remember: Any, error: type[Exception], text: str) -> None:
+def test_latch_with_an_invalid_remember_raises(
+    remember: Any, error: type[Exception], text: str
+) -> None:
     """For how long a latch is remembered is a number of seconds."""
     with pytest.raises(error, match=text):
         aiolock.connect("memory://").latch("a", 2, remember=remember)
 
 
-def test_timedelta() -> None:
+def test_timedelta_is_accepted_for_any_number_of_seconds() -> None:
     """Wherever a number of seconds is taken, a timedelta is taken too."""
     minute = timedelta(minutes=1)
     client = aiolock.connect("memory://", ttl=minute)
@@ -371,7 +381,7 @@ def test_timedelta() -> None:
     assert client.latch("l", 1, remember=minute)._remember == 60
 
 
-async def test_wrong_limit() -> None:
+async def test_resize_to_an_invalid_limit_raises_and_sends_nothing() -> None:
     """A semaphore is resized to a whole number, 0 or more; nothing is sent otherwise."""
     faulty = FaultyStore(MemoryStore(MemoryServer()))
     wrong: list[Wrong] = [
@@ -409,7 +419,7 @@ async def test_count_down_with_a_wrong_token_sends_nothing() -> None:
         ("colour", r"unexpected keyword argument 'colour'$"),
     ],
 )
-async def test_option_of_another_library_names_ours(
+async def test_option_of_another_library_suggests_ours(
     client: aiolock.LockClient, wrong: str, match: str
 ) -> None:
     """A `TypeError` with what is meant, of each kind of lock that has it."""
@@ -423,7 +433,7 @@ async def test_option_of_another_library_names_ours(
 
 
 @pytest.mark.one_loop
-def test_option_of_connect_that_is_not_ours_names_ours() -> None:
+def test_connect_option_of_another_library_suggests_ours() -> None:
     """A ttl is given there, too."""
     wrong: dict[str, Any] = {"expire": 30}
     for connect in (aiolock.connect, aiolock.sync.connect):
@@ -432,7 +442,7 @@ def test_option_of_connect_that_is_not_ours_names_ours() -> None:
 
 
 @pytest.mark.one_loop
-async def test_option_of_acquire_of_another_library_names_ours(client: aiolock.LockClient) -> None:
+async def test_acquire_option_of_another_library_suggests_ours(client: aiolock.LockClient) -> None:
     """As where the lock is described; of what `acquire` does not have, it names nothing."""
     wrong: dict[str, Any] = {"blocking_timeout": 5}
     threads = aiolock.sync.connect("memory://")
@@ -456,7 +466,9 @@ async def test_option_of_acquire_of_another_library_names_ours(client: aiolock.L
 
 
 @pytest.mark.one_loop
-async def test_hint_names_only_what_can_be_given_by_name(client: aiolock.LockClient) -> None:
+async def test_hint_for_an_unknown_option_names_only_keyword_options(
+    client: aiolock.LockClient,
+) -> None:
     """The names of a multilock, and the object itself, have no name to be given by."""
     multilock: Any = client.multilock
     for wrong in ("names", "name", "selfs"):
@@ -468,7 +480,7 @@ async def test_hint_names_only_what_can_be_given_by_name(client: aiolock.LockCli
 
 
 @pytest.mark.one_loop
-async def test_hint_of_a_method_in_whose_place_a_mock_stands(client: aiolock.LockClient) -> None:
+async def test_hint_for_a_mocked_method_names_the_option_meant(client: aiolock.LockClient) -> None:
     """The error looks at the method itself."""
     with (
         mock.patch.object(client, "lock", wraps=client.lock) as lock,
@@ -478,7 +490,7 @@ async def test_hint_of_a_method_in_whose_place_a_mock_stands(client: aiolock.Loc
 
 
 @pytest.mark.one_loop
-async def test_entering_without_async_says_so(client: aiolock.LockClient) -> None:
+async def test_with_instead_of_async_with_raises_type_error(client: aiolock.LockClient) -> None:
     """Each that is entered with `async with`."""
     lock = client.lock("a")
     acquisition = lock.acquire()
@@ -494,7 +506,7 @@ async def test_entering_without_async_says_so(client: aiolock.LockClient) -> Non
 
 
 @pytest.mark.one_loop
-def test_ttl_that_may_be_milliseconds_is_questioned_once(
+def test_ttl_that_may_be_milliseconds_is_logged_once(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In the log, however often it is used; an hour is not."""
@@ -507,7 +519,7 @@ def test_ttl_that_may_be_milliseconds_is_questioned_once(
 
 
 @pytest.mark.one_loop
-async def test_timeout_without_end_names_none(client: aiolock.LockClient) -> None:
+async def test_timeout_of_infinity_suggests_none(client: aiolock.LockClient) -> None:
     """To wait as long as it takes has a spelling."""
     for call in (
         lambda: client.lock("a", timeout=math.inf),

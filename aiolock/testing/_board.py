@@ -18,7 +18,7 @@ _KEPT: Final = LONG
 class BoardContract(Contract):
     """See `StoreContract`: for stores that offer elections."""
 
-    async def test_observers_of_different_speed(self) -> None:
+    async def test_count_waiter_behind_is_not_delayed_by_a_waiter_for_more(self) -> None:
         """If two clients watch a count, the slow one is not delayed by the one that is ahead."""
         async with self.peers(3) as (ann, bob, cat):
             name = fresh_name()
@@ -31,7 +31,7 @@ class BoardContract(Contract):
             await bob.queue(name, bob.waiter(count_of(3)))
             assert isinstance(await cat.ask(name, cat.waiter(count_of(2))), Granted)
 
-    async def test_count_is_forgotten(self) -> None:
+    async def test_posted_count_is_forgotten_after_its_remember_time(self) -> None:
         """A count is remembered for as long as was asked for, and then begins anew."""
         async with self.peers(1) as (ann,):
             name = fresh_name()
@@ -45,7 +45,7 @@ class BoardContract(Contract):
             await asyncio.sleep(0.1 + A_MOMENT)
             assert await ann.store.submit(ReadPosted(name)) == Posted(0, "")
 
-    async def test_value(self) -> None:
+    async def test_posted_value_is_replaced_only_with_an_equal_or_higher_count(self) -> None:
         """A posted value stays until one is posted with at least the same count."""
         async with self.peers(2) as (ann, bob):
             name, text = fresh_name(), "é\n{} %s \x00"

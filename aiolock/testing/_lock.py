@@ -65,7 +65,7 @@ class LockContract(Contract):
 
     # acquire
 
-    async def test_free_lock_is_granted(self) -> None:
+    async def test_acquire_of_a_free_lock_is_granted_for_the_whole_ttl(self) -> None:
         """A free lock is granted in the answer, for the whole ttl."""
         async with self.peers(1) as (ann,):
             answer = await ann.ask(name := fresh_name(), waiter := ann.waiter(), ttl=5000)
@@ -74,7 +74,7 @@ class LockContract(Contract):
             assert answer.fence > 0
             assert await ann.holds(name, Grant(waiter, answer.fence))
 
-    async def test_names_are_different_locks(self) -> None:
+    async def test_names_that_differ_in_any_character_are_different_locks(self) -> None:
         """Names that differ in anything are different locks, whatever is in them."""
         async with self.peers(1) as (ann,):
             stem = fresh_name()
@@ -98,7 +98,7 @@ class LockContract(Contract):
                 WAS_HOLDER
             ] * len(odd)
 
-    async def test_taken_lock_queues(self) -> None:
+    async def test_acquire_of_a_held_lock_is_queued_at_the_tail(self) -> None:
         """A waiter for a taken lock is queued at the tail, and learns when to look again."""
         async with self.peers(2) as (ann, bob):
             await ann.take(name := fresh_name())
@@ -111,7 +111,7 @@ class LockContract(Contract):
             assert 0 < first.until <= LONG
             assert 0 < second.until <= LONG
 
-    async def test_holder_asks_again(self) -> None:
+    async def test_acquire_repeated_by_the_holder_returns_the_same_grant(self) -> None:
         """A holder that asks again gets its grant again, and the rest of its lease."""
         async with self.peers(1) as (ann,):
             grant = await ann.take(name := fresh_name())
@@ -120,7 +120,7 @@ class LockContract(Contract):
             assert again.fence == grant.fence
             assert 0 < again.lease <= LONG
 
-    async def test_handed_waiter_asks_again(self) -> None:
+    async def test_acquire_repeated_after_an_unheard_handoff_returns_the_grant(self) -> None:
         """A waiter that did not hear of its grant finds it when it asks again."""
         async with self.peers(2) as (ann, bob):
             grant = await ann.take(name := fresh_name())
@@ -133,7 +133,7 @@ class LockContract(Contract):
             assert 0 < again.lease <= CLAIM
             assert not again.displaced
 
-    async def test_waiter_asks_again(self) -> None:
+    async def test_acquire_repeated_by_a_waiter_keeps_its_place_and_ticket(self) -> None:
         """A waiter that asks again keeps its place and its ticket, with or without showing it."""
         async with self.peers(2) as (ann, bob):
             await ann.take(name := fresh_name())
@@ -146,7 +146,7 @@ class LockContract(Contract):
                 assert not again.displaced
             assert len((await ann.store.submit(ReadStatus(name))).waiters) == 2
 
-    async def test_not_waiting(self) -> None:
+    async def test_acquire_without_waiting_is_granted_or_busy_and_never_queued(self) -> None:
         """A waiter that does not wait gets a free lock, or learns how long it is taken."""
         async with self.peers(2) as (ann, bob):
             name = fresh_name()
@@ -156,7 +156,7 @@ class LockContract(Contract):
             assert 0 < busy.until <= LONG
             assert not (await bob.store.submit(ReadStatus(name))).waiters
 
-    async def test_not_waiting_is_told_who_holds_it(self) -> None:
+    async def test_acquire_without_waiting_of_a_held_lock_names_the_holder(self) -> None:
         """A waiter that does not wait learns who has the lock, in the same answer.
 
         If it is closed, nobody has it. Nor does a store that does not report holders name one.
@@ -177,7 +177,7 @@ class LockContract(Contract):
             assert isinstance(closed, Busy)
             assert closed.holder is None
 
-    async def test_not_waiting_does_not_overtake(self) -> None:
+    async def test_acquire_without_waiting_does_not_overtake_waiters(self) -> None:
         """A waiter that does not wait gets nothing while others wait, even without a holder."""
         async with self.peers(3) as (ann, bob, cat):
             grant = await ann.take(name := fresh_name())
@@ -188,7 +188,7 @@ class LockContract(Contract):
             assert 0 < busy.until <= CLAIM
             assert (await bob.handed()).waiter == place.waiter
 
-    async def test_max_waiters(self) -> None:
+    async def test_max_waiters_refuses_newcomers_but_no_queued_waiter(self) -> None:
         """As many may wait as allowed; a waiter that is in the queue already is not refused."""
         async with self.peers(2) as (ann, bob):
             name = fresh_name()
@@ -205,7 +205,7 @@ class LockContract(Contract):
             assert isinstance(back, Queued)
             assert isinstance(await bob.ask(name, wait=False, max_waiters=1), Busy)
 
-    async def test_max_waiters_of_the_living(self) -> None:
+    async def test_max_waiters_does_not_count_waiters_of_dead_clients(self) -> None:
         """Waiters whose client is gone do not count, and leave a full queue."""
         self._needs_a_count()
         async with self.peers(3) as (ann, bob, cat):
@@ -225,7 +225,7 @@ class LockContract(Contract):
 
     # release
 
-    async def test_release_of_a_holder(self) -> None:
+    async def test_release_by_the_holder_frees_the_lock(self) -> None:
         """A holder that releases was one, and the lock is free."""
         async with self.peers(2) as (ann, bob):
             grant = await ann.take(name := fresh_name())
@@ -233,7 +233,7 @@ class LockContract(Contract):
             assert not await ann.holds(name, grant)
             assert (await bob.take(name)).fence > grant.fence
 
-    async def test_release_of_whatever_it_is(self) -> None:
+    async def test_release_without_a_fence_releases_a_holder_or_a_waiter(self) -> None:
         """A release without a fence releases a waiter whether it holds or waits."""
         async with self.peers(2) as (ann, bob):
             grant = await ann.take(name := fresh_name())
@@ -247,7 +247,7 @@ class LockContract(Contract):
             assert await bob.leave(name, second.waiter) == WAS_HOLDER
             assert (await bob.store.submit(ReadStatus(name))) == Status(name, (), ())
 
-    async def test_release_of_nobody(self) -> None:
+    async def test_release_of_an_absent_waiter_changes_nothing(self) -> None:
         """A waiter that neither holds nor waits was absent, and disturbs no other."""
         async with self.peers(2) as (ann, bob):
             name = fresh_name()
@@ -257,7 +257,7 @@ class LockContract(Contract):
                 assert await bob.release(name, Grant(bob.waiter(), fence)) == WAS_ABSENT
             assert await ann.holds(name, grant)
 
-    async def test_release_of_one_grant(self) -> None:
+    async def test_release_with_another_fence_releases_neither_grant_nor_place(self) -> None:
         """A release with a fence is about that grant alone: no other grant, and no place."""
         async with self.peers(2) as (ann, bob):
             grant = await ann.take(name := fresh_name())
@@ -268,14 +268,14 @@ class LockContract(Contract):
             assert await bob.release(name, Grant(place.waiter, grant.fence)) == WAS_ABSENT
             assert await bob.queue(name, place.waiter) == place
 
-    async def test_release_goes_through_unheard(self) -> None:
+    async def test_release_whose_answer_is_not_awaited_is_carried_out(self) -> None:
         """A release is carried out even if its answer is not awaited."""
         async with self.peers(1) as (ann,):
             grant = await ann.take(name := fresh_name())
             ann.release(name, grant).cancel()
             assert not await ann.holds(name, grant)
 
-    async def test_release_goes_through_before_the_end(self) -> None:
+    async def test_release_under_way_when_the_store_closes_is_carried_out(self) -> None:
         """A store that is closed first carries out the commands under way."""
         async with self.peers(2) as (ann, bob):
             grant = await ann.take(name := fresh_name())
@@ -286,7 +286,7 @@ class LockContract(Contract):
 
     # Handing on
 
-    async def test_many_at_once(self) -> None:
+    async def test_acquire_by_many_clients_at_once_grants_one_and_queues_the_rest(self) -> None:
         """Several clients ask at once: one has the lock, and each of the others has a place."""
         async with self.peers(8) as peers:
             name = fresh_name()
@@ -301,7 +301,7 @@ class LockContract(Contract):
             everybody = (*status.holders, *status.waiters)
             assert len({(party.client, party.seq) for party in everybody}) == 24
 
-    async def test_hand_on(self) -> None:
+    async def test_handoff_grants_the_next_waiter_by_a_push_for_its_claim(self) -> None:
         """A released lock is granted to the next by a push, for the claim in its form."""
         async with self.peers(2) as (ann, bob):
             grant = await ann.take(name := f"{fresh_name()} {{é}}\n%7B x")
@@ -318,7 +318,7 @@ class LockContract(Contract):
             (holder,) = (await bob.store.submit(ReadStatus(name))).holders
             assert 0 < holder.remaining <= 2.5
 
-    async def test_hand_on_in_order(self) -> None:
+    async def test_handoff_follows_the_order_of_arrival_across_clients(self) -> None:
         """The lock goes through the queue in the order of arrival, across all clients."""
         async with self.peers(3) as peers:
             ann = holder = peers[0]
@@ -335,7 +335,7 @@ class LockContract(Contract):
             assert fences == sorted(set(fences))
             await ann.take(name)
 
-    async def test_hand_on_by_priority(self) -> None:
+    async def test_handoff_goes_by_priority_and_then_by_arrival(self) -> None:
         """Lower numbers first, then by arrival; a waiter that asks again keeps its place."""
         async with self.peers(2) as peers:
             holder = peers[0]
@@ -360,7 +360,7 @@ class LockContract(Contract):
                 grant = Grant(waiter, handed.fence)
             assert await holder.release(name, grant) == WAS_HOLDER
 
-    async def test_hand_on_past_the_dead(self) -> None:
+    async def test_handoff_skips_waiters_of_dead_clients(self) -> None:
         """Waiters whose client is gone are skipped in the call that would have granted to them."""
         self._needs_a_count()
         async with self.peers(4) as (ann, bob, cat, dan):
@@ -377,7 +377,7 @@ class LockContract(Contract):
             assert [holder.client for holder in status.holders] == [dan.client]
             assert not status.waiters
 
-    async def test_hand_on_to_nobody(self) -> None:
+    async def test_handoff_with_only_dead_waiters_leaves_the_lock_free(self) -> None:
         """If the clients of all waiters are gone, the lock is free."""
         self._needs_a_count()
         async with self.peers(2) as (ann, bob):
@@ -388,7 +388,7 @@ class LockContract(Contract):
             assert await ann.store.submit(ReadStatus(name)) == Status(name, (), ())
             assert not await self.left_behind(name)
 
-    async def test_hand_on_where_nobody_is_counted(self) -> None:
+    async def test_handoff_in_a_store_that_counts_no_listeners_skips_no_waiter(self) -> None:
         """If listeners cannot be counted, no client is considered dead."""
         if self.counts_who_listens:
             self._skip("this store counts who listens: its dead are passed over")
@@ -402,7 +402,7 @@ class LockContract(Contract):
 
     # All names at the store
 
-    async def test_snapshot(self) -> None:
+    async def test_snapshot_contains_every_held_name_with_its_status(self) -> None:
         """Every name that is held or waited for is on a page, with its status."""
         async with self.peers(2) as (ann, bob):
             stem = fresh_name()
@@ -417,7 +417,7 @@ class LockContract(Contract):
             for name in names:
                 assert _who(found[name]) == _who(await bob.store.submit(ReadStatus(name)))
 
-    async def test_snapshot_of_many(self) -> None:
+    async def test_snapshot_of_many_names_is_complete_page_by_page(self) -> None:
         """Page by page, however many there are; released names have no holders."""
         async with self.peers(1) as (ann,):
             stem = fresh_name()
@@ -433,7 +433,7 @@ class LockContract(Contract):
 
     # Leases
 
-    async def test_renew(self) -> None:
+    async def test_renew_moves_the_end_of_the_lease_to_the_new_ttl(self) -> None:
         """A renewal moves the end of a lease to a new ttl from now."""
         async with self.peers(1) as (ann,):
             grant = await ann.take(name := fresh_name())
@@ -442,7 +442,7 @@ class LockContract(Contract):
                 (holder,) = (await ann.store.submit(ReadStatus(name))).holders
                 assert ttl - 5000 < 1000 * holder.remaining <= ttl
 
-    async def test_renew_only_asks(self) -> None:
+    async def test_renew_with_a_ttl_of_zero_leaves_the_lease_as_it_is(self) -> None:
         """A renewal with a ttl of 0 changes nothing: the lease ends when it would have."""
         async with self.peers(1) as (ann,):
             name, waiter = fresh_name(), ann.waiter()
@@ -456,7 +456,7 @@ class LockContract(Contract):
             assert was.remaining - PATIENCE < holder.remaining <= was.remaining
             assert replace(holder, remaining=0) == replace(was, remaining=0)
 
-    async def test_renew_many(self) -> None:
+    async def test_renew_many_leases_in_one_call_answers_each_in_its_order(self) -> None:
         """One call renews leases of many names, and answers for each in its order."""
         async with self.peers(2) as (ann, bob):
             names = [fresh_name() for _ in range(40)]
@@ -470,7 +470,7 @@ class LockContract(Contract):
             answers = await ann.store.submit(Renew(renewals))
             assert answers == [name not in released for name in names]
 
-    async def test_renew_answers_for_each_where_one_fails(self) -> None:
+    async def test_renew_with_one_unreadable_name_answers_for_the_others(self) -> None:
         """What is wrong with one name does not keep the others of a call from their answers."""
         async with self.peers(1) as (ann,):
             names = [fresh_name() for _ in range(5)]
@@ -483,7 +483,7 @@ class LockContract(Contract):
             assert others == [True] * 4
             assert answer is not True or not spoilt
 
-    async def test_snapshot_passes_over_what_cannot_be_read(self) -> None:
+    async def test_snapshot_with_one_unreadable_name_contains_the_others(self) -> None:
         """What others have written under a name is no name of a snapshot, and the rest is there."""
         async with self.peers(1) as (ann,):
             stem = fresh_name()
@@ -494,7 +494,7 @@ class LockContract(Contract):
             found = await _snapshot(ann, stem)
             assert found.keys() == set(names) - unreadable
 
-    async def test_renew_refused(self) -> None:
+    async def test_renew_of_anything_but_a_held_grant_is_refused(self) -> None:
         """What is not a holder is not renewed: a waiter, another grant, a lease that has ended."""
         async with self.peers(2) as (ann, bob):
             grant = await ann.take(name := fresh_name())
@@ -508,7 +508,7 @@ class LockContract(Contract):
                 False
             ]
 
-    async def test_lease_ends(self) -> None:
+    async def test_lease_that_expired_frees_the_lock_and_notifies_its_client(self) -> None:
         """A lease that has ended blocks no waiter, and its client is notified."""
         async with self.peers(2) as (ann, bob):
             grant = await ann.take(name := fresh_name())
@@ -521,7 +521,7 @@ class LockContract(Contract):
             assert await ann.release(name, grant) == WAS_ABSENT
             assert await bob.holds(name, theirs)
 
-    async def test_lease_ends_for_a_waiter(self) -> None:
+    async def test_lease_that_expired_is_taken_over_by_the_next_waiter(self) -> None:
         """The next waiter takes the lock over, by asking, when the lease has ended."""
         async with self.peers(2) as (ann, bob):
             grant = await ann.take(name := fresh_name())
@@ -529,7 +529,7 @@ class LockContract(Contract):
             await ann.expire(name, grant)
             assert (await self._takes_over(bob, name, place)).fence > grant.fence
 
-    async def test_lease_ends_for_a_newcomer(self) -> None:
+    async def test_acquire_by_a_newcomer_after_expiry_hands_off_to_the_first_waiter(self) -> None:
         """A newcomer that finds that a lease has ended wakes the next, and queues behind."""
         async with self.peers(3) as (ann, bob, cat):
             grant = await ann.take(name := fresh_name())
@@ -540,7 +540,7 @@ class LockContract(Contract):
             assert newcomer.place == 1
             assert (await bob.handed()).waiter == place.waiter
 
-    async def test_a_claim_that_was_confirmed(self) -> None:
+    async def test_expiry_of_a_confirmed_fixed_lease_keeps_its_clients_waiters(self) -> None:
         """A fixed lease that was confirmed may end, and its client is not stuck."""
         async with self.peers(2) as (ann, bob):
             grant = await ann.take(name := fresh_name())
@@ -554,7 +554,7 @@ class LockContract(Contract):
 
     # Closed for a while
 
-    async def test_closed_from_the_grant(self) -> None:
+    async def test_after_grant_closes_the_lock_for_a_time_from_the_grant(self) -> None:
         """With `after_grant`, the lock is closed for a time after a grant, whenever it ends."""
         async with self.peers(2) as (ann, bob):
             form = Form(CLAIM, after_grant=LONG)
@@ -571,7 +571,7 @@ class LockContract(Contract):
             assert await bob.release(name, after) == WAS_HOLDER
             await ann.release(name, await ann.take(name))
 
-    async def test_not_closed_by_what_was_not_entered(self) -> None:
+    async def test_release_of_a_grant_not_entered_does_not_close_the_lock(self) -> None:
         """A grant that was given up, or back, does not close the lock."""
         async with self.peers(2) as (ann, bob):
             for form in (
@@ -592,7 +592,7 @@ class LockContract(Contract):
                 await bob.release(name, Grant(place.waiter, handed.fence), entered=False)
                 assert (await ann.handed()).waiter == last.waiter
 
-    async def test_closed_after_a_claim_that_was_confirmed(self) -> None:
+    async def test_period_closes_the_lock_after_a_confirmed_handoff(self) -> None:
         """With a `period`, a hand-off closes the lock once it was confirmed, however it ends."""
         async with self.peers(2) as (ann, bob):
             for end in (bob.release, bob.expire):
@@ -602,7 +602,7 @@ class LockContract(Contract):
                 await end(name, await bob.confirm(name, await bob.handed()))
                 assert isinstance(await ann.ask(name, wait=False), Busy)
 
-    async def test_closed_after_a_loss(self) -> None:
+    async def test_after_loss_closes_the_lock_after_an_expired_lease(self) -> None:
         """With `after_loss`, the lock is closed for a time after a lease that was not renewed."""
         async with self.peers(2) as (ann, bob):
             form = Form(CLAIM, after_loss=LONG)
@@ -618,7 +618,7 @@ class LockContract(Contract):
             await ann.expire(name, grant)
             await bob.release(name, await self._opened(name, bob))
 
-    async def test_closed_after_a_loss_that_its_holder_tells(self) -> None:
+    async def test_after_loss_closes_the_lock_when_the_holder_reports_the_loss(self) -> None:
         """A holder whose deadline has passed reports the loss, and `after_loss` closes the lock."""
         async with self.peers(2) as (ann, bob):
             for exact in (True, False):
@@ -630,7 +630,7 @@ class LockContract(Contract):
                 await self._closed(name, ann, most=LONG)
                 assert await ann.release(name, grant, lost=True) == WAS_ABSENT
 
-    async def test_closed_after_a_break(self) -> None:
+    async def test_after_loss_closes_a_broken_lock_and_no_break_opens_it(self) -> None:
         """A broken lock is lost, so `after_loss` closes it; and it cannot be broken open."""
         async with self.peers(2) as (ann, bob):
             form = Form(CLAIM, after_loss=LONG)
@@ -643,7 +643,7 @@ class LockContract(Contract):
             assert await bob.store.submit(Break(name, [grant.fence])) == 1
             await bob.release(name, await self._opened(name, bob))
 
-    async def test_closed_to_the_end_of_the_period(self) -> None:
+    async def test_period_closes_the_lock_until_the_end_of_the_grants_period(self) -> None:
         """With `period`, the lock is closed to the end of the grant's period, however it ends."""
         async with self.peers(2) as (ann, bob):
             name = fresh_name()
@@ -668,7 +668,7 @@ class LockContract(Contract):
 
     # request, break_ and status
 
-    async def test_request(self) -> None:
+    async def test_request_release_notifies_the_holder_and_changes_nothing(self) -> None:
         """The holders are asked to release the lock; nothing else changes."""
         async with self.peers(2) as (ann, bob):
             name = fresh_name()
@@ -680,7 +680,7 @@ class LockContract(Contract):
             assert await ann.holds(name, grant)
             assert await bob.queue(name, place.waiter, ticket=place.ticket) == place
 
-    async def test_break(self) -> None:
+    async def test_break_notifies_the_holder_and_grants_the_next_waiter(self) -> None:
         """A broken lock is taken from its holder, who is notified, and granted to the next."""
         async with self.peers(3) as (ann, bob, cat):
             grant = await ann.take(name := f"{fresh_name()} {{é}}\n%7B x")
@@ -694,7 +694,7 @@ class LockContract(Contract):
             assert await ann.release(name, grant) == WAS_ABSENT
             assert await ann.queue(name, own.waiter) == own
 
-    async def test_break_of_these_grants(self) -> None:
+    async def test_break_takes_only_the_named_grants_and_only_once(self) -> None:
         """Only the named grants are broken, so a second call breaks no other."""
         async with self.peers(2) as (ann, bob):
             name = fresh_name()
@@ -709,7 +709,7 @@ class LockContract(Contract):
             handed = await bob.handed()
             assert await bob.holds(name, Grant(handed.waiter, handed.fence))
 
-    async def test_status(self) -> None:
+    async def test_status_shows_holders_and_waiters_in_order_and_where_they_run(self) -> None:
         """A status shows the holders and waiters, in order, and where they run."""
         async with self.peers(3) as (ann, bob, cat):
             name = fresh_name()
@@ -745,7 +745,7 @@ class LockContract(Contract):
         assert party.host in (socket.gethostname(), "")
         assert party.pid in (os.getpid(), 0)
 
-    async def test_status_of_the_holders_alone(self) -> None:
+    async def test_status_of_the_holders_alone_has_no_waiters(self) -> None:
         """A status of the holders alone has the holders, and no waiters."""
         async with self.peers(2) as (ann, bob):
             grant = await ann.take(name := fresh_name())
@@ -754,7 +754,7 @@ class LockContract(Contract):
             assert [holder.fence for holder in status.holders] == [grant.fence]
             assert status.waiters == ()
 
-    async def test_status_changes_nothing(self) -> None:
+    async def test_status_after_an_expiry_grants_nothing_to_the_waiter(self) -> None:
         """Looking at a lock neither reaps a holder nor wakes a waiter."""
         async with self.peers(2) as (ann, bob):
             grant = await ann.take(name := fresh_name())
@@ -779,7 +779,7 @@ class LockContract(Contract):
 
     # Throughout
 
-    async def test_fences_grow(self) -> None:
+    async def test_fence_of_each_grant_is_higher_than_all_before(self) -> None:
         """Each grant has a higher fence than any before, whatever became of that one."""
         async with self.peers(2) as (ann, bob):
             name, fences = fresh_name(), list[int]()
@@ -799,7 +799,7 @@ class LockContract(Contract):
                 await bob.release(name, grant)
             assert fences == sorted(set(fences))
 
-    async def test_given_up_before_the_answer(self) -> None:
+    async def test_acquire_cancelled_and_released_leaves_nothing(self) -> None:
         """An acquire that was cancelled and released leaves nothing, whether sent or not."""
         async with self.peers(2) as (ann, bob):
             name = fresh_name()
@@ -812,7 +812,7 @@ class LockContract(Contract):
                 if not status.holders:
                     await bob.take(name)
 
-    async def test_nothing_is_left(self) -> None:
+    async def test_release_after_every_kind_of_use_leaves_nothing_at_the_server(self) -> None:
         """After a lock was used in every way, and released, the server has forgotten it."""
         async with self.peers(3) as (ann, bob, cat):
             name = fresh_name()
@@ -832,14 +832,14 @@ class LockContract(Contract):
             assert await ann.store.submit(ReadStatus(name)) == Status(name, (), ())
             assert not await self.left_behind(name)
 
-    async def test_closing_twice(self) -> None:
+    async def test_aclose_of_a_closed_store_is_harmless(self) -> None:
         """A store closes once; closing it again is harmless."""
         async with self.peers(1) as (ann,):
             await ann.take(fresh_name())
             await ann.store.aclose()
             await ann.store.aclose()
 
-    async def test_it_is_a_store(self) -> None:
+    async def test_store_operations_return_futures_of_the_running_loop(self) -> None:
         """It has every operation of the kinds that it offers, each a future of the running loop.
 
         Except for `ReportHandoff`: that is only sent to a store that `RunsContract` tests.

@@ -15,7 +15,7 @@ _ONCE: Final = Form(CLAIM, once=True, remember=LONG)
 class OnceContract(Contract):
     """See `StoreContract`: for stores that offer ``once``."""
 
-    async def test_finish(self) -> None:
+    async def test_finish_notifies_the_waiters_and_answers_done_to_later_ones(self) -> None:
         """Finished work is remembered: its waiters leave and are notified, and so are
         later ones.
         """
@@ -39,7 +39,7 @@ class OnceContract(Contract):
             assert (status.holders, status.waiters) == ((), ())
             assert 0 < status.closed <= LONG / 1000
 
-    async def test_finish_is_forgotten(self) -> None:
+    async def test_finish_is_forgotten_after_its_remember_time_and_granted_again(self) -> None:
         """When finished work is forgotten, it can be done once more."""
         async with self.peers(2) as (ann, bob):
             name = fresh_name()
@@ -53,7 +53,7 @@ class OnceContract(Contract):
             assert again.fence > grant.fence
             assert await bob.release(name, Grant(waiter, again.fence)) == WAS_HOLDER
 
-    async def test_finish_of_what_is_lost(self) -> None:
+    async def test_finish_of_a_lost_or_released_grant_has_no_effect(self) -> None:
         """Only the holder finishes; a grant that it lost finishes nothing."""
         async with self.peers(2) as (ann, bob):
             name = fresh_name()
@@ -66,7 +66,7 @@ class OnceContract(Contract):
             assert await bob.finish(name, theirs, 200) == WAS_ABSENT
             await ann.release(name, await ann.take(name, ann.waiter(_ONCE)))
 
-    async def test_finish_is_nothing_to_others(self) -> None:
+    async def test_finish_closes_the_lock_for_waiters_of_another_form(self) -> None:
         """A waiter that wants the lock for something else waits, as while it is closed."""
         async with self.peers(2) as (ann, bob):
             name = fresh_name()

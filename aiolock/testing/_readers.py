@@ -26,7 +26,7 @@ from aiolock.testing._peer import A_MOMENT, LONG, PLAIN, READER, Grant, Peer, fr
 class ReadersContract(Contract):
     """See `StoreContract`: for stores that offer ``rwlock``."""
 
-    async def test_readers_share(self) -> None:
+    async def test_readers_share_the_lock_and_a_writer_waits_for_all(self) -> None:
         """Readers hold it side by side, each with its fence; a writer waits until all are gone."""
         async with self.peers(2) as (ann, bob):
             name = fresh_name()
@@ -44,7 +44,7 @@ class ReadersContract(Contract):
             await bob.release(name, Grant(handed.waiter, handed.fence))
             assert not await self.left_behind(name)
 
-    async def test_readers_do_not_starve_a_writer(self) -> None:
+    async def test_writer_in_the_queue_blocks_the_readers_behind_it(self) -> None:
         """A waiting writer blocks the readers behind it, and those that do not wait."""
         async with self.peers(2) as (ann, bob):
             name = fresh_name()
@@ -59,7 +59,7 @@ class ReadersContract(Contract):
             assert await bob.release(name, Grant(handed.waiter, handed.fence)) == WAS_HOLDER
             assert (await ann.handed()).waiter == reader.waiter
 
-    async def test_readers_in_a_row_enter_together(self) -> None:
+    async def test_handoff_from_a_writer_grants_all_readers_up_to_the_next_writer(self) -> None:
         """When a writer leaves, all readers up to the next writer enter, in one step."""
         async with self.peers(3) as (ann, bob, cat):
             writing = await ann.take(name := fresh_name())
@@ -78,7 +78,7 @@ class ReadersContract(Contract):
             await cat.release(name, Grant(handed.waiter, handed.fence))
             assert (await bob.handed()).waiter == behind.waiter
 
-    async def test_a_writer_that_gives_up_holds_nobody_back(self) -> None:
+    async def test_release_of_a_waiting_writer_grants_the_readers_behind_it(self) -> None:
         """When a writer leaves the queue, the readers behind it enter."""
         async with self.peers(2) as (ann, bob):
             name = fresh_name()
@@ -88,11 +88,11 @@ class ReadersContract(Contract):
             assert await bob.leave(name, writer.waiter) == WAS_QUEUED
             assert (await ann.handed()).waiter == reader.waiter
 
-    async def test_a_dead_writer_holds_nobody_back(self) -> None:
+    async def test_acquire_by_a_reader_behind_a_dead_writer_grants_all_readers(self) -> None:
         """A writer whose client has gone leaves the queue when the next reader comes."""
         await self._past_a_dead_writer(max_waiters=0)
 
-    async def test_a_dead_writer_in_a_full_queue_holds_nobody_back(self) -> None:
+    async def test_acquire_in_a_full_queue_behind_a_dead_writer_grants_all_readers(self) -> None:
         """A waiter that makes room in a full queue, by removing the dead, lets in others."""
         await self._past_a_dead_writer(max_waiters=2)
 
@@ -108,7 +108,7 @@ class ReadersContract(Contract):
             assert isinstance(await newcomer, Granted)
             assert (await cat.handed()).waiter == reader.waiter
 
-    async def test_reader_asks_again(self) -> None:
+    async def test_acquire_repeated_by_a_reader_returns_its_own_grant(self) -> None:
         """A reader among others that asks again gets its own grant again, pushed or not."""
         async with self.peers(2) as (ann, bob):
             writing = await ann.take(name := fresh_name())
@@ -122,7 +122,7 @@ class ReadersContract(Contract):
                 assert not again.displaced
             assert len((await ann.store.submit(ReadStatus(name))).holders) == 3
 
-    async def test_a_reader_expires_alone(self) -> None:
+    async def test_expiry_of_one_reader_leaves_the_other_readers_their_leases(self) -> None:
         """The lease of one reader ends; the others are not touched, and then the writer enters."""
         async with self.peers(3) as (ann, bob, cat):
             name = fresh_name()
@@ -137,7 +137,7 @@ class ReadersContract(Contract):
             await bob.release(name, other)
             assert (await cat.handed()).waiter == writer.waiter
 
-    async def test_a_short_lease_does_not_shorten_a_long_one(self) -> None:
+    async def test_expiry_of_a_short_reader_lease_does_not_shorten_a_long_one(self) -> None:
         """The record of the holders lives as long as the longest of them."""
         async with self.peers(2) as (ann, bob):
             name = fresh_name()
@@ -155,7 +155,7 @@ class ReadersContract(Contract):
             assert again.fence == answer.fence
             assert again.lease > 98 * LONG
 
-    async def test_break_of_readers(self) -> None:
+    async def test_break_of_readers_takes_only_the_named_grants(self) -> None:
         """Only the readers that are named are broken, and notified."""
         async with self.peers(2) as (ann, bob):
             name = fresh_name()
@@ -167,7 +167,7 @@ class ReadersContract(Contract):
             assert await bob.store.submit(Break(name, [one.fence, two.fence])) == 1
             assert (await ann.handed()).waiter == place.waiter
 
-    async def test_closed_to_writers(self) -> None:
+    async def test_after_grant_of_a_reader_closes_the_lock_to_writers_only(self) -> None:
         """After a reader with `after_grant` no writer enters for a while, but readers do."""
         async with self.peers(2) as (ann, bob):
             name = fresh_name()

@@ -34,7 +34,7 @@ async def _before(peer: Peer, name: str, form: Form | None = None) -> tuple[Gran
 class RunsContract(SharedContract):
     """For a store that answers with `Queued.before`: inherit from this class, too."""
 
-    async def test_who_stands_before(self) -> None:
+    async def test_queued_before_names_the_predecessor_of_the_same_client(self) -> None:
         """A newcomer learns which waiter is directly before it, if that is of its own client."""
         async with self.peers(2) as (ann, bob):
             held = await ann.take(name := fresh_name())
@@ -48,13 +48,13 @@ class RunsContract(SharedContract):
             assert isinstance(again, Queued)
             assert again.before is None, "only a newcomer hears it"
 
-    async def test_who_stands_before_a_reader(self) -> None:
+    async def test_queued_before_is_none_for_a_reader(self) -> None:
         """A waiter that shares a lock does not learn it: others may enter with it."""
         async with self.peers(1) as (ann,):
             await ann.take(name := fresh_name())
             assert (await _before(ann, name, READER))[1] is None
 
-    async def test_pass_on(self) -> None:
+    async def test_report_handoff_makes_the_target_the_holder_for_its_claim(self) -> None:
         """The target holds it for its claim; earlier holders have left, and others still wait."""
         async with self.peers(2) as (ann, bob):
             held = await ann.take(name := fresh_name())
@@ -74,7 +74,7 @@ class RunsContract(SharedContract):
             assert handed.waiter == third.waiter
             assert handed.fence > now.fence
 
-    async def test_pass_on_twice(self) -> None:
+    async def test_report_handoff_sent_twice_changes_nothing(self) -> None:
         """A second copy of the report changes nothing, even when the run has gone on."""
         async with self.peers(1) as (ann,):
             held = await ann.take(name := fresh_name())
@@ -88,7 +88,7 @@ class RunsContract(SharedContract):
             assert await ann.store.submit(one) in (WAS_ABSENT, WAS_UNKNOWN)
             assert await ann.holds(name, Grant(second.waiter, two.fence))
 
-    async def test_pass_on_of_what_has_ended(self) -> None:
+    async def test_report_handoff_of_an_ended_grant_is_refused(self) -> None:
         """A grant that has ended cannot be handed off, and its targets still wait."""
         async with self.peers(2) as (ann, bob):
             held = await ann.take(name := fresh_name())
@@ -102,7 +102,7 @@ class RunsContract(SharedContract):
             assert await bob.holds(name, Grant(handed.waiter, handed.fence))
             assert await ann.leave(name, waiting.waiter) == WAS_QUEUED
 
-    async def test_what_was_passed_on_is_a_claim(self) -> None:
+    async def test_report_handoff_target_not_confirmed_is_lost_with_its_claim(self) -> None:
         """The target confirms its grant, or loses it with the claim."""
         short = Form(claim=1)
         async with self.peers(2) as (ann, bob):
@@ -115,7 +115,7 @@ class RunsContract(SharedContract):
             assert grant.fence > passed.fence
             assert await ann.told() == GrantLost(name, waiting.waiter, passed.fence, "expired")
 
-    async def test_fences_after_a_run_that_was_not_reported(self) -> None:
+    async def test_fence_after_a_lost_lease_is_above_all_unreported_handoffs(self) -> None:
         """A lease that ended, or was broken, may have been handed off: the next fence is above."""
         async with self.peers(2) as (ann, bob):
             held = await ann.take(name := fresh_name())
@@ -128,7 +128,7 @@ class RunsContract(SharedContract):
             assert handed.waiter == waiting.waiter
             assert handed.fence > after.fence + MAX_AHEAD
 
-    async def test_who_comes_back_between_two_is_told_of(self) -> None:
+    async def test_order_unknown_is_pushed_when_a_waiter_returns_to_its_old_place(self) -> None:
         """A waiter back at an old place may come before another client's, which is notified."""
         async with self.peers(2) as (ann, bob):
             await ann.take(name := fresh_name())
@@ -142,7 +142,7 @@ class RunsContract(SharedContract):
             assert back.displaced
             assert await ann.told_order_unknown() == first.waiter
 
-    async def test_who_is_more_urgent_is_told_of(self) -> None:
+    async def test_order_unknown_is_pushed_when_a_waiter_of_higher_priority_queues(self) -> None:
         """So may one of a higher priority."""
         async with self.peers(2) as (ann, bob):
             held = await ann.take(name := fresh_name())

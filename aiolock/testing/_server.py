@@ -41,7 +41,7 @@ class ServerContract(Contract):
 
     # acquire
 
-    async def test_waiter_comes_back_to_its_old_place(self) -> None:
+    async def test_acquire_with_an_old_ticket_returns_the_waiter_to_its_place(self) -> None:
         """A waiter that had left the queue comes back at its old ticket, not at the end."""
         async with self.peers(2) as (ann, bob):
             await ann.take(name := fresh_name())
@@ -59,7 +59,7 @@ class ServerContract(Contract):
             order = [party.seq for party in (await ann.store.submit(ReadStatus(name))).waiters]
             assert order == [first.waiter.seq, second.waiter.seq, newcomer.seq]
 
-    async def test_not_waiting_past_the_dead(self) -> None:
+    async def test_acquire_without_waiting_is_granted_past_dead_waiters(self) -> None:
         """A lock without a holder and without living waiters is never busy."""
         self._needs_a_count()
         async with self.peers(3) as (ann, bob, cat):
@@ -72,7 +72,7 @@ class ServerContract(Contract):
             assert isinstance(await cat.ask(name, wait=False), Granted)
             assert not (await cat.store.submit(ReadStatus(name))).waiters
 
-    async def test_one_that_stands_in_the_queue_does_not_wait_any_more(self) -> None:
+    async def test_acquire_without_waiting_by_a_queued_waiter_grants_it_once(self) -> None:
         """A queued waiter that is alone there and no longer waits enters once, not twice."""
         async with self.peers(2) as (ann, bob):
             grant = await ann.take(name := fresh_name())
@@ -82,7 +82,7 @@ class ServerContract(Contract):
             assert isinstance(await bob.ask(name, reader, wait=False), Granted)
             assert len((await bob.store.submit(ReadStatus(name))).holders) == 1
 
-    async def test_told_when_to_look_again(self) -> None:
+    async def test_queued_until_is_the_end_of_the_first_lease(self) -> None:
         """A queued waiter learns when the first lease ends, by a clock that all share."""
         async with self.peers(3) as (ann, bob, cat):
             grant = await ann.take(name := fresh_name())
@@ -98,7 +98,7 @@ class ServerContract(Contract):
             assert 0 < third.until <= CLAIM, "bob has it, who has not confirmed it"
             assert second.now <= third.now
 
-    async def test_no_two_have_one_place(self) -> None:
+    async def test_ticket_of_each_concurrent_waiter_is_unique(self) -> None:
         """Each waiter has a ticket of its own, whatever clients ask at the same time."""
         async with self.peers(4) as peers:
             name = fresh_name()
@@ -108,7 +108,7 @@ class ServerContract(Contract):
 
     # Handing on
 
-    async def test_hand_on_says_the_form(self) -> None:
+    async def test_handoff_push_carries_the_whole_form_of_the_waiter(self) -> None:
         """The push carries the whole form of a waiter, as it was given."""
         async with self.peers(2) as (ann, bob):
             closing = Form(1001, after_loss=11, after_grant=12, period=13)
@@ -125,7 +125,7 @@ class ServerContract(Contract):
                 await ann.release(name, grant)
                 assert (await bob.handed())[:3] == (name, waiter, form)
 
-    async def test_hand_on_for_the_claim(self) -> None:
+    async def test_handoff_lease_is_exactly_the_claim(self) -> None:
         """The first lease of a pushed grant is the claim in its waiter's form."""
         async with self.peers(2) as (ann, bob):
             grant = await ann.take(name := fresh_name())
@@ -135,7 +135,7 @@ class ServerContract(Contract):
 
     # Leases
 
-    async def test_renew_for_less(self) -> None:
+    async def test_renew_with_a_shorter_ttl_ends_the_lease_sooner(self) -> None:
         """A renewal moves the end of a lease to a new ttl from now, even if that is sooner."""
         async with self.peers(1) as (ann,):
             grant = await ann.take(name := fresh_name())
@@ -143,7 +143,7 @@ class ServerContract(Contract):
             (holder,) = (await ann.store.submit(ReadStatus(name))).holders
             assert 0 < holder.remaining <= 5
 
-    async def test_claim_ends(self) -> None:
+    async def test_claim_not_confirmed_ends_and_the_next_waiter_is_granted(self) -> None:
         """A waiter that does not confirm a grant loses it with its claim, to the next."""
         async with self.peers(3) as (ann, bob, cat):
             grant = await ann.take(name := fresh_name())
@@ -157,7 +157,7 @@ class ServerContract(Contract):
             assert after.fence > handed.fence
             assert await bob.told() == GrantLost(name, handed.waiter, handed.fence, "expired")
 
-    async def test_a_claim_that_ends_costs_one_claim(self) -> None:
+    async def test_claim_not_confirmed_removes_all_waiters_of_its_client(self) -> None:
         """A client that does not confirm a grant is stuck, even if its lease is not renewed."""
         async with self.peers(3) as (ann, bob, cat):
             grant = await ann.take(name := fresh_name())
@@ -172,7 +172,7 @@ class ServerContract(Contract):
             assert await bob.told() == GrantLost(name, handed.waiter, handed.fence, "expired")
             assert not (await cat.store.submit(ReadStatus(name))).waiters
 
-    async def test_a_claim_that_is_asked_for(self) -> None:
+    async def test_acquire_repeated_says_if_the_grant_is_still_a_claim(self) -> None:
         """A waiter that asks again learns whether its grant is still a claim, in any mode."""
         async with self.peers(2) as (ann, bob):
             name = fresh_name()
@@ -193,7 +193,7 @@ class ServerContract(Contract):
                 assert not again.claim
                 await bob.release(name, grant)
 
-    async def test_lease_ends_and_the_answer_says_so(self) -> None:
+    async def test_acquire_by_a_waiter_after_expiry_is_granted_for_the_whole_ttl(self) -> None:
         """A waiter that asks after the end of a lease is granted the lock, for the whole ttl."""
         async with self.peers(2) as (ann, bob):
             grant = await ann.take(name := fresh_name())
@@ -205,7 +205,7 @@ class ServerContract(Contract):
             assert again.fence > grant.fence
             assert not again.displaced
 
-    async def test_stuck_client_leaves_the_queue(self) -> None:
+    async def test_expiry_removes_all_waiters_of_the_stuck_client(self) -> None:
         """The end of a lease also removes its client's waiters: the whole client is stuck."""
         async with self.peers(3) as (ann, bob, cat):
             grant = await ann.take(name := fresh_name())
@@ -224,7 +224,7 @@ class ServerContract(Contract):
             clients = [waiter.client for waiter in status.waiters]
             assert clients == [ann.client, ann.client, cat.client]
 
-    async def test_stuck_client_comes_back_itself(self) -> None:
+    async def test_acquire_by_a_stuck_client_after_expiry_keeps_its_place(self) -> None:
         """A client that was only slow, and asks by itself, loses the lease but not its place."""
         async with self.peers(2) as (ann, bob):
             grant = await ann.take(name := fresh_name())
@@ -236,7 +236,7 @@ class ServerContract(Contract):
             assert again.fence > grant.fence
             assert again.displaced
 
-    async def test_fixed_lease_ends(self) -> None:
+    async def test_expiry_of_a_fixed_lease_keeps_its_clients_waiters(self) -> None:
         """The end of a lease that was not to be renewed says nothing about its client."""
         async with self.peers(3) as (ann, bob, cat):
             grant = await ann.take(name := fresh_name(), ann.waiter(_FIXED))
@@ -253,7 +253,7 @@ class ServerContract(Contract):
 
     # Closed for a while
 
-    async def test_closed_after_a_claim(self) -> None:
+    async def test_claim_not_confirmed_closes_the_lock_unless_only_for_a_period(self) -> None:
         """A claim that ends unconfirmed may have been entered; but not with a `period`."""
         async with self.peers(2) as (ann, bob):
             for form, closes in (
@@ -271,7 +271,7 @@ class ServerContract(Contract):
                 else:
                     await ann.take(name)
 
-    async def test_closed_after_a_late_release(self) -> None:
+    async def test_after_loss_closes_the_lock_after_a_release_of_an_ended_lease(self) -> None:
         """A holder that releases what has ended has lost it, so `after_loss` closes the lock."""
         async with self.peers(2) as (ann, bob):
             forms = [replace(form, after_loss=LONG) for form in (PLAIN, READER, _FIXED)]
@@ -285,7 +285,7 @@ class ServerContract(Contract):
                 await ann.leave(name, grant.waiter)
                 await self._closed(name, bob, most=LONG)
 
-    async def test_closing_is_told(self) -> None:
+    async def test_closing_of_a_lock_notifies_its_first_waiter(self) -> None:
         """The first waiter in the queue is notified that it stays closed, and asks for how long."""
         async with self.peers(2) as (ann, bob):
             for end in (ann.release, ann.expire):
@@ -300,7 +300,7 @@ class ServerContract(Contract):
 
     # Throughout
 
-    async def test_status_by_one_clock(self) -> None:
+    async def test_status_since_is_in_order_by_the_clock_of_the_server(self) -> None:
         """An earlier party has held, or waited, for longer: all by the server's clock."""
         async with self.peers(2) as (ann, bob):
             await ann.take(name := fresh_name())
@@ -310,7 +310,7 @@ class ServerContract(Contract):
             since = [party.since for party in (*status.holders, *status.waiters)]
             assert since == sorted(since)
 
-    async def test_status_of_the_dead(self) -> None:
+    async def test_status_marks_participants_of_dead_clients(self) -> None:
         """A status tells which clients do not listen any more, if that can be counted."""
         async with self.peers(3) as (ann, bob, cat):
             await bob.take(name := fresh_name())
@@ -326,7 +326,7 @@ class ServerContract(Contract):
             assert alive == [theirs, True, theirs]
             assert str(status).count("dead") == alive.count(False)
 
-    async def test_twice_is_once(self) -> None:
+    async def test_operation_carried_out_twice_has_the_effect_of_one(self) -> None:
         """A command carried out twice, as after a lost reply, has the effect of one."""
         async with self.peers(3) as (ann, bob, cat):
             name, ours, theirs = fresh_name(), ann.waiter(), bob.waiter()
@@ -351,7 +351,7 @@ class ServerContract(Contract):
             released = [cat.leave(name, place.waiter) for _ in range(2)]
             assert await asyncio.gather(*released) == [WAS_QUEUED, WAS_ABSENT]
 
-    async def test_order_of_one_waiter(self) -> None:
+    async def test_operations_of_one_waiter_are_carried_out_in_order(self) -> None:
         """Commands about one waiter are carried out in the order in which they were called."""
         async with self.peers(2) as (ann, bob):
             name, waiter = fresh_name(), ann.waiter()

@@ -47,7 +47,7 @@ _DOWNGRADES: Final = Form(CLAIM, downgrades=True)
 class SharedContract(ReadersContract):
     """See `StoreContract`."""
 
-    async def test_who_asks_again_lets_others_in(self) -> None:
+    async def test_acquire_repeated_by_a_holder_grants_waiters_that_fit_now(self) -> None:
         """A holder that asks again finds another lease ended: a waiter that now fits enters."""
         async with self.peers(3) as (ann, bob, cat):
             two = permits(1, 2)
@@ -60,7 +60,7 @@ class SharedContract(ReadersContract):
 
     # Downgrading
 
-    async def test_downgrade(self) -> None:
+    async def test_downgrade_keeps_the_grant_and_grants_the_readers_behind_it(self) -> None:
         """A writer that becomes a reader keeps its grant, and the readers behind it enter."""
         async with self.peers(3) as (ann, bob, cat):
             name = fresh_name()
@@ -85,7 +85,7 @@ class SharedContract(ReadersContract):
             await bob.release(name, Grant(handed.waiter, handed.fence))
             assert (await cat.handed()).waiter == writer.waiter
 
-    async def test_downgraded_and_released_as_whatever_it_is(self) -> None:
+    async def test_release_without_a_fence_finds_a_downgraded_grant(self) -> None:
         """A release without a fence finds a downgraded grant."""
         async with self.peers(1) as (ann,):
             name = fresh_name()
@@ -96,7 +96,7 @@ class SharedContract(ReadersContract):
             assert await ann.release(name, other) == WAS_HOLDER
             assert not await self.left_behind(name)
 
-    async def test_a_late_question_of_one_that_was_downgraded(self) -> None:
+    async def test_acquire_repeated_after_a_downgrade_returns_the_grant(self) -> None:
         """A holder that asks again gets its grant, and is not in the queue as well."""
         async with self.peers(1) as (ann,):
             waiter = ann.waiter(_DOWNGRADES)
@@ -110,7 +110,7 @@ class SharedContract(ReadersContract):
             status = await ann.store.submit(ReadStatus(name))
             assert (status.holders, status.waiters) == ((), ())
 
-    async def test_downgrade_of_what_is_lost(self) -> None:
+    async def test_downgrade_of_a_lost_grant_has_no_effect(self) -> None:
         """Only a holder is downgraded, and a downgraded grant is lost under its own name."""
         async with self.peers(2) as (ann, bob):
             name = fresh_name()
@@ -127,7 +127,7 @@ class SharedContract(ReadersContract):
 
     # Permits
 
-    async def test_permits(self) -> None:
+    async def test_permits_are_granted_all_or_none_in_queue_order(self) -> None:
         """Permits are granted all or none, in the order of the queue."""
         async with self.peers(2) as (ann, bob):
             name = fresh_name()
@@ -155,7 +155,7 @@ class SharedContract(ReadersContract):
             last = await ann.ask(name, ann.waiter(permits(1, 3)), wait=False)
             assert isinstance(last, Granted)
 
-    async def test_permits_come_back(self) -> None:
+    async def test_permits_of_an_expired_lease_are_granted_to_the_next_waiter(self) -> None:
         """The permits of a lease that has ended are granted to the next."""
         async with self.peers(2) as (ann, bob):
             name = fresh_name()
@@ -166,7 +166,7 @@ class SharedContract(ReadersContract):
             assert after.fence > gone.fence
             assert isinstance(await ann.ask(name, ann.waiter(permits(1, 3)), wait=False), Busy)
 
-    async def test_permits_of_one_who_left_the_queue(self) -> None:
+    async def test_release_of_a_waiter_for_many_permits_grants_those_behind_it(self) -> None:
         """When a waiter for many gives up, those behind it that fit enter."""
         async with self.peers(2) as (ann, bob):
             name = fresh_name()
@@ -176,7 +176,7 @@ class SharedContract(ReadersContract):
             assert await bob.leave(name, many.waiter) == WAS_QUEUED
             assert (await ann.handed()).waiter == single.waiter
 
-    async def test_resize(self) -> None:
+    async def test_resize_to_more_grants_waiters_and_to_fewer_takes_none_away(self) -> None:
         """More permits let waiters in; fewer take none away, but none are granted meanwhile."""
         async with self.peers(2) as (ann, bob):
             name = fresh_name()
@@ -195,7 +195,7 @@ class SharedContract(ReadersContract):
             await ann.release(name, held[2])
             assert (await bob.handed()).waiter == places[1].waiter
 
-    async def test_no_permits_at_all(self) -> None:
+    async def test_resize_to_zero_blocks_waiters_until_raised_again(self) -> None:
         """With no permits no waiter enters, until there are some again."""
         async with self.peers(1) as (ann,):
             name = fresh_name()
@@ -204,7 +204,7 @@ class SharedContract(ReadersContract):
             assert await ann.store.submit(Resize(name, 2, 1, _KEPT)) == 0
             assert (await ann.handed()).waiter == place.waiter
 
-    async def test_other_limits(self) -> None:
+    async def test_acquire_with_another_limit_is_refused_unless_resized(self) -> None:
         """A waiter that declares another limit is refused; after a resize both numbers
         are valid.
         """
@@ -218,7 +218,7 @@ class SharedContract(ReadersContract):
                 assert isinstance(await bob.ask(name, bob.waiter(permits(1, declared))), Granted)
             assert await bob.ask(name, bob.waiter(permits(1, 4))) == Differs(5)
 
-    async def test_permits_that_stay_closed(self) -> None:
+    async def test_permits_closed_by_after_grant_are_granted_to_no_waiter(self) -> None:
         """A permit that stays closed for a while after its holder is granted to no waiter."""
         async with self.peers(2) as (ann, bob):
             name = fresh_name()
@@ -233,7 +233,7 @@ class SharedContract(ReadersContract):
 
     # Groups
 
-    async def test_group(self) -> None:
+    async def test_group_that_is_complete_enters_together(self) -> None:
         """A group enters together as soon as it is complete; later waiters wait for others."""
         async with self.peers(2) as (ann, bob):
             name = fresh_name()
@@ -252,7 +252,7 @@ class SharedContract(ReadersContract):
                 await ann.release(name, Grant(last, three.fence))
                 name = fresh_name()
 
-    async def test_group_of_the_living(self) -> None:
+    async def test_group_does_not_count_waiters_that_left_or_died(self) -> None:
         """A waiter that has left, or whose client is gone, does not count."""
         self._needs_a_count()
         async with self.peers(3) as (ann, bob, cat):
@@ -267,7 +267,7 @@ class SharedContract(ReadersContract):
             assert [(await ann.handed()).waiter for _ in places] == [p.waiter for p in places]
             assert await cat.ask(name, cat.waiter(group_of(2))) == Differs(3)
 
-    async def test_group_that_is_completed_by_one_who_does_not_wait(self) -> None:
+    async def test_group_completed_by_an_acquire_without_waiting_enters_together(self) -> None:
         """A waiter that completes a group enters with it, even if it would not wait."""
         async with self.peers(3) as (ann, bob, cat):
             name = fresh_name()
@@ -284,7 +284,7 @@ class SharedContract(ReadersContract):
             status = await cat.store.submit(ReadStatus(name))
             assert (len(status.holders), status.waiters) == (3, ())
 
-    async def test_permits_past_the_dead(self) -> None:
+    async def test_permits_behind_dead_waiters_are_granted_without_waiting(self) -> None:
         """Permits without living waiters are granted to one that does not wait."""
         self._needs_a_count()
         async with self.peers(3) as (ann, bob, cat):
@@ -300,7 +300,7 @@ class SharedContract(ReadersContract):
 
     # Counts
 
-    async def test_the_dead_in_a_queue_that_stays_full(self) -> None:
+    async def test_acquire_refused_by_a_full_queue_still_removes_dead_waiters(self) -> None:
         """A waiter that may not join also lets in those behind the dead that it removes."""
         self._needs_a_count()
         async with self.peers(4) as (ann, bob, cat, dan):
@@ -313,7 +313,7 @@ class SharedContract(ReadersContract):
             assert isinstance(await dan.ask(name, dan.waiter(permits(1, 2)), max_waiters=2), Full)
             assert (await cat.handed()).waiter == first.waiter
 
-    async def test_counts_are_in_nobodys_way(self) -> None:
+    async def test_count_waiter_for_less_enters_past_a_waiter_for_more(self) -> None:
         """A waiter for less enters past a waiter for more, and does not have to wait."""
         async with self.peers(3) as (ann, bob, cat):
             name = fresh_name()
@@ -337,7 +337,7 @@ class SharedContract(ReadersContract):
             assert await self._count_up(ann, name, 9) == 9
             assert (await bob.handed()).waiter == high.waiter
 
-    async def test_count(self) -> None:
+    async def test_count_that_is_reached_grants_its_waiters_and_later_ones(self) -> None:
         """A waiter for a count enters when it is reached, and so does a later one."""
         async with self.peers(2) as (ann, bob):
             name = fresh_name()

@@ -58,7 +58,7 @@ async def client(redis_server: RedisServer, prefix: str) -> AsyncIterator[aioloc
 # --- ls, show
 
 
-def test_help_is_a_line_for_each_command(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_lists_each_command_without_program_code(capsys: pytest.CaptureFixture[str]) -> None:
     """It says in one sentence what the command line is for, without code of a program."""
     with pytest.raises(SystemExit):
         main(["--help"])
@@ -67,7 +67,9 @@ def test_help_is_a_line_for_each_command(capsys: pytest.CaptureFixture[str]) -> 
     assert {command in printed for command in ("run", "ls", "break", "check")} == {True}
 
 
-async def test_ls(cli: Cli, client: aiolock.LockClient) -> None:
+async def test_ls_prints_a_line_for_each_lock_with_holder_and_waiters(
+    cli: Cli, client: aiolock.LockClient
+) -> None:
     """A line for each, with its kind, its holder and how many wait."""
     async with client.lock("order:42"), client.semaphore("api", 2), client.lock("two\nlines"):
         waiting = asking(client.lock("order:42"))
@@ -97,7 +99,9 @@ async def test_ls(cli: Cli, client: aiolock.LockClient) -> None:
         await asyncio.wait([waiting])
 
 
-async def test_labels(cli: Cli, client: aiolock.LockClient) -> None:
+async def test_ls_and_show_print_the_label_of_a_holder(
+    cli: Cli, client: aiolock.LockClient
+) -> None:
     """What a holder calls itself is shown; see test_rows.py for what a terminal would obey."""
     async with client.lock("order:42").acquire(label="job 17 → «é»"):
         async with asyncio.timeout(WITHIN):
@@ -111,7 +115,9 @@ async def test_labels(cli: Cli, client: aiolock.LockClient) -> None:
         assert "holds: job 17 → «é» " in output
 
 
-async def test_whoever_reads_it_has_enough(cli: Cli, client: aiolock.LockClient) -> None:
+async def test_top_whose_reader_closes_the_pipe_exits_1_silently(
+    cli: Cli, client: aiolock.LockClient
+) -> None:
     """It ends without a word."""
     async with client.lock("order:42"), cli.started("top", "--json", "--every", "0.1") as process:
         assert json.loads(await line_of(process))["locks"][0]["name"] == "order:42"
@@ -159,7 +165,9 @@ async def other(redis_server: RedisServer, prefix: str) -> AsyncIterator[aiolock
         yield client
 
 
-async def test_deadlocks(cli: Cli, client: aiolock.LockClient, other: aiolock.LockClient) -> None:
+async def test_deadlocks_prints_a_cycle_as_text_and_json_or_that_there_is_none(
+    cli: Cli, client: aiolock.LockClient, other: aiolock.LockClient
+) -> None:
     """Who waits for whom, as text and as data; and that nobody does."""
     assert await cli("deadlocks") == (0, "no deadlocks\n", "")
     async with deadlock(client, other):
@@ -173,7 +181,9 @@ async def test_deadlocks(cli: Cli, client: aiolock.LockClient, other: aiolock.Lo
         assert {each["name"] for each in json.loads(output)[0]["cycle"]} == {"A", "B"}
 
 
-async def test_top(cli: Cli, client: aiolock.LockClient, other: aiolock.LockClient) -> None:
+async def test_top_on_a_terminal_shows_locks_and_deadlocks_until_ctrl_c(
+    cli: Cli, client: aiolock.LockClient, other: aiolock.LockClient
+) -> None:
     """On a terminal, live: what is held, who waits for each other; Ctrl-C ends it."""
     terminal, its_end = pty.openpty()
     cli.env |= {"TERM": "xterm", "COLUMNS": "160", "LINES": "30"}  # not those of the tests
@@ -194,7 +204,7 @@ async def test_top(cli: Cli, client: aiolock.LockClient, other: aiolock.LockClie
     os.close(terminal)
 
 
-async def test_top_needs_a_terminal(cli: Cli) -> None:
+async def test_top_without_a_terminal_exits_2(cli: Cli) -> None:
     """It says so where there is none."""
     code, _, errors = await cli("top")
     assert code == 2
@@ -203,7 +213,9 @@ async def test_top_needs_a_terminal(cli: Cli) -> None:
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "tcsh"])
-async def test_completion(cli: Cli, shell: str) -> None:
+async def test_completion_prints_a_script_of_all_commands_for_each_shell(
+    cli: Cli, shell: str
+) -> None:
     """A script that knows all commands, and that the shell can read."""
     code, output, errors = await cli("completion", shell)
     assert (code, errors) == (0, "")
@@ -216,7 +228,9 @@ async def test_completion(cli: Cli, shell: str) -> None:
 
 
 @pytest.mark.parametrize("command", ["top", "completion"])
-async def test_without_the_extra(cli: Cli, tmp_path: Path, command: str) -> None:
+async def test_top_and_completion_without_the_cli_extra_name_it(
+    cli: Cli, tmp_path: Path, command: str
+) -> None:
     """What is missing is named, with what to install; the other commands need nothing."""
     for module in ("rich", "shtab"):
         (tmp_path / f"{module}.py").write_text("raise ImportError('not here')")
@@ -232,7 +246,9 @@ async def test_without_the_extra(cli: Cli, tmp_path: Path, command: str) -> None
     assert (await cli("ls"))[0] == 0
 
 
-async def test_show(cli: Cli, client: aiolock.LockClient) -> None:
+async def test_show_prints_holders_of_a_lock_or_that_there_is_none(
+    cli: Cli, client: aiolock.LockClient
+) -> None:
     """One of them, with everybody; and that nobody has it."""
     async with client.semaphore("api", 2) as lease:
         code, output, _ = await cli("show", "--kind", "semaphore", "api")
@@ -247,7 +263,9 @@ async def test_show(cli: Cli, client: aiolock.LockClient) -> None:
     assert await cli("show", "--kind", "semaphore", "a*") == (1, nothing, "")
 
 
-async def test_show_finds_each_kind(cli: Cli, client: aiolock.LockClient) -> None:
+async def test_show_without_kind_finds_each_kind_and_patterns(
+    cli: Cli, client: aiolock.LockClient
+) -> None:
     """Without being told which; and names like a pattern, unless it is itself a name."""
     async with client.semaphore("api", 2), client.rwlock("api:rw").read(), client.lock("a[1]"):
         waiting = asyncio.create_task(client.latch("api:latch", 1).wait())
@@ -276,7 +294,7 @@ async def test_show_finds_each_kind(cli: Cli, client: aiolock.LockClient) -> Non
 
 
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8"])
-async def test_characters_that_the_output_lacks_are_escaped(
+async def test_output_in_another_encoding_escapes_characters_it_lacks(
     cli: Cli, client: aiolock.LockClient, encoding: str
 ) -> None:
     """Each of them, in what is printed, in errors and in help; nothing ends in the middle."""
@@ -297,7 +315,9 @@ async def test_characters_that_the_output_lacks_are_escaped(
 
 
 @pytest.mark.parametrize("args", [("--help",), ("ls",), ("completion", "bash")])
-async def test_output_that_nobody_reads(cli: Cli, args: tuple[str, ...]) -> None:
+async def test_output_that_cannot_be_written_ends_without_a_traceback(
+    cli: Cli, args: tuple[str, ...]
+) -> None:
     """Without a traceback; a disk that is full is named."""
     for redirection, says in ((">&-", ""), ("| true", ""), (">/dev/full", "No space left")):
         script = f'"$@" {redirection}'
@@ -314,7 +334,9 @@ async def test_output_that_nobody_reads(cli: Cli, args: tuple[str, ...]) -> None
         assert "Exception ignored" not in errors
 
 
-async def test_ls_cuts_long_names_on_a_terminal(cli: Cli, client: aiolock.LockClient) -> None:
+async def test_ls_on_a_terminal_cuts_long_names_unless_wide(
+    cli: Cli, client: aiolock.LockClient
+) -> None:
     """In the middle, where names differ least; not with --wide, and not in a pipe."""
     cli.env["COLUMNS"] = "100"
     name = "order:" + "x" * 200 + ":42"
@@ -334,7 +356,9 @@ async def test_ls_cuts_long_names_on_a_terminal(cli: Cli, client: aiolock.LockCl
 # --- break, ask
 
 
-async def test_break(cli: Cli, client: aiolock.LockClient) -> None:
+async def test_break_takes_the_lock_from_one_or_all_holders_and_requires_yes(
+    cli: Cli, client: aiolock.LockClient
+) -> None:
     """Taken from one holder or from all; never where nobody was asked whether to."""
     api = client.semaphore("api", 3)
     leases = [await api.acquire() for _ in range(3)]
@@ -354,7 +378,9 @@ async def test_break(cli: Cli, client: aiolock.LockClient) -> None:
     assert await cli("break", "--yes", "api") == (1, "it had no holder\n", "")
 
 
-async def test_break_finds_each_kind(cli: Cli, client: aiolock.LockClient) -> None:
+async def test_break_without_kind_finds_each_kind_and_patterns(
+    cli: Cli, client: aiolock.LockClient
+) -> None:
     """Without being told which, or which of several; and names like a pattern."""
     api = await client.semaphore("api", 3).acquire()
     assert await cli("break", "--yes", "api") == (0, "'api' was taken away\n", "")
@@ -379,7 +405,9 @@ async def test_break_finds_each_kind(cli: Cli, client: aiolock.LockClient) -> No
 
 
 @pytest.mark.one_loop
-async def test_break_of_which_one_fails(capsys: pytest.CaptureFixture[str]) -> None:
+async def test_break_that_fails_for_one_holder_breaks_the_others(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     """The others are taken away all the same, and both is said."""
     store = FaultyStore(MemoryStore(MemoryServer()))
     async with aiolock.connect(store) as client:
@@ -415,7 +443,7 @@ except KeyboardInterrupt:
 """Another thread gets the signal: the call that waits is not interrupted, as if it began later."""
 
 
-def test_ctrl_c_just_before_a_line_is_waited_for() -> None:
+def test_typed_line_interrupted_by_ctrl_c_of_another_thread_raises() -> None:
     """It ends the waiting, though the call that waits does not see it."""
     terminal, its_end = pty.openpty()
     program = subprocess.Popen(
@@ -439,7 +467,9 @@ def test_ctrl_c_just_before_a_line_is_waited_for() -> None:
             os.close(its_end)
 
 
-async def test_break_asks(cli: Cli, client: aiolock.LockClient) -> None:
+async def test_break_at_a_terminal_shows_the_holder_and_asks_for_confirmation(
+    cli: Cli, client: aiolock.LockClient
+) -> None:
     """At a terminal it shows who holds it, and asks; Ctrl-C ends it there."""
     lease = await client.lock("a").acquire()
     for typed, code in ((b"n\n", 1), (b"\n", 1), (b"", 130), (b"y\n", 0)):
@@ -460,7 +490,9 @@ async def test_break_asks(cli: Cli, client: aiolock.LockClient) -> None:
     await asyncio.wait_for(lease.lost.wait(), WITHIN)
 
 
-async def test_ask(cli: Cli, client: aiolock.LockClient) -> None:
+async def test_ask_tells_the_holder_to_release_or_that_there_is_none(
+    cli: Cli, client: aiolock.LockClient
+) -> None:
     """The holder is told, and that is all."""
     async with client.lock("a") as lease:
         assert (await cli("ask", "a"))[0] == 0
@@ -471,7 +503,9 @@ async def test_ask(cli: Cli, client: aiolock.LockClient) -> None:
 # --- check
 
 
-async def test_check(cli: Cli, redis_server: RedisServer) -> None:
+async def test_check_times_each_step_and_exits_1_beyond_max_ms(
+    cli: Cli, redis_server: RedisServer
+) -> None:
     """What was tried, and how long it took; too slow is an exit code of its own."""
     code, output, errors = await cli("check")
     assert (code, errors) == (0, "")
@@ -491,7 +525,7 @@ async def test_check(cli: Cli, redis_server: RedisServer) -> None:
     assert not [key for key in left if "{client:" not in key]
 
 
-async def test_check_warns(own_server: RedisServer, prefix: str) -> None:
+async def test_check_warns_of_an_eviction_policy(own_server: RedisServer, prefix: str) -> None:
     """Of what makes a store less safe than it could be."""
     own_server.call("CONFIG", "SET", "maxmemory", "100mb")
     own_server.call("CONFIG", "SET", "maxmemory-policy", "allkeys-lru")
@@ -503,7 +537,9 @@ async def test_check_warns(own_server: RedisServer, prefix: str) -> None:
 # --- run
 
 
-async def test_run(cli: Cli, client: aiolock.LockClient) -> None:
+async def test_run_executes_its_command_under_the_lock_and_returns_its_exit_code(
+    cli: Cli, client: aiolock.LockClient
+) -> None:
     """The command runs under the lock, is told of it, and its exit code is ours."""
     script = 'echo "$AIOLOCK_NAME $AIOLOCK_FENCE"; cat; exit 7'
     async with cli.started("run", "job", *sh(script)) as it:
@@ -514,7 +550,9 @@ async def test_run(cli: Cli, client: aiolock.LockClient) -> None:
         assert int(fence) < lease.fence
 
 
-async def test_run_is_exclusive(cli: Cli, client: aiolock.LockClient) -> None:
+async def test_run_excludes_others_and_exits_75_if_the_lock_is_held(
+    cli: Cli, client: aiolock.LockClient
+) -> None:
     """While it runs nobody else has the lock; -n and -t say for how long to wait for it."""
     async with client.lock("job"):
         code, output, errors = await cli("run", "-n", "job", *sh("echo ran"))
@@ -527,13 +565,13 @@ async def test_run_is_exclusive(cli: Cli, client: aiolock.LockClient) -> None:
         assert await client.lock("job").try_acquire() is None
 
 
-async def test_run_leaves_arguments_alone(cli: Cli) -> None:
+async def test_run_passes_arguments_after_the_first_dashes_unchanged(cli: Cli) -> None:
     """What stands behind the first -- is the command's, as it is."""
     command = ("--", "printf", "%s,", "--", "-n", "--ttl", "a b")
     assert (await cli("run", "job", *command))[:2] == (0, "--,-n,--ttl,a b,")
 
 
-async def test_run_with_a_limit(cli: Cli, client: aiolock.LockClient) -> None:
+async def test_run_with_limit_allows_so_many_at_once(cli: Cli, client: aiolock.LockClient) -> None:
     """So many at once."""
     async with client.semaphore("job", 2):
         assert (await cli("run", "-n", "--limit", "2", "job", *sh("echo ran")))[:2] == (0, "ran\n")
@@ -541,7 +579,7 @@ async def test_run_with_a_limit(cli: Cli, client: aiolock.LockClient) -> None:
             assert (await cli("run", "-n", "--limit", "2", "job", *sh("echo ran")))[0] == 75
 
 
-async def test_run_once(cli: Cli) -> None:
+async def test_run_once_repeats_failed_work_and_skips_done_work_silently(cli: Cli) -> None:
     """What has been done is not done again; what has failed is."""
     assert (await cli("run", "--once", "60", "job", *sh("exit 3")))[0] == 3
     assert (await cli("run", "--once", "60", "job", *sh("echo ran")))[:2] == (0, "ran\n")
@@ -555,7 +593,7 @@ async def test_run_once(cli: Cli) -> None:
     )
 
 
-async def test_run_every(cli: Cli) -> None:
+async def test_run_every_takes_turns_between_processes_until_sigterm(cli: Cli) -> None:
     """One run in each period, in turn; SIGTERM ends whoever waits, or runs."""
     command = ("run", "--every", "0.5", "job", *sh('echo "$AIOLOCK_FENCE"'))
     async with cli.started(*command) as one, cli.started(*command) as other:
@@ -568,7 +606,7 @@ async def test_run_every(cli: Cli) -> None:
             assert (await end_of(each))[0] == 128 + signal.SIGTERM
 
 
-async def test_run_every_at_a_terminal(cli: Cli) -> None:
+async def test_run_every_at_a_terminal_is_ended_by_ctrl_c(cli: Cli) -> None:
     """Ctrl-C ends the run, and whoever would begin the next one; the command gets it.
 
     It gets it once, or twice where it has begun before `aiolock run` knows that it has.
@@ -582,7 +620,7 @@ async def test_run_every_at_a_terminal(cli: Cli) -> None:
         assert (await end_of(it))[0] == 128 + signal.SIGINT
 
 
-async def test_run_that_has_left_the_foreground(cli: Cli) -> None:
+async def test_run_passes_sigint_to_a_command_that_took_the_foreground(cli: Cli) -> None:
     """A command that takes the foreground for itself, as a shell does, gets our signals from us."""
     program = """
 import os, signal, time
@@ -602,7 +640,9 @@ except KeyboardInterrupt:
         assert (await end_of(it))[0] == 9
 
 
-async def test_run_that_loses_the_lock(cli: Cli, client: aiolock.LockClient) -> None:
+async def test_run_that_loses_the_lock_ends_its_command_and_exits_76(
+    cli: Cli, client: aiolock.LockClient
+) -> None:
     """The command, and what it has started, gets SIGTERM, and SIGKILL if that ends nothing."""
     polite = "trap 'echo ended; exit 0' TERM; echo $$; sleep 60 & wait"
     stubborn = "trap '' TERM; sleep 60 & echo $!; while :; do sleep 0.1; done"
@@ -616,7 +656,9 @@ async def test_run_that_loses_the_lock(cli: Cli, client: aiolock.LockClient) -> 
             await gone(pid)
 
 
-async def test_run_passes_signals_on(cli: Cli, client: aiolock.LockClient) -> None:
+async def test_run_passes_signals_on_and_releases_when_its_command_ends(
+    cli: Cli, client: aiolock.LockClient
+) -> None:
     """The command gets them, and decides; the lock is given back when it has ended."""
     for name in ("TERM", "INT", "HUP", "USR1", "QUIT"):
         number = signal.Signals[f"SIG{name}"]
@@ -629,7 +671,7 @@ async def test_run_passes_signals_on(cli: Cli, client: aiolock.LockClient) -> No
             pass
 
 
-async def test_run_under_nohup(cli: Cli) -> None:
+async def test_run_with_an_ignored_signal_keeps_it_ignored_for_the_command(cli: Cli) -> None:
     """What is ignored stays so, for the command as well."""
     script = "echo in; kill -HUP $$; kill -HUP $PPID; sleep 0.2; echo out"
     # By a shell: some event loops let no process begin with a signal that is ignored.
@@ -638,7 +680,9 @@ async def test_run_under_nohup(cli: Cli) -> None:
         assert (await end_of(it))[:2] == (0, "in\nout\n")
 
 
-async def test_run_is_ended_while_it_waits(cli: Cli, client: aiolock.LockClient) -> None:
+async def test_run_interrupted_while_it_waits_leaves_the_queue(
+    cli: Cli, client: aiolock.LockClient
+) -> None:
     """By a signal: it leaves the queue."""
     async with client.lock("job"):
         async with cli.started("run", "job", *sh("echo ran")) as it:
@@ -648,7 +692,7 @@ async def test_run_is_ended_while_it_waits(cli: Cli, client: aiolock.LockClient)
         assert not (await client.status("job")).waiters
 
 
-async def test_a_command_ended_by_a_signal(cli: Cli) -> None:
+async def test_run_of_a_command_ended_by_a_signal_exits_128_plus_its_number(cli: Cli) -> None:
     """Its exit code is that of a shell."""
     assert (await cli("run", "job", *sh("kill -KILL $$")))[0] == 128 + signal.SIGKILL
 
@@ -665,7 +709,7 @@ echo $left
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="orphans are adopted on Linux")
-async def test_run_reaps_what_others_leave(cli: Cli) -> None:
+async def test_run_as_subreaper_reaps_orphans(cli: Cli) -> None:
     """As the first process of a container it is the parent of all who have lost theirs."""
 
     def adopt() -> None:
@@ -679,7 +723,7 @@ async def test_run_reaps_what_others_leave(cli: Cli) -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="orphans are adopted on Linux")
-async def test_run_reaps_what_was_left_early(cli: Cli) -> None:
+async def test_run_reaps_a_child_that_ended_before_its_command(cli: Cli) -> None:
     """Also who ended before the command was started."""
     # By a shell: not on every event loop may what begins a process fork.
     leave = ("sh", "-c", 'true & exec "$@"', "sh")
@@ -688,7 +732,7 @@ async def test_run_reaps_what_was_left_early(cli: Cli) -> None:
         assert await end_of(it) == (0, "0\n", "")
 
 
-async def test_what_cannot_be_run(cli: Cli) -> None:
+async def test_run_of_a_command_that_cannot_start_exits_127_or_126_and_releases(cli: Cli) -> None:
     """As a shell says it; and the lock is free again."""
     code, _, errors = await cli("run", "job", "--", "/no/such/command")
     assert (code, errors) == (127, "aiolock run: /no/such/command: there is no such command\n")
@@ -700,7 +744,7 @@ async def test_what_cannot_be_run(cli: Cli) -> None:
 # --- What goes wrong
 
 
-async def test_no_store() -> None:
+async def test_ls_and_check_without_a_store_exit_69_with_one_line() -> None:
     """One line, and an exit code of its own."""
     with hold_port() as held:
         port = held.getsockname()[1]
@@ -730,7 +774,7 @@ async def test_no_store() -> None:
         (("top", "--every", "nan"), "'nan' is not a number of seconds"),
     ],
 )
-def test_wrong_use(
+def test_commands_with_wrong_arguments_exit_2_and_say_why(
     cli: Cli,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],

@@ -101,7 +101,7 @@ IN_MEMORY = ("--url", "memory://")
 class TestInMemory:
     """In one process."""
 
-    def test_sells_exactly_what_there_is(self) -> None:
+    def test_demo_in_memory_oversells_without_a_lock_and_is_right_with_it(self) -> None:
         """Without a lock it is oversold; with it all is right, and in order."""
         said = run_json(*IN_MEMORY, "--items", "60", "--requests", "20", "--ttl", "30")
         without, with_lock = said["without_lock"], said["with_lock"]
@@ -121,14 +121,14 @@ class TestInMemory:
             assert 0 < p50 <= p99
         assert not {"with_kills", "redis_py_lock"} & said.keys()
 
-    def test_one_request_at_once_needs_no_lock(self) -> None:
+    def test_demo_with_one_request_at_once_is_right_without_a_lock(self) -> None:
         """Where nobody competes both runs are right, and there is no hand-off to measure."""
         said = run_json(*IN_MEMORY, "--items", "5", "--requests", "1")
         assert said["without_lock"]["oversold"] == 0
         assert said["without_lock"]["left"] == 0
         assert said["with_lock"]["handoff_ms"] is None
 
-    def test_prints_a_table_and_no_terminal_codes_into_a_pipe(self) -> None:
+    def test_demo_in_a_pipe_prints_a_table_without_terminal_codes(self) -> None:
         """What a person reads: a title, the runs, the table, its words, the verdict."""
         done = run("demo", *IN_MEMORY, "--items", "300", "--requests", "20")
         assert (done.returncode, done.stderr) == (0, "")
@@ -140,7 +140,7 @@ class TestInMemory:
         assert "exactly right: each item was sold once.\n" in done.stdout
         assert not set("\x1b\r") & set(done.stdout)
 
-    def test_a_wrong_run_is_exit_code_1(
+    def test_demo_whose_lock_does_not_lock_exits_1_and_says_so(
         self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ) -> None:
         """A lock that does not lock is found out, and said."""
@@ -152,7 +152,7 @@ class TestInMemory:
         assert main(["demo", *IN_MEMORY, "--items", "50", "--requests", "10"]) == 1
         assert "WRONG: the stock is " in capsys.readouterr().out
 
-    def test_a_reader_that_has_enough(self) -> None:
+    def test_demo_whose_reader_closes_the_pipe_ends_without_a_traceback(self) -> None:
         """``aiolock demo | head -1`` is no reason for a traceback."""
         reader, writer = os.pipe()
         with (
@@ -185,7 +185,9 @@ def assert_killed(said: dict[str, Any], ttl: float) -> None:
 class TestInAFile:
     """Without a server: in an SQLite file, with worker processes, of which some are killed."""
 
-    def test_three_of_four_workers_are_killed_and_the_count_is_right(self, tmp_path: Path) -> None:
+    def test_demo_with_three_of_four_workers_killed_sells_each_item_once(
+        self, tmp_path: Path
+    ) -> None:
         """Killed before the write, in the queue, and after the write; the files are removed."""
         said = run_json(
             *("--items", "200", "--requests", "20", "--ttl", "1.5"), TMPDIR=str(tmp_path)
@@ -212,7 +214,7 @@ def told(redis_server: RedisServer) -> str:
 class TestOnRedis:
     """On a real server, with worker processes, of which some are killed."""
 
-    def test_three_of_four_workers_are_killed_and_the_count_is_right(
+    def test_demo_with_three_of_four_workers_killed_sells_each_item_once(
         self, redis_server: RedisServer
     ) -> None:
         """Killed before the write, in the queue, and after the write; nothing is left behind."""
@@ -230,7 +232,7 @@ class TestOnRedis:
         assert redis_server.call("KEYS", KEYS) == []
 
     @pytest.mark.parametrize(("workers", "holders"), [(2, {1}), (5, {1, 3})])
-    def test_one_worker_always_lives(
+    def test_demo_kills_all_workers_but_one_at_most(
         self, redis_server: RedisServer, workers: int, holders: set[int]
     ) -> None:
         """Even where a single item is for sale, so that most find that it is sold out."""
@@ -242,7 +244,9 @@ class TestOnRedis:
         killed = {kill["worker"] for kill in said["killed"]}
         assert holders <= killed <= holders | {2}  # which may have ended by then
 
-    def test_nobody_is_killed_on_request(self, redis_server: RedisServer) -> None:
+    def test_demo_with_no_kill_needs_two_commands_a_handoff(
+        self, redis_server: RedisServer
+    ) -> None:
         """Then a contended hand-off is two commands, but for telling the server the scripts.
 
         redis-py's lock makes two at least, and one more each time that it asks in vain.
@@ -262,13 +266,13 @@ class TestOnRedis:
         assert peer["commands"] >= 2
         assert redis_server.call("KEYS", KEYS) == []
 
-    def test_the_run_with_redis_pys_lock_is_ended_in_time(self, told: str) -> None:
+    def test_demo_ends_the_redis_py_run_at_its_time_limit(self, told: str) -> None:
         """It is said, and the exit code is that of the runs with aiolock."""
         said = " ".join(told.split())
         assert "It was ended after 0 s, with 50 items left." in said
         assert said.endswith("exactly right: each item was sold once.")
 
-    def test_who_waits_in_vain_for_redis_pys_lock_is_ended(
+    def test_demo_ends_workers_that_poll_a_held_redis_py_lock(
         self, redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Workers that are polling a lock of somebody else."""
@@ -282,7 +286,7 @@ class TestOnRedis:
         assert "It was ended after 1 s, with 10 items left." in printed.getvalue()
         assert redis_server.call("KEYS", KEYS) == []
 
-    def test_tells_of_the_kills_while_it_runs(self, told: str) -> None:
+    def test_demo_prints_each_kill_and_its_cost(self, told: str) -> None:
         """Each is a line of its own, and what it cost is told below the table."""
         assert "\n  SIGKILL for worker 1 with the lock held, before its write; lease: 1 s\n" in told
         assert "\n  SIGKILL for worker 2 with 3 requests in the queue\n" in told
@@ -290,7 +294,7 @@ class TestOnRedis:
         assert "worker 1 with the lock held, before its write: the next one held it" in said
         assert "worker 2 with 3 requests in the queue: no hand-off took more than" in said
 
-    def test_a_server_that_is_gone_is_told_in_one_line(self) -> None:
+    def test_demo_whose_server_is_gone_exits_2_with_one_line(self) -> None:
         """By a worker, in the middle of a run; no worker stays."""
         with RedisServer() as server:
             url = server.url
@@ -304,7 +308,7 @@ class TestOnRedis:
         assert all(line.startswith("aiolock: ") for line in warnings)
 
     @pytest.mark.parametrize("ending", [signal.SIGINT, signal.SIGTERM], ids=["sigint", "sigterm"])
-    def test_an_interruption_is_clean(
+    def test_demo_interrupted_leaves_no_key_worker_or_traceback(
         self, redis_server: RedisServer, ending: signal.Signals
     ) -> None:
         """While all wait for a lease to end: a word, no traceback; no key and no worker stays."""
@@ -316,7 +320,7 @@ class TestOnRedis:
         assert redis_server.call("KEYS", KEYS) == []
         wait_until_alone(redis_server)
 
-    def test_workers_leave_when_the_demo_itself_is_killed(
+    def test_demo_killed_itself_leaves_no_worker_and_only_expiring_keys(
         self, own_server: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Nobody is left to kill them, and what they leave on the server has an expiry."""
@@ -338,7 +342,9 @@ class TestWorker:
     def options(url: str) -> Options:
         return Options(url, items=2, requests=1, workers=1, ttl=30.0, kill=False)
 
-    async def test_a_lost_lease_of_aiolock_is_noticed(self, tmp_path: Path) -> None:
+    async def test_worker_that_loses_its_aiolock_lease_marks_the_request_lost(
+        self, tmp_path: Path
+    ) -> None:
         """The request goes no further, and its task goes on with another one."""
         settings = Settings(self.options("memory://"), "demo", "aiolock", False, str(tmp_path), 0)
 
@@ -360,7 +366,7 @@ class TestWorker:
         assert (request.lost, request.sold, request.fence > 0) == (True, False, True)
         assert await stock.read() == 2
 
-    async def test_a_request_that_waits_for_redis_pys_lock_says_so(
+    async def test_worker_waiting_for_the_redis_py_lock_records_it_and_sells(
         self, redis_server: RedisServer, tmp_path: Path
     ) -> None:
         """It is known to have waited, and gets its item in the end."""
@@ -370,7 +376,7 @@ class TestWorker:
         assert waited.asked <= waited.queued < waited.entered
         assert request.queued == 0
 
-    async def test_a_lease_of_redis_py_that_has_ended_is_noticed_at_the_release(
+    async def test_worker_whose_redis_py_lease_ended_marks_it_lost_at_release(
         self, redis_server: RedisServer, tmp_path: Path
     ) -> None:
         """Too late for the item; the task goes on."""
@@ -383,7 +389,7 @@ class TestWorker:
         for request in await self.with_redis_py(redis_server, Long(tmp_path / "stock")):
             assert (request.sold, request.lost) == (True, True)
 
-    async def test_as_many_tasks_as_there_are_wait_for_redis_pys_lock(
+    async def test_redis_client_of_a_worker_has_a_connection_for_each_task(
         self, redis_server: RedisServer
     ) -> None:
         """Each with a connection, though the URL, and redis-py by default, allow fewer."""
@@ -423,7 +429,7 @@ class TestImpossible:
         ],
         ids=["scheme", "no scheme", "database", "port", "memory workers", "few requests", "ttl"],
     )
-    def test_wrong_arguments(
+    def test_demo_with_wrong_arguments_exits_2_with_one_line(
         self, args: list[str], why: str, capsys: pytest.CaptureFixture[str]
     ) -> None:
         """Each is one line that says what is wrong, before anything is done."""
@@ -434,14 +440,16 @@ class TestImpossible:
         assert why in errors
 
     @pytest.mark.parametrize("number", ["0", "-1", "1.5", "many"])
-    def test_wrong_counts(self, number: str, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_demo_with_a_wrong_count_exits_2(
+        self, number: str, capsys: pytest.CaptureFixture[str]
+    ) -> None:
         """Counts are whole numbers from 1 on."""
         with pytest.raises(SystemExit, match="2"):
             main(["demo", f"--items={number}"])
         assert f"must be a whole number from 1 on, not '{number}'" in capsys.readouterr().err
 
     @pytest.mark.parametrize("output", [[], ["--json"]], ids=["table", "json"])
-    def test_no_server(self, output: list[str]) -> None:
+    def test_demo_without_a_server_exits_2_with_one_line(self, output: list[str]) -> None:
         """A port where nobody listens: one line, nothing on stdout, exit code 2."""
         with hold_port() as holder:
             address = f"127.0.0.1:{holder.getsockname()[1]}"
@@ -450,7 +458,9 @@ class TestImpossible:
         assert re.fullmatch(rf"aiolock demo: redis://{address}: .*connect.*\n", done.stderr)
 
     @pytest.mark.parametrize("password", [None, "wrong-one"], ids=["none", "wrong"])
-    def test_refused_password(self, password: str | None) -> None:
+    def test_demo_with_a_refused_password_exits_2_without_showing_it(
+        self, password: str | None
+    ) -> None:
         """What the server says is passed on, and never the password."""
         with RedisServer(password="right-one") as server:
             login = f":{password}@" if password else ""
@@ -462,7 +472,7 @@ class TestImpossible:
         assert re.fullmatch(rf"aiolock demo: redis://{address}: {why}\n", done.stderr)
         assert "-one" not in done.stderr
 
-    def test_a_password_is_used_and_not_shown(self) -> None:
+    def test_demo_with_a_password_uses_it_and_does_not_show_it(self) -> None:
         """Workers get it too, and it is in no output and no list of processes."""
         with RedisServer(password="right-one") as server:
             done = run(
@@ -476,19 +486,21 @@ class TestImpossible:
 class TestCommandLine:
     """The command line round the demo."""
 
-    def test_version(self, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_version_option_prints_the_version(self, capsys: pytest.CaptureFixture[str]) -> None:
         """``--version`` says which one this is."""
         with pytest.raises(SystemExit, match="0"):
             main(["--version"])
         assert capsys.readouterr().out == f"aiolock {aiolock.__version__}\n"
 
-    def test_help_lists_the_commands(self, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_help_option_lists_the_demo_command(self, capsys: pytest.CaptureFixture[str]) -> None:
         """``--help`` names what there is."""
         with pytest.raises(SystemExit, match="0"):
             main(["--help"])
         assert re.search(r"^ +demo +see it work", capsys.readouterr().out, re.MULTILINE)
 
-    def test_a_command_is_needed(self, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_command_line_without_a_command_exits_2(
+        self, capsys: pytest.CaptureFixture[str]
+    ) -> None:
         """Without one, it says so, and that is exit code 2."""
         with pytest.raises(SystemExit, match="2"):
             main([])
@@ -505,7 +517,7 @@ class Terminal(io.StringIO):
 class TestProgress:
     """What is said while it runs."""
 
-    def test_rewrites_one_line_on_a_terminal(self) -> None:
+    def test_progress_on_a_terminal_rewrites_one_line(self) -> None:
         """And takes it back before anything that stays."""
         screen = Terminal()
         progress = contention.Progress(screen)
@@ -518,14 +530,16 @@ class TestProgress:
             "stays\n",
         ]
 
-    def test_cuts_what_would_not_fit_a_terminal(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_progress_longer_than_the_terminal_is_cut(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         """What wraps could not be taken back."""
         monkeypatch.setenv("COLUMNS", "20")
         screen = Terminal()
         contention.Progress(screen).show("a line of more than twenty")
         assert screen.getvalue() == "\r\x1b[Ka line of more than"
 
-    def test_prints_only_what_stays_otherwise(self) -> None:
+    def test_progress_in_a_pipe_prints_only_lasting_lines(self) -> None:
         """Into a pipe; and nothing at all where only JSON is asked for."""
         out = io.StringIO()
         for progress in (contention.Progress(out), contention.Progress(None)):
@@ -559,7 +573,7 @@ HELD = Kill(2, 3, HOLDER, at=40 * 10**6)
 class TestFigures:
     """What is measured, and what is not."""
 
-    def test_handoff_is_from_the_work_of_one_to_that_of_the_next(self) -> None:
+    def test_figures_handoff_is_from_the_end_of_one_work_to_the_next(self) -> None:
         """Across processes too, since all read one clock."""
         came = figures(made_up(FIRST, SECOND, THIRD))
         assert came["handoff_ms"] == (2.0, 2.0)
@@ -567,27 +581,27 @@ class TestFigures:
         assert came["commands"] == 2.0
         assert came["per_second"] == round(3 / 0.029)
 
-    def test_no_handoff_to_one_that_was_not_known_to_wait(self) -> None:
+    def test_figures_handoff_excludes_requests_not_known_to_wait(self) -> None:
         """Its own way into the queue would be measured with it."""
         late = replace(SECOND, queued=11 * 10**6)
         at_once = replace(SECOND, queued=0)
         assert figures(made_up(FIRST, late))["handoff_ms"] is None
         assert figures(made_up(FIRST, at_once))["handoff_ms"] is None
 
-    def test_no_handoff_by_a_killed_holder(self) -> None:
+    def test_figures_handoff_excludes_the_lease_of_a_killed_holder(self) -> None:
         """What its lease took is its cost, and nobody's hand-off."""
         after = request(0, 2, 15, 7, 8, 2040, 2050)
         run = made_up(FIRST, SECOND, THIRD, after, kills=(HELD,))
         assert figures(run)["handoff_ms"] == (2.0, 2.0)
         assert cost(run, HELD) == pytest.approx(2000)
 
-    def test_a_run_with_kills_has_no_figures_that_a_lease_would_hide(self) -> None:
+    def test_figures_of_a_run_with_kills_omit_rates_and_waiting(self) -> None:
         """All waited for its end."""
         came = figures(made_up(FIRST, SECOND, THIRD, kills=(HELD,)))
         unknown = {key for key, value in came.items() if value is None}
         assert unknown == {"per_second", "waiting_ms", "items_per_task", "commands"}
 
-    def test_one_killed_holder_after_another(self) -> None:
+    def test_cost_of_a_killed_holder_ends_at_the_next_holder(self) -> None:
         """Each costs until the next one holds the lock, though that is killed next."""
         later = replace(HOLDER, worker=3, fence=15, entered=540 * 10**6)
         other = Kill(3, 3, later, at=545 * 10**6)
@@ -595,7 +609,7 @@ class TestFigures:
         run = made_up(FIRST, SECOND, THIRD, after, kills=(HELD, other))
         assert [cost(run, kill) for kill in run.kills] == pytest.approx([500, 500])
 
-    def test_one_killed_in_the_queue_costs_the_longest_handoff_from_then_on(self) -> None:
+    def test_cost_of_a_killed_waiter_is_the_longest_handoff_afterwards(self) -> None:
         """Not one that came before."""
         slow = replace(SECOND, entered=19 * 10**6)
         third = replace(THIRD, entered=23 * 10**6)
@@ -603,26 +617,26 @@ class TestFigures:
         run = made_up(FIRST, slow, third, kills=(queued,))
         assert cost(run, queued) == pytest.approx(3)
 
-    def test_a_holder_that_was_killed_last_costs_nobody_knows_what(self) -> None:
+    def test_cost_of_a_holder_killed_last_is_unknown(self) -> None:
         """No request held the lock afterwards."""
         run = made_up(FIRST, SECOND, kills=(HELD,))
         assert cost(run, HELD) is None
         assert "Killed" not in as_text([run])
 
-    def test_without_fencing_tokens_the_order_is_that_of_the_clock(self) -> None:
+    def test_figures_without_fences_order_requests_by_the_clock(self) -> None:
         """As with redis-py's lock."""
         second, first, third = (replace(each, fence=0) for each in (SECOND, FIRST, THIRD))
         run = replace(made_up(second, first, third), kind=REDIS_PY)
         assert figures(run)["handoff_ms"] == (2.0, 2.0)
 
-    def test_items_for_each_task(self) -> None:
+    def test_figures_items_per_task_include_tasks_that_got_none(self) -> None:
         """A task that got nothing is among them, be it that the run ended before its turn."""
         ones = [replace(each, worker=0, task=1) for each in (FIRST, SECOND, THIRD)]
         assert figures(made_up(*ones))["items_per_task"] == (0, 3)
         other = replace(THIRD, task=2)
         assert figures(made_up(*ones[:2], other))["items_per_task"] == (1, 2)
 
-    def test_nothing_is_measured_of_a_run_that_served_nobody(self) -> None:
+    def test_figures_of_a_run_that_served_no_request_are_none(self) -> None:
         """As when it was ended at once."""
         run = Run(REDIS_PY, 5, 2, history=[(5, 0)], commands=0)
         assert figures(run)["per_second"] is None
@@ -633,7 +647,9 @@ class TestFigures:
 class TestTable:
     """What a person is told of the figures."""
 
-    def test_four_columns_fit_a_terminal(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_table_of_four_columns_fits_80_characters(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         """With figures as long as they may get."""
         run = made_up(FIRST, SECOND, THIRD, kills=(HELD,))
         came = figures(run) | {
@@ -651,7 +667,7 @@ class TestTable:
         found = [line.split() for line in lines if line.startswith("  waiting, ms")]
         assert found[0][2:] == ["-", *["1,234", "/", "23,457"] * 3]
 
-    def test_updates_that_were_lost_are_told(self) -> None:
+    def test_table_with_lost_updates_says_so(self) -> None:
         """Of any run; where as many are sold as are gone there is nothing to tell."""
         right = made_up(FIRST, SECOND, THIRD)
         lost = replace(right, kind=WITHOUT_LOCK, history=[(3, 0), (2, 0), (2, 0), (1, 0), (1, 0)])
@@ -659,7 +675,7 @@ class TestTable:
         assert "Without a lock: 4 requests were told yes, and the stock went down by 2, be" in said
         assert "With aiolock: 3" not in said
 
-    def test_a_lock_without_a_queue_is_told_of(self) -> None:
+    def test_table_of_a_lock_without_a_queue_says_so(self) -> None:
         """Most requests did not wait, for those who did were overtaken all the time."""
         run = made_up(FIRST, SECOND, THIRD)
         said = " ".join(as_text([replace(run, kind=REDIS_PY)]).split())
@@ -670,18 +686,18 @@ class TestTable:
 class TestOvertaken:
     """Who counts as overtaken."""
 
-    def test_nobody_in_order(self) -> None:
+    def test_overtaken_of_requests_served_in_order_is_zero(self) -> None:
         """Those who were served as they came."""
         came = figures(made_up(FIRST, SECOND, THIRD))
         assert (came["overtaken"], came["waited"]) == (0, 2)
 
-    def test_within_a_process_the_order_of_the_calls_counts(self) -> None:
+    def test_overtaken_within_a_process_goes_by_the_order_of_calls(self) -> None:
         """However short the time between them."""
         earlier = request(0, 1, 13, 5, 6, 22, 30)
         later = request(0, 2, 12, 5, 6, 13, 20)
         assert figures(made_up(FIRST, later, earlier))["overtaken"] == 1
 
-    def test_without_a_queue_the_order_of_the_calls_is_not_enough(self) -> None:
+    def test_overtaken_without_a_queue_needs_one_queued_before_the_other_asked(self) -> None:
         """They were under way together: on two connections, so that either may have come first."""
         earlier = request(0, 1, 0, 5, 8, 22, 30)
         later = request(0, 2, 0, 6, 9, 13, 20)
@@ -690,7 +706,7 @@ class TestOvertaken:
         assert figures(made_up(first, later, earlier))["overtaken"] == 0
         assert figures(made_up(first, after_it, earlier))["overtaken"] == 1
 
-    def test_across_processes_one_must_have_been_queued_before_the_other_asked(self) -> None:
+    def test_overtaken_across_processes_needs_one_queued_before_the_other_asked(self) -> None:
         """Asked earlier is not enough: both may have been on their way together."""
         earlier = request(0, 1, 13, 5, 8, 22, 30)
         on_its_way = request(1, 0, 12, 7, 9, 13, 20)
@@ -702,7 +718,7 @@ class TestOvertaken:
 class TestMistakes:
     """What makes a run wrong."""
 
-    def test_nothing_is_wrong(self) -> None:
+    def test_mistakes_of_a_right_run_are_none(self) -> None:
         """A killed holder that had not written sold nothing, one that had sold its item."""
         wrote = HELD._replace(holder=replace(HOLDER, sold=True))
         right = made_up(FIRST, SECOND, THIRD, kills=(HELD,))
@@ -710,7 +726,7 @@ class TestMistakes:
         right = made_up(FIRST, SECOND, THIRD, kills=(wrote,), wrote=(HOLDER.fence,))
         assert mistakes([right]) == []
 
-    def test_a_killed_holder_whose_sale_is_not_as_it_said(self) -> None:
+    def test_mistakes_include_a_killed_holder_whose_sale_is_not_as_recorded(self) -> None:
         """Either way round."""
         wrote = HELD._replace(holder=replace(HOLDER, sold=True))
         lost = made_up(FIRST, SECOND, THIRD, kills=(wrote,))
@@ -720,7 +736,7 @@ class TestMistakes:
             "worker 2 was killed, and its last sale is on record though it had not written it",
         ]
 
-    def test_stock_is_left(self) -> None:
+    def test_mistakes_include_stock_that_is_left(self) -> None:
         """Each item was sold, but the last number that was written is another one."""
         run = made_up(FIRST, SECOND)
         run.history.append((1, 13))
@@ -730,7 +746,7 @@ class TestMistakes:
             "1 items were sold more than once",
         ]
 
-    def test_too_many_are_sold(self) -> None:
+    def test_mistakes_include_items_sold_more_than_once(self) -> None:
         """Two had read the same stock."""
         run = replace(made_up(FIRST, SECOND, THIRD), items=2)
         run.history[:] = [(2, 0), (1, 11), (1, 12), (0, 13)]
@@ -739,19 +755,19 @@ class TestMistakes:
             "1 items were sold more than once",
         ]
 
-    def test_an_older_holder_wrote_after_a_newer_one(self) -> None:
+    def test_mistakes_include_a_write_after_a_higher_fence(self) -> None:
         """The fencing tokens of the records tell."""
         run = made_up(FIRST, SECOND, THIRD)
         run.history[:] = [(3, 0), (2, 11), (1, 13), (0, 12)]
         assert mistakes([run]) == ["1 sales were written after one with a higher fencing token"]
 
-    def test_a_request_was_told_yes_without_a_record(self) -> None:
+    def test_mistakes_include_a_sale_without_a_record(self) -> None:
         """The record has another's in its place."""
         run = made_up(FIRST, SECOND, THIRD)
         run.history[:] = [(3, 0), (2, 11), (1, 12), (0, 99)]
         assert mistakes([run]) == ["1 requests were told yes, and their sale is not on record"]
 
-    def test_runs_with_other_locks_are_not_judged(self) -> None:
+    def test_mistakes_ignore_runs_with_other_locks(self) -> None:
         """Without a lock it is wrong, which is the point."""
         run = replace(made_up(FIRST, SECOND), items=1)
         assert mistakes([replace(run, kind=WITHOUT_LOCK), replace(run, kind=REDIS_PY)]) == []

@@ -114,7 +114,7 @@ async def entered_alone(client: aiolock.LockClient, pids: Sequence[int]) -> None
 # --- The guard is stopped
 
 
-async def test_stopped_guard_its_command_is_stopped_until_it_goes_on(cli: Cli) -> None:
+async def test_stopped_guard_has_its_command_stopped_until_it_goes_on(cli: Cli) -> None:
     """All of the command, as long as the lease lasts; then it goes on to its end."""
     async with cli.started("run", "job", *sh(f"{TREE}; exit 5")) as it:
         pids = await numbers(it, 2)
@@ -126,7 +126,7 @@ async def test_stopped_guard_its_command_is_stopped_until_it_goes_on(cli: Cli) -
         assert (await end_of(it))[0] == 5
 
 
-async def test_guard_stopped_beyond_the_lease_nothing_runs_beside_the_next_holder(
+async def test_guard_stopped_beyond_its_lease_leaves_nothing_beside_the_next_holder(
     cli: Cli, client: aiolock.LockClient
 ) -> None:
     """Also of a command that ignores SIGTERM; and the guard says why, when it goes on."""
@@ -139,7 +139,7 @@ async def test_guard_stopped_beyond_the_lease_nothing_runs_beside_the_next_holde
         assert "was lost" in errors
 
 
-async def test_guard_stopped_beyond_the_lease_command_may_tidy_up(
+async def test_guard_stopped_beyond_its_lease_lets_its_command_handle_sigterm(
     cli: Cli, client: aiolock.LockClient
 ) -> None:
     """It gets SIGTERM some time before the lease ends, and goes on meanwhile."""
@@ -210,7 +210,7 @@ async def test_ctrl_z_in_a_shell_stops_the_command_and_fg_continues_it(
 
 
 @pytest.mark.parametrize("line", INPUTS.values(), ids=INPUTS.keys())
-async def test_ctrl_z_beyond_the_lease_nothing_runs_beside_the_next_holder(
+async def test_ctrl_z_beyond_the_lease_leaves_nothing_beside_the_next_holder(
     cli: Cli, client: aiolock.LockClient, tmp_path: Path, line: str
 ) -> None:
     """The guard cannot renew the lease; it says so when it is in the foreground again."""
@@ -264,7 +264,7 @@ read answer </dev/tty; read data; echo $answer and $data.; exit 0
         await shown(terminal, "yes and data.")
 
 
-async def test_closed_terminal_ends_all(
+async def test_closed_terminal_ends_the_command_but_not_other_sessions(
     cli: Cli, client: aiolock.LockClient, tmp_path: Path
 ) -> None:
     """Also what ignores that; but not what has left the session."""
@@ -279,7 +279,7 @@ async def test_closed_terminal_ends_all(
 
 
 @pytest.mark.parametrize("grace", ["0.2", "60"])
-async def test_killed_guard_all_of_its_command_ends_before_the_next_holder(
+async def test_killed_guard_has_its_command_ended_before_the_next_holder(
     cli: Cli, client: aiolock.LockClient, grace: str
 ) -> None:
     """With what its shell has started; at the end of the lease at the latest."""
@@ -289,7 +289,7 @@ async def test_killed_guard_all_of_its_command_ends_before_the_next_holder(
         await entered_alone(client, pids)
 
 
-async def test_killed_guard_supervisor_ends(cli: Cli) -> None:
+async def test_killed_guard_leaves_neither_command_nor_supervisor(cli: Cli) -> None:
     """Nothing is left."""
     async with cli.started("run", "--ttl", "600", "job", *sh("echo $$; exec sleep 600")) as it:
         (pid,) = await numbers(it, 1)
@@ -300,7 +300,7 @@ async def test_killed_guard_supervisor_ends(cli: Cli) -> None:
         await gone(parent)
 
 
-async def test_terminated_guard_keeps_the_lock_until_all_of_its_command_has_ended(
+async def test_terminated_guard_keeps_the_lock_until_its_command_has_ended(
     cli: Cli, client: aiolock.LockClient
 ) -> None:
     """The shell ends by SIGTERM; what it has started gets SIGKILL."""
@@ -323,7 +323,7 @@ async def test_terminated_guard_ends_a_command_that_is_stopped(cli: Cli) -> None
         assert (await end_of(it))[0] == 7
 
 
-async def test_terminated_guard_waits_for_a_command_that_goes_on(
+async def test_terminated_guard_holds_the_lock_while_its_command_goes_on(
     cli: Cli, client: aiolock.LockClient
 ) -> None:
     """For longer than the time from SIGTERM to SIGKILL; the lock is held meanwhile."""
@@ -336,7 +336,7 @@ async def test_terminated_guard_waits_for_a_command_that_goes_on(
         assert (await end_of(it))[:2] == (0, "out\n")
 
 
-async def test_command_ended_by_a_signal_of_another_keeps_the_lock_until_its_group_has_ended(
+async def test_command_killed_by_a_signal_keeps_the_lock_until_its_group_ends(
     cli: Cli, client: aiolock.LockClient
 ) -> None:
     """As when a terminal is closed, and the guard is told later than the command."""
@@ -351,7 +351,7 @@ async def test_command_ended_by_a_signal_of_another_keeps_the_lock_until_its_gro
         assert (await end_of(it))[0] == 128 + signal.SIGTERM
 
 
-async def test_ended_command_leaves_its_daemon_alone_and_no_supervisor(cli: Cli) -> None:
+async def test_ended_command_leaves_its_daemon_running_and_no_supervisor(cli: Cli) -> None:
     """What a command has left in the background is no part of it."""
     script = "(sleep 60 >/dev/null 2>&1 & echo $!); echo $PPID"
     async with cli.started("run", "job", *sh(script)) as it:
@@ -365,7 +365,9 @@ async def test_ended_command_leaves_its_daemon_alone_and_no_supervisor(cli: Cli)
 # --- The supervisor is killed or stopped
 
 
-async def test_killed_supervisor_its_command_ends(cli: Cli, client: aiolock.LockClient) -> None:
+async def test_killed_supervisor_has_its_command_ended_by_the_guard(
+    cli: Cli, client: aiolock.LockClient
+) -> None:
     """The guard ends all of it, before it gives the lock back."""
     async with cli.started("run", "--grace", "0.3", "job", *sh("echo $PPID;" + TREE)) as it:
         parent, *pids = await numbers(it, 3)
@@ -376,7 +378,7 @@ async def test_killed_supervisor_its_command_ends(cli: Cli, client: aiolock.Lock
         assert "the supervisor of the command was killed" in errors
 
 
-async def test_killed_supervisor_its_command_ends_though_the_guard_is_stopped(cli: Cli) -> None:
+async def test_killed_supervisor_of_a_stopped_guard_ends_its_command(cli: Cli) -> None:
     """The command itself, by the kernel: nobody is left who could end the others."""
     script = "trap '' TERM; echo $PPID; echo $$; exec sleep 600"
     async with cli.started("run", "job", *sh(script)) as it:
@@ -387,7 +389,7 @@ async def test_killed_supervisor_its_command_ends_though_the_guard_is_stopped(cl
             await gone(pid)
 
 
-async def test_supervisor_is_told_to_end_by_the_guard_alone(cli: Cli) -> None:
+async def test_supervisor_ignores_signals_not_sent_by_the_guard(cli: Cli) -> None:
     """It gets all signals of a service or a container that is stopped, and leaves them alone."""
     script = "trap 'exit 7' TERM; echo $PPID; while :; do sleep 0.05; done"
     async with cli.started("run", "job", *sh(script)) as it:
@@ -410,7 +412,9 @@ async def test_supervisor_without_a_guard_starts_nothing(tmp_path: Path) -> None
     assert not (tmp_path / "ran").exists()
 
 
-async def test_stopped_supervisor_goes_on(cli: Cli, client: aiolock.LockClient) -> None:
+async def test_stopped_supervisor_still_ends_its_command_after_a_loss(
+    cli: Cli, client: aiolock.LockClient
+) -> None:
     """So that it is there when it is needed."""
     async with cli.started("run", "--grace", "0.3", "job", *sh("echo $PPID;" + TREE)) as it:
         parent, *pids = await numbers(it, 3)
@@ -523,7 +527,9 @@ sys.exit(asyncio.run(run()))
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-async def test_signal_that_comes_early_is_passed_on(cli: Cli, number: signal.Signals) -> None:
+async def test_signal_before_the_command_begins_is_passed_on(
+    cli: Cli, number: signal.Signals
+) -> None:
     """As soon as the command runs, also at a terminal."""
     args = ("-P", "-W", "error", "-c", PROGRAM, str(int(number)))
     async with cli.started(program=args, before=os.setsid) as it:
@@ -542,7 +548,7 @@ async def test_closed_streams_stay_closed(cli: Cli) -> None:
         assert "socket:" not in errors
 
 
-async def test_command_is_its_own_in_all_signals(cli: Cli) -> None:
+async def test_command_inherits_only_ignored_signals(cli: Cli) -> None:
     """It ignores what this process was started with as ignored, and nothing else."""
     # Not by a shell: some unblock all signals when they start.
     command = ("run", "job", "--", "grep", "-E", "Sig(Blk|Ign)", "/proc/self/status")
@@ -558,7 +564,9 @@ async def test_command_is_its_own_in_all_signals(cli: Cli) -> None:
         assert ignored == sum(1 << (number - 1) for number in names)
 
 
-async def test_waiting_guard_can_be_stopped(cli: Cli, client: aiolock.LockClient) -> None:
+async def test_waiting_guard_that_is_stopped_begins_its_command_when_continued(
+    cli: Cli, client: aiolock.LockClient
+) -> None:
     """Its command has not begun, and begins only when it goes on."""
     async with cli.started("run", "job", *sh("echo ran")) as it:
         async with client.lock("job"):

@@ -50,7 +50,7 @@ def connect(of: Sequence[RedisServer], prefix: str) -> aiolock.LockClient:
     return aiolock.connect(urls(of), prefix=prefix, longest_ttl=600)
 
 
-async def test_servers_that_were_just_started_vote_at_once(
+async def test_init_quorum_of_just_started_servers_lets_them_vote_at_once(
     of: list[RedisServer], prefix: str
 ) -> None:
     """Without the command, nobody votes for ``longest_ttl``, and the client says so."""
@@ -71,7 +71,7 @@ async def test_servers_that_were_just_started_vote_at_once(
         assert {server.error for server in client.servers()} == {""}
 
 
-async def test_urls_of_the_environment_are_those_of_the_servers(
+async def test_init_quorum_with_a_dash_takes_the_urls_of_the_environment(
     of: list[RedisServer],
     prefix: str,
     monkeypatch: pytest.MonkeyPatch,
@@ -86,7 +86,7 @@ async def test_urls_of_the_environment_are_those_of_the_servers(
     assert capsys.readouterr().out == "all 3 servers vote\n"
 
 
-async def test_servers_that_vote_are_left_alone(
+async def test_init_quorum_of_voting_servers_changes_nothing_or_is_refused(
     of: list[RedisServer], prefix: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The command may be run again, before the first lock; not for another ``longest_ttl``."""
@@ -100,7 +100,7 @@ async def test_servers_that_vote_are_left_alone(
     assert "is a member of another quorum" in capsys.readouterr().err
 
 
-async def test_servers_in_use_are_refused(
+async def test_init_quorum_of_servers_in_use_is_refused(
     of: list[RedisServer], prefix: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A client is connected, or a lock was taken: then votes may be out that were forgotten."""
@@ -116,7 +116,7 @@ async def test_servers_in_use_are_refused(
     assert [server.call("GET", f"{prefix}:quorum") for server in of] == markers
 
 
-async def test_a_server_restarted_with_its_data_is_refused(
+async def test_init_quorum_of_a_server_restarted_with_its_data_is_refused(
     of: list[RedisServer], prefix: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """It knows the quorum from an earlier run, in which it may have voted."""
@@ -128,7 +128,7 @@ async def test_a_server_restarted_with_its_data_is_refused(
     assert "before it was last started" in capsys.readouterr().err
 
 
-async def test_a_server_that_does_not_answer_is_named(
+async def test_init_quorum_of_a_server_without_an_answer_names_it_and_changes_none(
     of: list[RedisServer], prefix: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Nothing is changed at the others."""
@@ -147,7 +147,7 @@ async def test_a_server_that_does_not_answer_is_named(
         (["redis://a", "redis://b", "postgresql://c"], "for Redis servers"),
     ],
 )
-def test_a_list_that_cannot_be_right_is_refused(
+def test_init_quorum_of_an_invalid_list_of_servers_exits_2(
     given: list[str], says: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Before any of them is connected to."""
@@ -155,7 +155,7 @@ def test_a_list_that_cannot_be_right_is_refused(
     assert says in capsys.readouterr().err
 
 
-def test_without_a_terminal_it_wants_yes(capsys: pytest.CaptureFixture[str]) -> None:
+def test_init_quorum_without_a_terminal_requires_yes(capsys: pytest.CaptureFixture[str]) -> None:
     """Nobody can be asked there."""
     assert main.main(["init-quorum", "redis://a", "redis://b", "redis://c"]) == 2
     assert "use --yes" in capsys.readouterr().err

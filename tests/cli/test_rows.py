@@ -26,7 +26,7 @@ STATUS = Status("order:42", (HOLDER,), (FIRST,), kind="lock", now=100.0)
 
 
 @pytest.mark.parametrize("where", ["label", "host"])
-def test_nothing_that_a_terminal_obeys(where: str) -> None:
+def test_cells_and_texts_of_a_status_escape_control_characters(where: str) -> None:
     """Whatever a client of the same store calls itself, or its machine: it is written out."""
     evil = replace(HOLDER, **{where: EVIL})  # type: ignore[arg-type]  # both are texts
     status = replace(STATUS, holders=(evil,))
@@ -40,14 +40,14 @@ def test_nothing_that_a_terminal_obeys(where: str) -> None:
     assert sum("evil" in line for line in shown) == 3
 
 
-def test_longest() -> None:
+def test_cells_longest_is_the_longest_wait_of_all_waiters() -> None:
     """Of all who wait: whoever is next may have come last, with a higher priority."""
     later = replace(FIRST, since=40.0, place=2)
     row = dict(zip(COLUMNS, cells(replace(STATUS, waiters=(FIRST, later))), strict=True))
     assert (row["WAITING"], row["LONGEST"], row["FOR"]) == ("2", "60.0 s", "10.0 s")
 
 
-async def test_a_deadlock_that_is_over_is_shown_no_more() -> None:
+async def test_top_drops_a_deadlock_that_is_over_and_asks_seldom_without_one() -> None:
     """While one is shown, `top` looks for it each time; and seldom where there is none."""
 
     class Client:

@@ -74,7 +74,7 @@ def answer(of: Acquisition, question: Question, says: Answer) -> bool:
     return mattered
 
 
-def test_the_ends_lead_nowhere_and_everything_else_can_be_given_up() -> None:
+def test_steps_of_every_phase_but_the_ends_include_given_up() -> None:
     """What has not ended can be given up at once, which is what a cancelled task does."""
     assert {phase for phase, steps in STEPS.items() if not steps} == ENDS
     assert set(STEPS) == set(Phase)
@@ -82,7 +82,7 @@ def test_the_ends_lead_nowhere_and_everything_else_can_be_given_up() -> None:
         assert Phase.GIVEN_UP in STEPS[phase]
 
 
-def test_free() -> None:
+def test_acquisition_granted_by_the_first_answer_is_held() -> None:
     """The first answer grants it."""
     a = acquisition()
     assert answer(a, ask(a), Granted(7, LEASE))
@@ -95,7 +95,7 @@ def test_free() -> None:
     assert not a.gives_up()
 
 
-def test_pushed_while_it_asks_again_is_crossed() -> None:
+def test_grant_pushed_during_a_repeated_question_is_crossed() -> None:
     """Its question may still come to the store, so its release is of whatever it is by then."""
     a = acquisition()
     answer(a, ask(a), PLACE)
@@ -107,7 +107,7 @@ def test_pushed_while_it_asks_again_is_crossed() -> None:
     assert phase(a) is Phase.GRANTED
 
 
-def test_a_push_that_overtook_the_answer_is_not_crossed() -> None:
+def test_grant_pushed_before_the_first_answer_is_not_crossed() -> None:
     """The answer to the only question comes after it, so nothing is out any more."""
     a = acquisition()
     first = ask(a)
@@ -118,7 +118,7 @@ def test_a_push_that_overtook_the_answer_is_not_crossed() -> None:
     assert not a.crossed
 
 
-def test_a_question_that_may_have_been_sent_twice_is_crossed() -> None:
+def test_acquisition_whose_question_may_be_sent_twice_is_crossed() -> None:
     """A copy of it may come at any time."""
     none_is_out = acquisition()
     none_is_out.sends_again()
@@ -130,7 +130,7 @@ def test_a_question_that_may_have_been_sent_twice_is_crossed() -> None:
     assert answer(a, first, Granted(7, LEASE))
 
 
-def test_too_late_returns_and_its_late_push_is_void() -> None:
+def test_grant_returned_as_too_late_is_not_accepted_when_pushed_again() -> None:
     """A grant that was given back is never entered, whichever way it is heard of again."""
     a = acquisition()
     answer(a, ask(a), Granted(7, LEASE))
@@ -145,7 +145,7 @@ def test_too_late_returns_and_its_late_push_is_void() -> None:
     assert phase(a) is Phase.GRANTED
 
 
-def test_a_grant_that_is_taken_away_before_its_push_arrives() -> None:
+def test_push_of_a_grant_already_taken_away_is_ignored() -> None:
     """Whoever broke it was quicker than the push, over another connection."""
     a = acquisition()
     answer(a, ask(a), PLACE)
@@ -155,7 +155,7 @@ def test_a_grant_that_is_taken_away_before_its_push_arrives() -> None:
 
 
 @pytest.mark.parametrize("before", [True, False])
-def test_a_grant_that_is_certain_for_less_long(*, before: bool) -> None:
+def test_accepts_after_the_grant_is_shortened_ends_at_the_earlier_deadline(*, before: bool) -> None:
     """The store misses a vote, before or after the answer with the grant is heard."""
     a = acquisition()
     question = ask(a)
@@ -167,7 +167,7 @@ def test_a_grant_that_is_certain_for_less_long(*, before: bool) -> None:
     assert not a.accepts(2.0)
 
 
-def test_news_while_a_question_is_out_is_remembered_with_it() -> None:
+def test_news_during_an_open_question_is_reported_after_its_answer() -> None:
     """The answer may be older than what has happened."""
     a = acquisition()
     question = ask(a)
@@ -177,7 +177,7 @@ def test_news_while_a_question_is_out_is_remembered_with_it() -> None:
     assert a.has_news()
 
 
-def test_a_run_of_a_period_confirms_first() -> None:
+def test_periodic_claim_must_be_confirmed_and_becomes_a_full_grant() -> None:
     """A claim is no proof that the run was begun; a grant for the whole ttl is."""
     a = acquisition(Policy("n", 5.0, every=60.0))
     answer(a, ask(a), PLACE)
@@ -198,7 +198,7 @@ def test_a_run_of_a_period_confirms_first() -> None:
         assert a.must_confirm is must_confirm
 
 
-def test_a_grant_comes_before_the_timeout_unless_it_is_late() -> None:
+def test_stop_after_the_grant_keeps_the_grant_unless_it_is_late() -> None:
     """Both are there when the task runs."""
     for now, expected in ((1.0, True), (6.0, False)):
         a = acquisition()
@@ -209,7 +209,7 @@ def test_a_grant_comes_before_the_timeout_unless_it_is_late() -> None:
         assert a.stopped is not None
 
 
-def test_another_number_is_no_plain_no() -> None:
+def test_answer_of_another_limit_stops_with_limit_mismatch_and_needs_release() -> None:
     """As a repetition it may leave a place behind, so something is to be released."""
     a = acquisition()
     answer(a, ask(a), Differs(3))
@@ -219,7 +219,7 @@ def test_another_number_is_no_plain_no() -> None:
 
 
 @pytest.mark.parametrize("refused", [True, False])
-def test_what_the_store_refused_leaves_nothing_to_release(refused: bool) -> None:
+def test_gives_up_after_a_store_error_needs_no_release_if_refused(refused: bool) -> None:
     """Unless it had a place by then, or nobody knows what was carried out."""
     a = acquisition()
     error = StoreError("no")
@@ -229,7 +229,7 @@ def test_what_the_store_refused_leaves_nothing_to_release(refused: bool) -> None
     assert phase(a) is Phase.GIVEN_UP
 
 
-def test_illegal_steps_cannot_be_taken() -> None:
+def test_acquisition_taking_an_illegal_step_raises_assertion_error() -> None:
     """The table says which there are."""
     a = acquisition()
     with pytest.raises(AssertionError, match="cannot become held"):

@@ -53,7 +53,7 @@ def locked(path: Path) -> Iterator[None]:
 
 
 @pytest.mark.one_loop
-async def test_acquisition_that_does_not_wait_while_the_server_hangs_ends_in_time(
+async def test_acquire_without_waiting_on_a_hanging_server_fails_at_answer_timeout(
     hanging: tuple[str, Any], prefix: str
 ) -> None:
     """A `StoreError`, long before any other call would give up; then nothing is held."""
@@ -82,7 +82,7 @@ async def test_acquisition_that_does_not_wait_while_the_server_hangs_ends_in_tim
         (None, TypeError, "answer_timeout must be a number of seconds"),
     ],
 )
-def test_answer_timeout_that_is_none_is_refused(
+def test_answer_timeout_of_zero_or_none_is_refused(
     given: Any, error: type[Exception], match: str
 ) -> None:
     """There is always a bound."""

@@ -188,13 +188,17 @@ async def _once_everywhere(
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=KIND_IDS)
-async def test_acquire_hold_and_release(stand: Stand, kind: Kind) -> None:
+async def test_cancel_at_any_step_of_acquire_and_release_leaves_nothing(
+    stand: Stand, kind: Kind
+) -> None:
     """A free lock that is taken, held over an await, and released."""
     await _everywhere(stand, kind, partial(_hold, stand), least=3)
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=KIND_IDS)
-async def test_acquire_hold_and_release_in_a_database(database_stand: Stand, kind: Kind) -> None:
+async def test_cancel_at_any_step_of_acquire_in_a_database_leaves_nothing(
+    database_stand: Stand, kind: Kind
+) -> None:
     """The same, where each command is a transaction, in a thread or on a connection of its own."""
     await _everywhere(database_stand, kind, partial(_hold, database_stand), least=3)
 
@@ -205,7 +209,9 @@ async def _hold(stand: Stand) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=KIND_IDS)
-async def test_lease_by_hand(stand: Stand, kind: Kind) -> None:
+async def test_cancel_at_any_step_of_verify_and_extend_leaves_nothing(
+    stand: Stand, kind: Kind
+) -> None:
     """The same by `acquire` and `release`, which the caller guards with try and finally."""
 
     async def scenario() -> None:
@@ -221,7 +227,9 @@ async def test_lease_by_hand(stand: Stand, kind: Kind) -> None:
 
 @pytest.mark.parametrize("how", ["entered", "awaited", "tried"])
 @pytest.mark.parametrize("kind", KINDS, ids=KIND_IDS)
-async def test_multilock(stand: Stand, kind: Kind, how: str) -> None:
+async def test_cancel_at_any_step_of_a_multilock_leaves_none_of_its_locks(
+    stand: Stand, kind: Kind, how: str
+) -> None:
     """Several locks as one: of no step is it left with some of them."""
     both = stand.ours.multilock(f"{NAME}, the second", NAME, ttl=60)
 
@@ -245,7 +253,9 @@ async def test_multilock(stand: Stand, kind: Kind, how: str) -> None:
 
 @pytest.mark.parametrize("timeout", [0, 30])
 @pytest.mark.parametrize("kind", KINDS, ids=KIND_IDS)
-async def test_not_waiting(stand: Stand, kind: Kind, timeout: float) -> None:
+async def test_cancel_at_any_step_of_try_acquire_leaves_nothing(
+    stand: Stand, kind: Kind, timeout: float
+) -> None:
     """A try that does not wait, or would for so long, on a lock that is free."""
 
     async def scenario() -> None:
@@ -257,7 +267,7 @@ async def test_not_waiting(stand: Stand, kind: Kind, timeout: float) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=KIND_IDS)
-async def test_queued_behind_another_client(stand: Stand, kind: Kind) -> None:
+async def test_cancel_at_any_step_of_waiting_leaves_nothing(stand: Stand, kind: Kind) -> None:
     """A waiter that is queued, then granted by another client's release, then releases.
 
     Among the steps is the one at which the grant is made, or on its way, or just arrived.
@@ -266,7 +276,7 @@ async def test_queued_behind_another_client(stand: Stand, kind: Kind) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=KIND_IDS)
-async def test_queued_behind_another_client_in_a_database(
+async def test_cancel_at_any_step_of_waiting_in_a_database_leaves_nothing(
     database_stand: Stand, kind: Kind
 ) -> None:
     """The same; here the grant is written down first, and then the waiter is told of it."""
@@ -298,7 +308,9 @@ async def _let_in(
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=KIND_IDS)
-async def test_read_behind_a_writer(stand: Stand, kind: Kind) -> None:
+async def test_cancel_at_any_step_of_a_waiting_reader_leaves_nothing(
+    stand: Stand, kind: Kind
+) -> None:
     """A reader that waits, is let in together with another one, and leaves."""
     rates, theirs = stand.ours.rwlock(NAME, ttl=60), stand.other.rwlock(NAME, ttl=60)
     together = list[int]()
@@ -324,7 +336,7 @@ async def test_read_behind_a_writer(stand: Stand, kind: Kind) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=KIND_IDS)
-async def test_write_and_downgrade(stand: Stand, kind: Kind) -> None:
+async def test_cancel_at_any_step_of_a_downgrade_leaves_nothing(stand: Stand, kind: Kind) -> None:
     """A writer that becomes a reader: of no step is it left as either."""
     rates = stand.ours.rwlock(NAME, ttl=60)
 
@@ -337,7 +349,9 @@ async def test_write_and_downgrade(stand: Stand, kind: Kind) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=KIND_IDS)
-async def test_permits(stand: Stand, kind: Kind) -> None:
+async def test_cancel_at_any_step_of_semaphore_acquire_leaves_all_permits_free(
+    stand: Stand, kind: Kind
+) -> None:
     """Some permits that are free, and then some that are waited for."""
     ours, others = (c.semaphore(NAME, 3, ttl=60) for c in (stand.ours, stand.other))
 
@@ -362,7 +376,7 @@ async def test_permits(stand: Stand, kind: Kind) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=KIND_IDS)
-async def test_latch(stand: Stand, kind: Kind) -> None:
+async def test_cancel_at_any_step_of_latch_wait_leaves_nothing(stand: Stand, kind: Kind) -> None:
     """Who waits for a latch that is opened meanwhile; each time another one."""
     names = list[str]()
 
@@ -390,7 +404,7 @@ async def test_latch(stand: Stand, kind: Kind) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=KIND_IDS)
-async def test_barrier(stand: Stand, kind: Kind) -> None:
+async def test_cancel_at_any_step_of_barrier_wait_leaves_no_party(stand: Stand, kind: Kind) -> None:
     """Who meets another at a barrier: cancelled, it is not there any more, or both went on."""
 
     async def scenario() -> None:
@@ -410,7 +424,7 @@ async def test_barrier(stand: Stand, kind: Kind) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=KIND_IDS)
-async def test_election(stand: Stand, kind: Kind) -> None:
+async def test_cancel_at_any_step_of_a_campaign_leaves_no_leader(stand: Stand, kind: Kind) -> None:
     """A candidate that leads, says so, is seen, and resigns."""
     election = stand.ours.election(NAME, ttl=60)
 

@@ -195,12 +195,14 @@ CASES = {
 
 
 @pytest.mark.parametrize(("statuses", "expected"), CASES.values(), ids=CASES)
-def test_circles(statuses: list[Status], expected: list[list[str]]) -> None:
+def test_cycles_contain_exactly_the_tasks_that_wait_for_each_other(
+    statuses: list[Status], expected: list[list[str]]
+) -> None:
     """Those who wait for each other, and nobody else."""
     assert found(*statuses) == expected
 
 
-def test_what_they_wait_for() -> None:
+def test_stuck_on_a_deadlock_names_the_locks_its_tasks_wait_for() -> None:
     """All that is to be looked at again, to be sure."""
     statuses = [
         status("a", "x/1", "y/1 z/1"),
@@ -210,7 +212,7 @@ def test_what_they_wait_for() -> None:
     assert stuck_on(statuses) == {("lock", "a"), ("semaphore", "b")}
 
 
-def test_text() -> None:
+def test_deadlock_text_names_waiters_holders_and_the_remedy() -> None:
     """It says who waits for what of whom, and what to do."""
     (deadlock,) = cycles([status("a", "x/1", "y/1"), status("b", "y/1", "x/1")])
     lines = str(deadlock).splitlines()
@@ -246,14 +248,16 @@ def test_text() -> None:
     ],
     ids=["itself", "readers", "permits", "queue"],
 )
-def test_text_of_each_kind(statuses: list[Status], expected: list[str]) -> None:
+def test_deadlock_text_states_how_each_task_blocks_the_next(
+    statuses: list[Status], expected: list[str]
+) -> None:
     """It says in what way each is in the way of another, and what helps."""
     (deadlock,) = cycles(statuses)
     for text in expected:
         assert text in str(deadlock)
 
 
-def test_what_was_seen_twice() -> None:
+def test_lasting_drops_acquisitions_and_grants_not_seen_twice() -> None:
     """It is one while the same acquisitions wait for the same grants."""
     before = [status("a", "x/1", "y/1"), status("b", "y/1", "x/1")]
     assert lasting(before, before) == before
@@ -263,7 +267,7 @@ def test_what_was_seen_twice() -> None:
     assert lasting([], before) == [status("a", ""), status("b", "")]
 
 
-def test_permits_seen_twice() -> None:
+def test_lasting_after_a_permit_was_released_finds_no_cycle() -> None:
     """Where permits were released in between, who had one of the others proves nothing."""
     y, x = status("b", "y/1", "x/1"), status("c", "y/1", "z/1")
 
@@ -277,7 +281,7 @@ def test_permits_seen_twice() -> None:
     assert cycles(lasting(before, again)) == []
 
 
-def test_who_comes_in_between() -> None:
+def test_lasting_with_waiters_that_joined_meanwhile_keeps_the_cycle() -> None:
     """That others join does not hide what lasts."""
     before = [status("a", "m/1", "n/1"), status("b", "n/1", "m/1")]
     joined = replace(before[0], waiters=(*before[0].waiters, party("c/1", place=2)))
@@ -324,7 +328,9 @@ def _to(many: int) -> range:
     ],
     ids=["ring", "chain", "queue", "readers", "readers and writers"],
 )
-def test_of_many(made: Callable[[int], list[Status]], sizes: list[int]) -> None:
+def test_cycles_of_ten_thousand_tasks_are_found_in_time(
+    made: Callable[[int], list[Status]], sizes: list[int]
+) -> None:
     """The work that it takes is in proportion to those who wait: else this would take hours."""
     few, twice = (_lines_for(made(many)) for many in (100, 200))
     assert few > 100
@@ -352,7 +358,7 @@ def _lines_for(statuses: list[Status]) -> int:
 
 
 @pytest.mark.parametrize("seed", range(50))
-def test_against_letting_go(seed: int) -> None:
+def test_cycles_of_random_statuses_match_a_simulation_of_releases(seed: int) -> None:
     """There is a circle exactly where tasks are left that nothing can let on, however one tries."""
     dice = random.Random(seed)
     tasks = [f"t/{number}" for number in range(1, 7)]

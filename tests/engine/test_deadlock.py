@@ -31,7 +31,9 @@ async def _holding(first: aiolock.Lock, then: aiolock.Lock) -> None:
             pass
 
 
-async def test_two_tasks_in_opposite_orders(client: aiolock.LockClient) -> None:
+async def test_acquire_that_closes_a_cycle_of_two_raises_would_deadlock(
+    client: aiolock.LockClient,
+) -> None:
     """Of two that each hold what the other wants, the one that closes the cycle is told."""
     a, b = client.lock("a"), client.lock("b")
     one = asyncio.create_task(_holding(a, b), name="one")
@@ -46,7 +48,9 @@ async def test_two_tasks_in_opposite_orders(client: aiolock.LockClient) -> None:
     assert not await b.locked()
 
 
-async def test_a_deadline_around_the_waiting_is_not_seen(client: aiolock.LockClient) -> None:
+async def test_acquire_in_a_cycle_within_asyncio_timeout_raises_would_deadlock(
+    client: aiolock.LockClient,
+) -> None:
     """A circle is an error though one in it would be cancelled: the text says what is seen."""
 
     async def in_time() -> None:
@@ -64,7 +68,9 @@ async def test_a_deadline_around_the_waiting_is_not_seen(client: aiolock.LockCli
     assert "give them a timeout=" in str(error)
 
 
-async def test_three_tasks_in_a_ring(client: aiolock.LockClient) -> None:
+async def test_acquire_that_closes_a_cycle_of_three_raises_would_deadlock(
+    client: aiolock.LockClient,
+) -> None:
     """A cycle of three is found, and the other two go on."""
     locks = [client.lock(name) for name in "abc"]
     tasks = [
@@ -74,7 +80,9 @@ async def test_three_tasks_in_a_ring(client: aiolock.LockClient) -> None:
     assert sorted(str(type(end).__name__) for end in ends) == ["NoneType"] * 2 + ["WouldDeadlock"]
 
 
-async def test_readers_and_a_writer(client: aiolock.LockClient) -> None:
+async def test_acquire_in_a_cycle_of_reader_and_writer_raises_would_deadlock(
+    client: aiolock.LockClient,
+) -> None:
     """Who waits to write waits for each reader."""
     rates, other = client.rwlock("rates"), client.lock("other")
     reading = asyncio.create_task(_holding(rates.read(), other))
@@ -85,7 +93,7 @@ async def test_readers_and_a_writer(client: aiolock.LockClient) -> None:
 
 @pytest.mark.parametrize("step", range(10))
 @virtual
-async def test_a_task_that_was_cancelled_closes_no_cycle(step: int) -> None:
+async def test_cycle_through_a_cancelled_task_raises_no_would_deadlock(step: int) -> None:
     """Though it has not run since, and so still holds its lock and seems to wait."""
     async with aiolock.connect(MemoryServer()) as client:
         a, b = client.lock("a"), client.lock("b")
@@ -149,7 +157,7 @@ async def _readers(
 
 
 @virtual
-async def test_a_cycle_by_way_of_one_of_many_readers() -> None:
+async def test_cycle_through_one_of_many_readers_raises_would_deadlock_in_the_writer() -> None:
     """Found while the task waits already, and only by that task: all others go on."""
     async with aiolock.connect(MemoryServer()) as client:
         far, book = client.lock("far"), client.rwlock("book")
@@ -165,7 +173,7 @@ async def test_a_cycle_by_way_of_one_of_many_readers() -> None:
 
 @pytest.mark.parametrize("step", [0, 1, 2, 3, 4, 20])
 @virtual
-async def test_a_cycle_that_opens_while_it_is_looked_for(step: int) -> None:
+async def test_cycle_that_opens_during_the_search_raises_no_would_deadlock(step: int) -> None:
     """It is no deadlock, and the writer enters when all readers have left."""
     async with aiolock.connect(MemoryServer()) as client:
         far, book = client.lock("far"), client.rwlock("book")
@@ -196,7 +204,7 @@ async def test_a_cycle_that_opens_while_it_is_looked_for(step: int) -> None:
 
 @pytest.mark.parametrize("step", range(7))
 @virtual
-async def test_a_cycle_that_opens_where_the_search_has_been(step: int) -> None:
+async def test_cycle_that_opens_behind_the_search_raises_no_would_deadlock(step: int) -> None:
     """One of three tasks gives up, after the search went on from it and before its end."""
     async with aiolock.connect(MemoryServer()) as client:
         far, near, book = client.lock("far"), client.lock("near"), client.rwlock("book")
@@ -225,7 +233,7 @@ async def test_a_cycle_that_opens_where_the_search_has_been(step: int) -> None:
 
 @pytest.mark.parametrize("ends", ["cancelled", "closed"])
 @virtual
-async def test_a_task_that_waits_no_more_while_a_cycle_is_looked_for(ends: str) -> None:
+async def test_cycle_search_for_a_task_that_stops_waiting_ends(ends: str) -> None:
     """Nothing is looked for any more."""
     async with aiolock.connect(MemoryServer()) as client:
         far, book = client.lock("far"), client.rwlock("book")
@@ -254,7 +262,9 @@ async def test_a_task_that_waits_no_more_while_a_cycle_is_looked_for(ends: str) 
             assert not any(isinstance(end, WouldDeadlock) for end in ended)
 
 
-async def test_a_cycle_of_many_tasks(client: aiolock.LockClient) -> None:
+async def test_would_deadlock_text_of_a_cycle_of_many_tasks_names_some_of_them(
+    client: aiolock.LockClient,
+) -> None:
     """Its text names some of them."""
     locks = [client.lock(f"lock {number}") for number in range(30)]
     tasks = [
@@ -269,7 +279,7 @@ async def test_a_cycle_of_many_tasks(client: aiolock.LockClient) -> None:
 
 @pytest.mark.parametrize("why", ["timeout", "max_hold", "no renewal", "permits"])
 @virtual
-async def test_what_ends_by_itself_is_no_deadlock(why: str) -> None:
+async def test_acquire_in_a_cycle_that_ends_by_itself_raises_no_would_deadlock(why: str) -> None:
     """Where somebody gives up, or a lease ends, or another permit may come, nothing is certain."""
     async with aiolock.connect(MemoryServer()) as client:
         a, b = client.lock("a", ttl=5), client.lock("b", ttl=5)
@@ -333,7 +343,7 @@ async def _passed_on(first: aiolock.Lock, then: aiolock.Lock, seconds: float) ->
 
 @pytest.mark.parametrize("closes", ["passing", "other"])
 @virtual
-async def test_a_lease_that_was_passed_on(closes: str) -> None:
+async def test_cycle_through_a_lease_passed_to_another_task_is_only_logged(closes: str) -> None:
     """Another task may release it, so whoever closes the circle waits, and is told in the log."""
     async with aiolock.connect(MemoryServer()) as client:
         a, b = client.lock("a"), client.lock("b")
@@ -361,7 +371,7 @@ async def test_a_lease_that_was_passed_on(closes: str) -> None:
 
 
 @virtual
-async def test_child_of_the_holder() -> None:
+async def test_warning_of_a_child_waiting_for_its_parent_is_logged_once() -> None:
     """A child task that waits for a lock of its parent is told in the log, once, after a second."""
     with logged() as records:
         async with aiolock.connect(MemoryServer()) as client:
@@ -390,7 +400,7 @@ async def test_child_of_the_holder() -> None:
 
 
 @virtual
-async def test_many_children_of_the_holder_one_warning_with_their_number() -> None:
+async def test_warning_of_many_waiting_children_is_one_line_with_their_number() -> None:
     """A line for each would say the same; a child that comes later has no line of its own."""
     with logged() as records:
         async with aiolock.connect(MemoryServer()) as client:
@@ -424,7 +434,7 @@ async def test_many_children_of_the_holder_one_warning_with_their_number() -> No
 
 
 @virtual
-async def test_stranger_is_no_child() -> None:
+async def test_warning_of_a_waiting_child_is_not_logged_for_an_unrelated_task() -> None:
     """A task that waits for one that is not its parent has nothing to be told."""
     async with aiolock.connect(MemoryServer()) as client:
         lock = client.lock("a")

@@ -94,7 +94,7 @@ async def collected() -> None:
 @pytest.mark.parametrize("ended", [False, True])
 @pytest.mark.parametrize("inside", [False, True])
 @virtual
-async def test_stacks_of_two_tasks_closed_by_a_third(
+async def test_exit_stacks_of_two_tasks_closed_by_a_third_end_their_own_leases(
     make: Make, last_first: bool, ended: bool, inside: bool
 ) -> None:
     """Each ends its own lease, whether those tasks live, and whether the third is inside too."""
@@ -138,7 +138,9 @@ async def test_stacks_of_two_tasks_closed_by_a_third(
 )
 @pytest.mark.parametrize("last_first", [False, True])
 @virtual
-async def test_two_stacks_of_one_task(make: Make, last_first: bool) -> None:
+async def test_exit_stacks_of_one_task_in_any_order_end_their_own_leases(
+    make: Make, last_first: bool
+) -> None:
     """Closed in either order, each ends its own lease; also within an `async with`."""
     async with opened() as (client, _):
         shared, stacks = make(client), [AsyncExitStack(), AsyncExitStack()]
@@ -157,7 +159,9 @@ async def test_two_stacks_of_one_task(make: Make, last_first: bool) -> None:
 @every(EVERY)
 @pytest.mark.parametrize("ended", [False, True])
 @virtual
-async def test_stack_closed_by_another_task(make: Make, ended: bool) -> None:
+async def test_exit_stack_closed_by_another_task_releases_the_lease(
+    make: Make, ended: bool
+) -> None:
     """The lease is ended, and can be had again."""
     async with opened() as (client, _):
         manager, stack, go = make(client), AsyncExitStack(), asyncio.Event()
@@ -184,7 +188,7 @@ async def test_stack_closed_by_another_task(make: Make, ended: bool) -> None:
 
 @every(EVERY)
 @virtual
-async def test_fixture_whose_halves_run_in_two_tasks(make: Make) -> None:
+async def test_generator_finished_in_another_task_releases_its_lease(make: Make) -> None:
     """As pytest-asyncio runs an async generator: half of it in one task, half in another."""
     async with opened() as (client, _):
         manager = make(client)
@@ -204,7 +208,9 @@ async def test_fixture_whose_halves_run_in_two_tasks(make: Make) -> None:
 @every(SHARED)
 @pytest.mark.parametrize("last_first", [False, True])
 @virtual
-async def test_generators_closed_by_a_task_that_is_inside(make: Make, last_first: bool) -> None:
+async def test_generators_closed_by_another_holder_end_their_own_leases(
+    make: Make, last_first: bool
+) -> None:
     """Each ends its own lease, and the task that closes them keeps its own."""
     async with opened() as (client, _):
         shared = make(client)
@@ -235,7 +241,7 @@ async def leave(manager: Manager) -> None:
 
 @every(EVERY)
 @virtual
-async def test_left_by_hand_as_often_as_entered(make: Make) -> None:
+async def test_aexit_by_hand_once_too_often_raises_not_held(make: Make) -> None:
     """In the same task or in another; once too many is `NotHeld`, and ends nobody's lease."""
     async with opened() as (client, _):
         manager = make(client)
@@ -254,7 +260,9 @@ async def test_left_by_hand_as_often_as_entered(make: Make) -> None:
 
 
 @virtual
-async def test_by_hand_the_task_leaves_its_own(caplog: pytest.LogCaptureFixture) -> None:
+async def test_aexit_by_hand_releases_the_last_lease_of_its_own_task(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     """It leaves its last one first, whoever else is inside."""
     async with opened() as (client, _):
         shared, go = client.semaphore("a", 5), asyncio.Event()
@@ -282,7 +290,7 @@ async def test_by_hand_the_task_leaves_its_own(caplog: pytest.LogCaptureFixture)
 
 @every(SHARED)
 @virtual
-async def test_by_hand_a_task_leaves_those_of_others(
+async def test_aexit_in_a_task_that_did_not_enter_releases_the_oldest_and_warns(
     make: Make, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The oldest of a task that has ended first, then the oldest; a warning for each guess."""
@@ -353,7 +361,9 @@ class Unbound(Wrapper):
 @every(EVERY)
 @pytest.mark.parametrize("wrapper", [Wrapper, Keeper, Unbound])
 @virtual
-async def test_wrapped_in_a_class(make: Make, wrapper: Callable[[Manager], Manager]) -> None:
+async def test_wrapper_class_around_a_lock_releases_it_at_exit(
+    make: Make, wrapper: Callable[[Manager], Manager]
+) -> None:
     """Entered again and again, in an exit stack, and closed by another task."""
     async with opened() as (client, _):
         wrapped = wrapper(make(client))
@@ -371,7 +381,7 @@ async def test_wrapped_in_a_class(make: Make, wrapper: Callable[[Manager], Manag
 @every(SHARED)
 @pytest.mark.parametrize("wrapper", [Wrapper, Keeper, Unbound])
 @virtual
-async def test_wrapped_in_a_class_in_two_tasks(
+async def test_wrapper_class_in_two_tasks_releases_the_lease_of_each(
     make: Make, wrapper: Callable[[Manager], Manager]
 ) -> None:
     """Each task leaves its own."""
@@ -395,7 +405,7 @@ async def test_wrapped_in_a_class_in_two_tasks(
 
 
 @virtual
-async def test_subclass_that_adds_something() -> None:
+async def test_multilock_subclass_with_own_enter_or_exit_releases_its_lease() -> None:
     """A subclass may do something of its own on the way, in one method or in both."""
 
     class Half(aiolock.MultiLock):
@@ -415,7 +425,7 @@ async def test_subclass_that_adds_something() -> None:
 
 
 @virtual
-async def test_exit_pushed_on_a_stack() -> None:
+async def test_exit_pushed_on_a_stack_releases_a_lease_of_its_own_task() -> None:
     """Entered by hand, and its exit pushed on a stack: each stack ends a lease of its own task."""
     async with opened() as (client, _):
         shared, go, ends = client.semaphore("a", 5), asyncio.Event(), list[LeaseState]()
@@ -446,7 +456,7 @@ async def test_exit_pushed_on_a_stack() -> None:
 
 
 @pytest.mark.parametrize("name", EVERY)
-def test_in_a_unittest(name: str) -> None:
+def test_enter_async_context_of_unittest_releases_in_cleanup(name: str) -> None:
     """`enterAsyncContext` leaves it, in a clean-up."""
     seen = list[Any]()
 
@@ -467,7 +477,7 @@ def test_in_a_unittest(name: str) -> None:
 
 @every(EVERY)
 @virtual
-async def test_imitated_by_a_mock(make: Make) -> None:
+async def test_mock_with_the_spec_of_a_lock_works_in_async_with(make: Make) -> None:
     """An imitation is entered and left with `async with`; that of a lock for threads without."""
     async with opened() as (client, _):
         manager = make(client)
@@ -481,7 +491,7 @@ async def test_imitated_by_a_mock(make: Make) -> None:
 
 @every(EVERY)
 @virtual
-async def test_in_a_decorator(make: Make) -> None:
+async def test_decorator_that_enters_a_lock_holds_it_for_each_call(make: Make) -> None:
     """A class or a generator that decorates functions, and enters a lock for each call."""
     async with opened() as (client, _):
         manager = make(client)
@@ -505,7 +515,7 @@ async def test_in_a_decorator(make: Make) -> None:
 
 @every(EVERY)
 @virtual
-async def test_looked_up_in_any_order(make: Make) -> None:
+async def test_enter_and_exit_looked_up_in_any_order_belong_together(make: Make) -> None:
     """The exit first, as compiled code does; and both of the instance, or both of the class."""
     async with opened() as (client, _):
         manager, other = make(client), client.semaphore("other", 5)
@@ -534,7 +544,7 @@ async def test_looked_up_in_any_order(make: Make) -> None:
 
 @every(EVERY)
 @virtual
-async def test_other_lookups_before_and_between(make: Make) -> None:
+async def test_exit_looked_up_elsewhere_raises_not_held_and_ends_no_lease(make: Make) -> None:
     """What only looks for the methods, or was looked up and not called, changes nothing."""
     async with opened() as (client, _):
         manager = make(client)
@@ -590,7 +600,9 @@ def between(finalize: Callable[[], object]) -> Iterator[None]:
     "does", ["enters", "looks for both", "looks for exit", "keeps", "enters by hand"]
 )
 @virtual
-async def test_finalizer_between_the_lookups(make: Make, does: str) -> None:
+async def test_exit_lookup_interrupted_by_a_finalizer_ends_its_own_lease(
+    make: Make, does: str
+) -> None:
     """A finalizer that runs there, and itself enters the same, takes no exit of another."""
     async with opened() as (client, _):
         shared, kept, leases = make(client), list[Any](), list[Any]()
@@ -629,7 +641,7 @@ async def test_finalizer_between_the_lookups(make: Make, does: str) -> None:
 
 
 @virtual
-async def test_lookups_that_are_kept_have_a_limit() -> None:
+async def test_lookups_kept_by_callers_are_remembered_up_to_a_limit() -> None:
     """What is remembered of each thread does not grow, and a body still has its own exit."""
     async with opened() as (client, _):
         lock, kept = client.lock("a"), list[Any]()
@@ -641,7 +653,7 @@ async def test_lookups_that_are_kept_have_a_limit() -> None:
         assert len(entered._lookups.entries) <= entered._DEEPEST
 
 
-def test_threads_between_the_lookups() -> None:
+def test_lookups_interleaved_by_two_threads_keep_their_own_exit() -> None:
     """What another thread looks up meanwhile is another's."""
     with aiolock.sync.connect(MemoryServer()) as client:
         shared, enter, leases = client.semaphore("a", 5), threading.Barrier(2), list[Any]()
@@ -666,7 +678,7 @@ def test_threads_between_the_lookups() -> None:
 
 
 @virtual
-async def test_acquisition_left_twice() -> None:
+async def test_acquire_context_left_twice_raises_not_held() -> None:
     """Once too many is `NotHeld`; so is an exit of one that was not entered."""
     async with opened() as (client, _):
         acquisition = client.lock("a").acquire()
@@ -702,7 +714,7 @@ ALL_WAYS: dict[str, Make] = EVERY | {
 
 @every(ALL_WAYS)
 @virtual
-async def test_stack_that_is_dropped(make: Make) -> None:
+async def test_exit_stack_dropped_after_its_task_ended_ends_leases_with_warning(make: Make) -> None:
     """Once its task has ended too, nobody can leave the body: its leases end, with a warning."""
     async with opened() as (client, _):
         manager: Manager | None = make(client)
@@ -728,7 +740,9 @@ async def test_stack_that_is_dropped(make: Make) -> None:
 
 @every(EVERY)
 @virtual
-async def test_stack_that_is_dropped_while_its_task_lives(make: Make) -> None:
+async def test_exit_stack_dropped_by_a_living_task_keeps_leases_releasable_by_name(
+    make: Make,
+) -> None:
     """What the task can release by name is kept for it; else the leases end at once."""
     async with opened() as (client, _):
         manager = make(client)
@@ -748,7 +762,7 @@ async def test_stack_that_is_dropped_while_its_task_lives(make: Make) -> None:
 
 
 @virtual
-async def test_stack_that_is_dropped_beside_its_lease() -> None:
+async def test_lease_kept_after_its_exit_stack_was_dropped_stays_held() -> None:
     """Whoever has the lease can release it, also once the task has ended. It is no body."""
     async with opened() as (client, server):
         lease = await in_a_task(AsyncExitStack().enter_async_context(client.semaphore("a", 5)))
@@ -767,7 +781,7 @@ async def test_stack_that_is_dropped_beside_its_lease() -> None:
 
 
 @virtual
-async def test_method_that_was_looked_up_and_dropped() -> None:
+async def test_exit_method_dropped_and_looked_up_again_releases_the_lease() -> None:
     """Code that looks up both methods, and at the end the exit once more, leaves its own."""
     async with opened() as (client, _):
         lock = client.lock("a")
@@ -793,7 +807,7 @@ async def test_method_that_was_looked_up_and_dropped() -> None:
 
 @every(EVERY)
 @virtual
-async def test_entered_by_hand_and_dropped(make: Make) -> None:
+async def test_aenter_by_hand_on_a_dropped_manager_ends_leases_with_warning(make: Make) -> None:
     """A description that nobody has any more cannot be left: its leases end, with a warning."""
     async with opened() as (client, _):
 
@@ -808,7 +822,7 @@ async def test_entered_by_hand_and_dropped(make: Make) -> None:
 
 @pytest.mark.parametrize("kind", EVERY)
 @pytest.mark.filterwarnings("ignore:.*a body was entered that nobody can leave:ResourceWarning")
-def test_threads_leave_what_others_have_entered(kind: str) -> None:
+def test_sync_exit_in_another_thread_releases_the_right_lease(kind: str) -> None:
     """As tasks do: by exit stacks, by hand, or not at all."""
     with aiolock.sync.connect(MemoryServer()) as client:
         makes: dict[str, Callable[[str], Any]] = {
@@ -860,7 +874,7 @@ def test_threads_leave_what_others_have_entered(kind: str) -> None:
         passes(lambda: not held())
 
 
-def test_lease_of_a_thread_entered_twice() -> None:
+def test_sync_lease_left_more_often_than_entered_raises_not_held() -> None:
     """A lease that is entered itself: once too many is `NotHeld`."""
     with aiolock.sync.connect(MemoryServer()) as client:
         lease = client.lock("a").acquire()

@@ -205,7 +205,9 @@ class Striker:
 @pytest.mark.filterwarnings("ignore:.*was never awaited")  # where that is the step that raises
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
 @virtual
-async def test_a_step_that_raises(way: Callable[..., Any], waits: bool) -> None:
+async def test_acquire_that_raises_at_any_step_leaves_nothing_held(
+    way: Callable[..., Any], waits: bool
+) -> None:
     """Whichever step on the way into a body raises: nothing is left, and the next one gets it."""
     server = MemoryServer()
     async with (
@@ -283,7 +285,7 @@ async def raises_at_a_step(
 
 
 @virtual
-async def test_releases_that_fail_end() -> None:
+async def test_release_that_keeps_failing_is_retried_less_and_less_and_then_dropped() -> None:
     """What was given up and not heard is tried less and less often, and at last no more."""
     server = MemoryServer()
     faulty = FaultyStore(MemoryStore(server))
@@ -305,7 +307,7 @@ async def test_releases_that_fail_end() -> None:
 
 
 @virtual
-async def test_nothing_grows_with_failures() -> None:
+async def test_acquire_failing_ten_thousand_times_keeps_no_memory() -> None:
     """After 10,000 failures, some each second, nothing is kept of them and little was sent."""
     faulty = FaultyStore(MemoryStore(MemoryServer()))
     objects = list[int]()
@@ -328,7 +330,7 @@ async def test_nothing_grows_with_failures() -> None:
 
 
 @virtual
-async def test_what_was_refused_needs_no_release() -> None:
+async def test_acquire_refused_by_the_store_sends_no_release() -> None:
     """Where the store has certainly done nothing, nothing is sent to undo it."""
     store = MemoryStore(MemoryServer())
     faulty = FaultyStore(store)
@@ -352,7 +354,7 @@ async def test_what_was_refused_needs_no_release() -> None:
 
 
 @virtual
-async def test_a_waiter_outlives_refusals_that_pass() -> None:
+async def test_waiter_whose_questions_are_refused_for_a_while_stays_queued() -> None:
     """Who stands in the queue is not thrown out by an answer that is missing, or a refusal."""
     server = MemoryServer()
     faulty = FaultyStore(MemoryStore(server))
@@ -370,7 +372,7 @@ async def test_a_waiter_outlives_refusals_that_pass() -> None:
 
 
 @virtual
-async def test_many_waiters_whose_questions_fail() -> None:
+async def test_waiters_whose_questions_fail_ask_again_ever_less_often() -> None:
     """Each asks again by itself, ever less often: not whenever one of the others does."""
     server = MemoryServer()
     faulty = FaultyStore(MemoryStore(server))
@@ -392,7 +394,9 @@ async def test_many_waiters_whose_questions_fail() -> None:
 
 @virtual
 @pytest.mark.parametrize(("ttl", "least"), [(20, 20), (1, 10)])
-async def test_a_waiter_is_told_of_an_error_that_stays(ttl: float, least: float) -> None:
+async def test_waiter_facing_a_lasting_misconfiguration_gets_the_error(
+    ttl: float, least: float
+) -> None:
     """What somebody must change is an error, once a holder would not believe in its lease any more.
 
     For a short lease, it is one after ten seconds.
@@ -424,7 +428,9 @@ async def test_a_waiter_is_told_of_an_error_that_stays(ttl: float, least: float)
 
 
 @virtual
-async def test_a_waiter_waits_out_an_outage(caplog: pytest.LogCaptureFixture) -> None:
+async def test_waiter_without_timeout_waits_out_an_outage_and_logs_it(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     """Without a timeout it waits for as long as it takes, and the log says so once a minute."""
     server = MemoryServer()
     faulty = FaultyStore(MemoryStore(server))
@@ -445,7 +451,7 @@ async def test_a_waiter_waits_out_an_outage(caplog: pytest.LogCaptureFixture) ->
 
 @virtual
 @pytest.mark.parametrize("how", ["release", "with", "error"])
-async def test_a_release_that_the_store_refuses_is_sent_again(how: str) -> None:
+async def test_release_refused_by_the_store_is_sent_again_soon(how: str) -> None:
     """Who waits gets the lock as soon as the store takes the release, not when the lease ends."""
     server = MemoryServer()
     faulty = FaultyStore(MemoryStore(server))
@@ -470,7 +476,7 @@ async def test_a_release_that_the_store_refuses_is_sent_again(how: str) -> None:
 
 
 @virtual
-async def test_a_release_is_sent_again_for_the_same_grant() -> None:
+async def test_release_sent_again_does_not_end_a_later_grant() -> None:
     """However often it fails, it never takes away what the same client was granted after that."""
     server = MemoryServer()
     faulty = FaultyStore(MemoryStore(server))
@@ -495,7 +501,7 @@ class SlowToClose(FaultyStore):
 
 
 @virtual
-async def test_an_exit_while_the_client_is_closed() -> None:
+async def test_exit_while_the_client_closes_waits_until_the_lease_ends() -> None:
     """It waits for the release until its lease ends, and not for as long as the closing takes."""
     faulty = SlowToClose(MemoryStore(MemoryServer()))
     loop = asyncio.get_running_loop()

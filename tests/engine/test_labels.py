@@ -75,7 +75,7 @@ def names(parties: tuple[Participant, ...]) -> list[str]:
     return [party.label for party in parties]
 
 
-async def test_labels(
+async def test_labels_of_holders_and_waiters_are_shown_in_every_status(
     client: aiolock.LockClient, other: aiolock.LockClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They are shown wherever a holder or waiter is, on every store, and tell tasks apart."""
@@ -101,7 +101,7 @@ async def test_labels(
     await (await given).release()
 
 
-async def test_labels_of_waiters_last(client: aiolock.LockClient) -> None:
+async def test_label_of_a_waiter_stays_when_it_becomes_holder(client: aiolock.LockClient) -> None:
     """Who had a label while it waited has it while it holds."""
     lock = client.lock("x")
     lease = await lock.acquire(label="first")
@@ -113,7 +113,7 @@ async def test_labels_of_waiters_last(client: aiolock.LockClient) -> None:
     await second.release()
 
 
-async def test_semaphore(client: aiolock.LockClient) -> None:
+async def test_labels_of_semaphore_holders_are_shown_in_status(client: aiolock.LockClient) -> None:
     """Permits have labels, too."""
     semaphore = client.semaphore("api", 2)
     async with semaphore.acquire(label="a"), semaphore.acquire(label="b"):
@@ -130,7 +130,7 @@ async def test_semaphore(client: aiolock.LockClient) -> None:
 
 
 @pytest.mark.parametrize("label", ["", "x" * 101, "two\nlines", 17])
-async def test_what_is_no_label(label: str) -> None:
+async def test_label_or_family_that_is_invalid_is_refused(label: str) -> None:
     """It is refused before anything is sent."""
     faulty = FaultyStore(MemoryStore(MemoryServer()))
     async with aiolock.connect(faulty) as client:
@@ -144,7 +144,9 @@ async def test_what_is_no_label(label: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["y" * 300, "\x1b[2Jevil\ntwo \ud800"])
-async def test_any_task(client: aiolock.LockClient, name: str) -> None:
+async def test_label_from_any_task_name_is_printable_and_cut(
+    client: aiolock.LockClient, name: str
+) -> None:
     """Nobody checks the name of a task: it is a label all the same, and what it is not is cut."""
     lock = client.lock("x")
     async with lock:
@@ -173,7 +175,7 @@ class Counted:
 
 
 @virtual
-async def test_what_is_over_soon_has_none() -> None:
+async def test_label_of_a_lease_under_a_second_is_not_published() -> None:
     """Nothing is put up of what lasts for less than a second, however much there is of it."""
     counted = Counted()
     async with counted.client as client:
@@ -185,7 +187,7 @@ async def test_what_is_over_soon_has_none() -> None:
 
 
 @virtual
-async def test_what_lasts_is_put_up_once_and_kept() -> None:
+async def test_label_of_a_long_lease_is_published_once_and_refreshed() -> None:
     """Once, and again before the store forgets it; not at all when it is over."""
     counted = Counted()
     async with counted.client as client:
@@ -202,7 +204,7 @@ async def test_what_lasts_is_put_up_once_and_kept() -> None:
 
 
 @virtual
-async def test_pages() -> None:
+async def test_labels_of_a_thousand_leases_are_published_in_pages() -> None:
     """Many that last are a few pages, and one more is one page."""
     counted = Counted()
     async with counted.client as client:
@@ -222,7 +224,7 @@ async def test_pages() -> None:
 
 
 @virtual
-async def test_what_the_store_did_not_take() -> None:
+async def test_label_refused_by_the_store_is_published_again_later() -> None:
     """It is put up again, not at once."""
     counted = Counted()
     async with counted.client as client:
@@ -236,7 +238,7 @@ async def test_what_the_store_did_not_take() -> None:
 
 
 @virtual
-async def test_a_store_that_has_forgotten() -> None:
+async def test_labels_after_a_reconnection_are_published_again() -> None:
     """After a break of the link everything is put up again."""
     counted = Counted()
     async with counted.client as client, client.lock("x", ttl=3600).acquire(label="long"):
@@ -250,7 +252,7 @@ async def test_a_store_that_has_forgotten() -> None:
 
 @pytest.mark.parametrize("value", ["{", "[]", '{"1": 5}', '{"x": [1, true, "y"]}', '{"1": []}'])
 @virtual
-async def test_what_a_later_version_says(value: str) -> None:
+async def test_labels_that_cannot_be_read_are_shown_as_empty(value: str) -> None:
     """It is passed over where it cannot be read: a status is not worth less without."""
     counted = Counted()
     async with counted.client as client, client.lock("x"):
@@ -261,7 +263,7 @@ async def test_what_a_later_version_says(value: str) -> None:
 
 
 @virtual
-async def test_more_than_is_known() -> None:
+async def test_labels_with_fields_of_a_later_version_are_read() -> None:
     """What a later version says beside is passed over."""
     counted = Counted()
     async with counted.client as client, client.lock("x"):
@@ -274,7 +276,7 @@ async def test_more_than_is_known() -> None:
 
 
 @virtual
-async def test_what_somebody_else_says() -> None:
+async def test_label_of_a_foreign_client_is_escaped_and_cut() -> None:
     """Not every client is ours: its labels are cut, and written out, as any."""
     counted = Counted()
     async with counted.client as client, client.lock("x"):
@@ -287,7 +289,7 @@ async def test_what_somebody_else_says() -> None:
         assert len(holder.label) == 202
 
 
-async def test_a_store_that_does_not_tell(world: World) -> None:
+async def test_status_while_labels_cannot_be_read_shows_empty_labels(world: World) -> None:
     """A status without labels is a status."""
     store = FaultyStore(world.store())
     async with aiolock.connect(store) as client, client.lock("x"):
@@ -300,7 +302,7 @@ async def test_a_store_that_does_not_tell(world: World) -> None:
 
 
 @virtual
-async def test_who_may_do_something_else() -> None:
+async def test_status_of_an_acquire_run_as_its_own_task_shows_no_task() -> None:
     """Of who waits by way of another task nobody says that it stands still."""
     server = MemoryServer()
     async with aiolock.connect(server) as client, aiolock.connect(server) as other:
@@ -343,7 +345,7 @@ async def both_ways(
     ]
 
 
-async def test_deadlock_of_two_clients(
+async def test_deadlocks_of_two_clients_are_found_until_one_gives_up(
     client: aiolock.LockClient, other: aiolock.LockClient
 ) -> None:
     """Whoever asks is told who waits for whom; once one gives up there is none."""
@@ -369,7 +371,7 @@ async def test_deadlock_of_two_clients(
     assert await other.deadlocks() == []
 
 
-async def test_observers_are_told_of_a_deadlock(world: World, quick: None) -> None:
+async def test_observer_of_a_client_in_a_deadlock_is_told_once(world: World, quick: None) -> None:
     """Once, without anybody asking, after so long; whoever waits for nothing of it is not told."""
     told, elsewhere = Told(), Told()
     async with (
@@ -393,7 +395,7 @@ async def test_observers_are_told_of_a_deadlock(world: World, quick: None) -> No
 
 
 @virtual
-async def test_who_holds_nothing_asks_nothing() -> None:
+async def test_deadlock_search_of_a_waiter_that_holds_nothing_takes_no_snapshot() -> None:
     """Waiting long costs no question where nobody can wait for who waits."""
     counted = Counted()
     async with counted.client as client, aiolock.connect(counted.server) as other:
@@ -406,7 +408,9 @@ async def test_who_holds_nothing_asks_nothing() -> None:
 
 @pytest.mark.parametrize(("deadlock_after", "expected"), [(10.0, 1), (None, 0)])
 @virtual
-async def test_who_holds_something_asks_once(deadlock_after: float | None, expected: int) -> None:
+async def test_deadlock_search_of_a_waiter_that_holds_takes_one_snapshot(
+    deadlock_after: float | None, expected: int
+) -> None:
     """One snapshot for each that waits long and holds something; with None there is none."""
     counted = Counted()
     client = aiolock.connect(counted.store, deadlock_after=deadlock_after)
@@ -426,7 +430,7 @@ async def test_who_holds_something_asks_once(deadlock_after: float | None, expec
 
 
 @virtual
-async def test_a_store_that_does_not_say_is_asked_again() -> None:
+async def test_deadlock_search_after_refused_snapshots_asks_again() -> None:
     """A deadlock is told though the store could not be asked when it was due."""
     counted, told = Counted(), Told()
     client = aiolock.connect(counted.store, observer=told, deadlock_after=10)
@@ -441,7 +445,7 @@ async def test_a_store_that_does_not_say_is_asked_again() -> None:
 
 
 @virtual
-async def test_one_snapshot_proves_nothing() -> None:
+async def test_deadlocks_seen_in_only_one_snapshot_are_not_reported() -> None:
     """What was true at different moments is no deadlock."""
     counted = Counted()
     async with counted.client as client, aiolock.connect(counted.server) as other:
@@ -455,7 +459,7 @@ async def test_one_snapshot_proves_nothing() -> None:
 
 
 @virtual
-async def test_closing_ends_the_search() -> None:
+async def test_deadlock_search_ends_when_the_client_is_closed() -> None:
     """A client that is closed while it looks for a deadlock leaves nothing behind."""
     counted = Counted()
     client = aiolock.connect(counted.store, observer=Told(), deadlock_after=1)

@@ -90,7 +90,7 @@ def unhurt(before: int = 0) -> None:
 
 
 @virtual
-async def test_remaining() -> None:
+async def test_lease_remaining_runs_down_below_its_ttl() -> None:
     """What remains of a lease runs down on the loop's clock, on the safe side of its ttl."""
     async with scene() as (_, _, ours, _):
         lease = await taken(ours.lock("a", ttl=30, renew=False))
@@ -104,7 +104,7 @@ async def test_remaining() -> None:
 
 
 @virtual
-async def test_renewed_as_long_as_it_is_held() -> None:
+async def test_lease_that_is_held_is_renewed_at_a_third_of_its_ttl() -> None:
     """A lease is renewed at a third of its ttl, and held for as long as it takes."""
     async with scene() as (_, faulty, ours, theirs), ours.lock("a", ttl=3) as lease:
         for _ in range(60):
@@ -117,7 +117,7 @@ async def test_renewed_as_long_as_it_is_held() -> None:
 
 
 @virtual
-async def test_renewals_go_together() -> None:
+async def test_renewals_of_a_thousand_leases_take_few_calls() -> None:
     """A thousand leases are renewed in few calls."""
     async with scene() as (_, faulty, ours, _), contextlib.AsyncExitStack() as stack:
         for number in range(1000):
@@ -128,7 +128,7 @@ async def test_renewals_go_together() -> None:
 
 
 @virtual
-async def test_not_renewed() -> None:
+async def test_lease_without_renewal_is_lost_when_its_ttl_has_passed() -> None:
     """With `renew=False` the lease is lost when its ttl has passed, and nothing is sent."""
     async with scene() as (_, faulty, ours, theirs):
         begun = now()
@@ -141,7 +141,7 @@ async def test_not_renewed() -> None:
 
 
 @virtual
-async def test_claim_is_confirmed() -> None:
+async def test_claim_of_a_lease_held_for_long_is_confirmed_for_its_ttl() -> None:
     """A lease that was waited for begins as a claim, and is confirmed if it is held for long."""
     async with scene() as on:
         lease = await on.waited(ttl=60)
@@ -155,7 +155,7 @@ async def test_claim_is_confirmed() -> None:
 
 
 @virtual
-async def test_claim_is_confirmed_once_where_nothing_is_renewed() -> None:
+async def test_claim_without_renewal_is_confirmed_once_for_its_ttl() -> None:
     """With `renew=False` the claim is still confirmed, once, for the ttl."""
     async with scene() as on:
         lease = await on.waited(ttl=60, renew=False)
@@ -169,7 +169,7 @@ async def test_claim_is_confirmed_once_where_nothing_is_renewed() -> None:
 
 
 @virtual
-async def test_short_body_sends_nothing_but_its_release() -> None:
+async def test_acquire_and_release_of_a_contended_lock_are_two_commands() -> None:
     """A contended acquire and release are two commands."""
     async with scene() as on:
         async with on.theirs.lock("a"):
@@ -180,7 +180,7 @@ async def test_short_body_sends_nothing_but_its_release() -> None:
 
 
 @virtual
-async def test_max_hold() -> None:
+async def test_max_hold_of_a_renewed_lease_ends_in_lease_lost() -> None:
     """A lease is lost when it has been held for `max_hold`, however well it is renewed."""
     async with scene() as (_, _, ours, theirs):
         for ttl, max_hold in ((3, 10), (30, 10), (10, 10), (30, 0.5)):
@@ -199,7 +199,7 @@ async def test_max_hold() -> None:
 
 
 @virtual
-async def test_max_hold_by_hand() -> None:
+async def test_max_hold_without_a_body_releases_before_the_store_would() -> None:
     """A lease without a body is given back at its end, so its client does not pass for dead."""
     async with scene() as (_, _, ours, theirs):
         begun = now()
@@ -219,7 +219,7 @@ async def test_max_hold_by_hand() -> None:
 
 
 @virtual
-async def test_max_hold_of_a_short_body() -> None:
+async def test_max_hold_of_a_shorter_body_ends_in_an_ordinary_release() -> None:
     """A body that ends before `max_hold` knows nothing of it."""
     async with scene() as (_, _, ours, _):
         async with ours.lock("a", ttl=3, max_hold=10) as lease:
@@ -231,7 +231,7 @@ async def test_max_hold_of_a_short_body() -> None:
 
 
 @virtual
-async def test_extend() -> None:
+async def test_extend_sets_the_remaining_time_longer_or_shorter() -> None:
     """`extend` sets how long the lease lasts from now on, longer or shorter."""
     async with scene() as (_, _, ours, theirs):
         async with ours.lock("a", ttl=3) as lease:
@@ -247,7 +247,7 @@ async def test_extend() -> None:
 
 
 @virtual
-async def test_extend_what_is_not_renewed() -> None:
+async def test_extend_of_a_lease_without_renewal_lasts_only_the_ttl_given() -> None:
     """A lease with `renew=False` lasts as long as it was last extended, and no longer."""
     async with scene() as (_, _, ours, _):
         lease = await taken(ours.lock("a", ttl=3, renew=False))
@@ -261,7 +261,7 @@ async def test_extend_what_is_not_renewed() -> None:
 
 
 @virtual
-async def test_extend_under_max_hold() -> None:
+async def test_extend_beyond_max_hold_is_cut_at_max_hold() -> None:
     """No extension goes beyond `max_hold`."""
     async with scene() as (_, _, ours, _):
         begun = now()
@@ -276,7 +276,7 @@ async def test_extend_under_max_hold() -> None:
 
 
 @virtual
-async def test_extend_what_has_ended() -> None:
+async def test_extend_of_an_ended_lease_raises_lease_lost_and_sends_nothing() -> None:
     """What is lost or released cannot be extended: LeaseLost, and nothing is sent."""
     async with scene() as on:
         lease = await taken(on.ours.lock("a"))
@@ -292,7 +292,7 @@ async def test_extend_what_has_ended() -> None:
 
 
 @virtual
-async def test_extend_finds_out() -> None:
+async def test_extend_refused_by_the_store_loses_the_lease() -> None:
     """An extension that the store refuses is a loss."""
     async with scene() as on:
         lease = await taken(on.ours.lock("a"))
@@ -306,7 +306,7 @@ async def test_extend_finds_out() -> None:
 
 
 @virtual
-async def test_extend_without_an_answer() -> None:
+async def test_extend_without_an_answer_raises_store_error_and_keeps_the_deadline() -> None:
     """When nobody knows whether a lease was extended it is StoreError, and as it was before."""
     async with scene() as (_, faulty, ours, _), ours.lock("a", ttl=30) as lease:
         faulty.refuse("renew")
@@ -324,7 +324,7 @@ async def test_extend_without_an_answer() -> None:
 
 
 @virtual
-async def test_shorter_without_an_answer() -> None:
+async def test_extend_to_shorter_without_an_answer_believes_the_shorter_ttl() -> None:
     """A shorter lease whose answer was lost is believed in no longer than it may last."""
     async with scene() as (_, faulty, ours, _):
         lease = await taken(ours.lock("a", ttl=30, renew=False))
@@ -337,7 +337,7 @@ async def test_shorter_without_an_answer() -> None:
 
 
 @virtual
-async def test_shorter_without_an_answer_while_it_is_renewed() -> None:
+async def test_extend_to_shorter_without_an_answer_outweighs_an_earlier_renewal() -> None:
     """Nor does the late answer to an earlier renewal make it believe in more than there is."""
     async with scene() as (server, faulty, ours, _):
         lease = await taken(ours.lock("a", ttl=30))
@@ -361,7 +361,7 @@ async def test_shorter_without_an_answer_while_it_is_renewed() -> None:
 
 
 @virtual
-async def test_longer_while_it_is_renewed_without_an_answer() -> None:
+async def test_extend_to_longer_before_an_unanswered_renewal_is_not_believed() -> None:
     """A renewal behind an extension may have cut it short, so the extension is not believed."""
     async with scene() as (server, faulty, ours, theirs):
         lease = await taken(ours.lock("a", ttl=2))
@@ -384,7 +384,7 @@ async def test_longer_while_it_is_renewed_without_an_answer() -> None:
 
 
 @virtual
-async def test_two_extensions_at_once() -> None:
+async def test_extend_twice_with_answers_in_reverse_believes_the_last_sent() -> None:
     """The late answer to the first says nothing any more, once that to the second has come."""
     async with scene() as (server, faulty, ours, _):
         lease = await taken(ours.lock("a", ttl=30, renew=False))
@@ -402,7 +402,7 @@ async def test_two_extensions_at_once() -> None:
 
 
 @virtual
-async def test_extend_what_is_not_renewed_when_a_connection_broke() -> None:
+async def test_extend_after_a_reconnection_counts_a_possible_copy_of_a_shorter_one() -> None:
     """While a copy of a shorter one may come, that counts; then it is renewed to the end."""
     async with scene() as (_, faulty, ours, _):
         lease = await taken(ours.lock("a", ttl=30, renew=False))
@@ -422,7 +422,7 @@ async def test_extend_what_is_not_renewed_when_a_connection_broke() -> None:
 
 
 @virtual
-async def test_extend_what_ends_meanwhile() -> None:
+async def test_extend_answered_after_the_lease_ended_raises_lease_lost() -> None:
     """An answer that comes behind the deadline, or behind a release, is LeaseLost all the same."""
     async with scene() as (_, faulty, ours, _):
         for ends in (True, False):
@@ -445,7 +445,7 @@ async def test_extend_what_ends_meanwhile() -> None:
 
 @pytest.mark.parametrize("begun", [0.0, 0.13, 0.26])
 @virtual
-async def test_a_cancelled_extension_is_renewed_in_time(begun: float) -> None:
+async def test_extend_that_is_cancelled_leaves_the_next_renewal_in_time(begun: float) -> None:
     """Its answer has come, but renewals keep the old ttl: the next comes with most of that left."""
     async with scene() as (_, faulty, ours, _):
         await asyncio.sleep(begun)
@@ -467,7 +467,7 @@ async def test_a_cancelled_extension_is_renewed_in_time(begun: float) -> None:
         await lease.release()
 
 
-async def test_verify(world: World) -> None:
+async def test_verify_asks_the_store_and_finds_an_unheard_loss(world: World) -> None:
     """`verify` asks the store, and knows of a loss that nobody told us."""
     faulty = FaultyStore(world.store())
     async with aiolock.connect(faulty) as ours, world.client() as theirs:
@@ -515,7 +515,7 @@ async def test_verify_that_finds_a_loss_ends_the_body() -> None:
 
 
 @virtual
-async def test_at_risk_and_back() -> None:
+async def test_renewal_that_succeeds_again_takes_the_lease_out_of_at_risk() -> None:
     """A renewal without an answer puts a lease at risk; the next that succeeds takes it out."""
     async with scene() as (_, faulty, ours, _), ours.lock("a", ttl=30) as lease:
         for disturb in (faulty.refuse, faulty.lose):
@@ -531,7 +531,7 @@ async def test_at_risk_and_back() -> None:
 
 
 @virtual
-async def test_at_risk_and_lost() -> None:
+async def test_lease_that_cannot_be_renewed_is_lost_before_the_store_ends_it() -> None:
     """A lease that cannot be renewed is lost at its local deadline, before the store ends it."""
     async with scene() as (server, faulty, ours, _):
         for disturb in ("refuse", "hold one", "hold all"):
@@ -552,7 +552,7 @@ async def test_at_risk_and_lost() -> None:
 
 
 @virtual
-async def test_lost_is_an_event() -> None:
+async def test_lost_event_is_set_by_a_loss_and_not_by_a_release() -> None:
     """`lease.lost` can be awaited, by anybody, before and after; a release does not set it."""
     async with scene() as on:
         lease = await taken(on.ours.lock("a"))
@@ -572,7 +572,7 @@ async def test_lost_is_an_event() -> None:
 
 
 @virtual
-async def test_release_is_idempotent() -> None:
+async def test_release_called_again_returns_the_same_and_sends_nothing() -> None:
     """A second release says the same and sends nothing, also of a lease that was lost."""
     async with scene() as on:
         lease = await taken(on.ours.lock("a"))
@@ -589,7 +589,7 @@ async def test_release_is_idempotent() -> None:
 
 
 @virtual
-async def test_release_by_two_at_once() -> None:
+async def test_release_by_two_tasks_at_once_survives_cancellation_of_one() -> None:
     """Two tasks that release at once both hear of it, even when one of them is cancelled."""
     async with scene() as on:
         lease = await taken(on.ours.lock("a"))
@@ -602,7 +602,7 @@ async def test_release_by_two_at_once() -> None:
 
 
 @virtual
-async def test_release_finds_out() -> None:
+async def test_release_of_a_broken_lease_returns_false_and_the_lease_is_lost() -> None:
     """A release that finds the lock broken says so, and the lease was lost, not released."""
     async with scene() as on:
         for _ in range(2):
@@ -616,7 +616,7 @@ async def test_release_finds_out() -> None:
 
 
 @virtual
-async def test_exit_finds_out() -> None:
+async def test_exit_of_a_broken_lease_raises_lease_lost() -> None:
     """A body at whose end the lock turns out to be broken ends in LeaseLost."""
     async with scene() as on:
 
@@ -631,7 +631,7 @@ async def test_exit_finds_out() -> None:
 
 
 @virtual
-async def test_cancelled_release_goes_on() -> None:
+async def test_release_that_is_cancelled_is_carried_out() -> None:
     """A release that is cancelled is carried out all the same."""
     async with scene() as on:
         lease = await taken(on.ours.lock("a"))
@@ -646,7 +646,7 @@ async def test_cancelled_release_goes_on() -> None:
 
 
 @virtual
-async def test_cancelled_release_that_fails() -> None:
+async def test_release_that_is_cancelled_and_fails_is_sent_again() -> None:
     """It is sent again, as where it was not cancelled: by hand, and by two at once."""
     async with scene() as on:
         for tasks in (1, 2):
@@ -664,7 +664,7 @@ async def test_cancelled_release_that_fails() -> None:
 
 
 @virtual
-async def test_cancelled_release_beside_another() -> None:
+async def test_release_beside_a_cancelled_one_waits_no_longer_than_the_lease() -> None:
     """Who still waits for it waits until the end of the lease, and no longer."""
     async with scene() as on:
         lease = await taken(on.ours.lock("a", ttl=2))
@@ -679,7 +679,7 @@ async def test_cancelled_release_beside_another() -> None:
 
 
 @virtual
-async def test_cancelled_exit_whose_release_fails() -> None:
+async def test_exit_that_is_cancelled_and_fails_sends_its_release_again() -> None:
     """It is sent again, too."""
     async with scene() as on:
         leaves = asyncio.Event()
@@ -700,7 +700,7 @@ async def test_cancelled_exit_whose_release_fails() -> None:
 
 
 @virtual
-async def test_release_without_an_answer() -> None:
+async def test_release_without_an_answer_raises_store_error_in_time() -> None:
     """`release` raises StoreError when nobody knows; a store that hangs does not hang it."""
     async with scene() as (_, faulty, ours, theirs):
         lease = await taken(ours.lock("a"))
@@ -725,7 +725,9 @@ async def test_release_without_an_answer() -> None:
 
 
 @virtual
-async def test_exit_without_an_answer(caplog: pytest.LogCaptureFixture) -> None:
+async def test_exit_whose_release_fails_logs_a_warning_and_raises_nothing(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     """An exit whose release could not be confirmed is logged, and raises nothing of its own."""
     async with scene() as (_, faulty, ours, theirs):
         for error in (None, ValueError("own")):
@@ -747,7 +749,7 @@ async def test_exit_without_an_answer(caplog: pytest.LogCaptureFixture) -> None:
 # --- What becomes of the body
 
 
-async def test_loss_cancels_the_body(world: World) -> None:
+async def test_loss_by_break_cancels_the_body_and_raises_lease_lost(world: World) -> None:
     """A body whose lock is broken is cancelled at once, and the exit raises LeaseLost."""
     async with world.client() as ours, world.client() as theirs:
         entered = asyncio.Event()
@@ -767,7 +769,7 @@ async def test_loss_cancels_the_body(world: World) -> None:
             assert await lease.verify() is True
 
 
-async def test_blocked_loop(world: World) -> None:
+async def test_lease_after_loop_blocked_beyond_its_ttl_is_lost_at_once(world: World) -> None:
     """A loop that was blocked for longer than the ttl finds its lease lost, at once."""
     async with world.client() as ours, world.client() as theirs:
 
@@ -786,7 +788,7 @@ async def test_blocked_loop(world: World) -> None:
 
 
 @virtual
-async def test_signal() -> None:
+async def test_loss_with_on_lost_signal_lets_the_body_go_on() -> None:
     """With `on_lost="signal"` the body goes on, and its end is an ordinary one."""
     async with scene() as on:
         async with on.ours.lock("a", on_lost="signal") as lease:
@@ -798,7 +800,7 @@ async def test_signal() -> None:
 
 
 @virtual
-async def test_own_error_is_kept() -> None:
+async def test_loss_in_a_body_with_its_own_error_keeps_the_error_and_adds_a_note() -> None:
     """The body's own error comes out as it is, with a note that the lock was lost meanwhile."""
     async with scene() as on:
         error = ValueError("own")
@@ -840,7 +842,7 @@ async def test_own_error_is_kept() -> None:
 
 
 @virtual
-async def test_swallowed_cancellation() -> None:
+async def test_loss_in_a_body_that_swallows_the_cancellation_raises_lease_lost() -> None:
     """A body that swallows the cancellation and ends well ends in LeaseLost all the same."""
     async with scene() as on:
 
@@ -858,7 +860,7 @@ async def test_swallowed_cancellation() -> None:
 
 
 @virtual
-async def test_own_cancelled_error() -> None:
+async def test_cancelled_error_raised_by_the_body_without_a_loss_stays_one() -> None:
     """A CancelledError that the body raised itself, with no loss, stays one."""
     async with scene() as on:
 
@@ -872,7 +874,7 @@ async def test_own_cancelled_error() -> None:
 
 
 @virtual
-async def test_cancelled_body_that_blocks_past_its_deadline() -> None:
+async def test_cancellation_of_a_body_that_outlasts_its_lease_stays_the_only_one() -> None:
     """The loss that its exit notices cancels nothing: the cancellation from outside stays alone."""
     async with scene() as on:
         cleaned = 0
@@ -903,7 +905,7 @@ async def test_cancelled_body_that_blocks_past_its_deadline() -> None:
 
 
 @virtual
-async def test_loss_that_the_exit_notices() -> None:
+async def test_loss_noticed_by_the_exit_is_observed_and_cancels_nothing() -> None:
     """The body has ended, so it is not cancelled, and observers are told of none."""
     seen = list[tuple[str, int]]()
 
@@ -922,7 +924,7 @@ async def test_loss_that_the_exit_notices() -> None:
 
 
 @virtual
-async def test_loss_in_a_body_whose_outer_one_was_left_before() -> None:
+async def test_loss_in_a_body_whose_outer_one_was_left_first_raises_lease_lost() -> None:
     """Bodies may be left in another order than they were entered: the one that is left is ended."""
     async with scene() as on:
         lock = on.ours.lock("a", reentrant=True)
@@ -945,7 +947,7 @@ async def test_loss_in_a_body_whose_outer_one_was_left_before() -> None:
 
 
 @virtual
-async def test_loss_in_a_body_in_one_that_is_only_told() -> None:
+async def test_loss_in_nested_bodies_cancels_or_signals_each_by_its_own_option() -> None:
     """Each body is cancelled, or only told, as its own lock says."""
     async with scene() as on:
 
@@ -965,7 +967,7 @@ async def test_loss_in_a_body_in_one_that_is_only_told() -> None:
 
 
 @virtual
-async def test_loss_in_a_reentrant_body() -> None:
+async def test_loss_in_nested_reentrant_bodies_raises_one_lease_lost() -> None:
     """The bodies within each other all end, and what comes out is one LeaseLost."""
     async with scene() as on:
         lock = on.ours.lock("a", reentrant=True)
@@ -983,7 +985,7 @@ async def test_loss_in_a_reentrant_body() -> None:
 
 
 @virtual
-async def test_loss_in_a_reentrant_body_that_caught_it() -> None:
+async def test_loss_caught_in_an_inner_reentrant_body_still_ends_the_outer() -> None:
     """An inner body that ends well after the loss does not save the outer one."""
     async with scene() as on:
         lock = on.ours.lock("a", reentrant=True)
@@ -1007,7 +1009,7 @@ async def test_loss_in_a_reentrant_body_that_caught_it() -> None:
 
 
 @virtual
-async def test_loss_of_one_of_two() -> None:
+async def test_loss_of_one_of_two_nested_locks_releases_the_other() -> None:
     """When the outer or the inner of two locks is lost, the other one is given back."""
     async with scene() as on:
         for lost in ("a", "b"):
@@ -1025,7 +1027,7 @@ async def test_loss_of_one_of_two() -> None:
 
 
 @virtual
-async def test_loss_of_both_of_two() -> None:
+async def test_loss_of_both_nested_locks_raises_lease_lost_without_cancellation() -> None:
     """When both of two locks are lost at once, what comes out is LeaseLost, and no cancellation."""
     async with scene() as on:
 
@@ -1042,7 +1044,7 @@ async def test_loss_of_both_of_two() -> None:
 
 
 @virtual
-async def test_waiting_for_another_lock_when_lost() -> None:
+async def test_loss_while_waiting_for_another_lock_leaves_its_queue() -> None:
     """A body that is lost while it waits for a second lock leaves that lock's queue."""
     async with scene() as on:
         async with on.theirs.lock("b"):
@@ -1229,7 +1231,9 @@ LOSSES: list[Body] = [
 @pytest.mark.parametrize("body", LOSSES, ids=lambda body: cast(str, body.__name__))
 @pytest.mark.parametrize("already", [0, 2])
 @virtual
-async def test_loss_among_scopes(body: Body, already: int) -> None:
+async def test_loss_among_other_cancel_scopes_leaves_no_cancellation_behind(
+    body: Body, already: int
+) -> None:
     """Among other scopes that cancel, a loss is LeaseLost, and leaves no cancellation behind."""
     async with scene() as on:
         task = asyncio.current_task()
@@ -1254,7 +1258,7 @@ async def test_loss_among_scopes(body: Body, already: int) -> None:
 
 @pytest.mark.parametrize("first", ["loss", "timeout"])
 @virtual
-async def test_timeout_round_it_wins(first: str) -> None:
+async def test_timeout_around_a_lock_lost_in_the_same_turn_raises_timeout_error(first: str) -> None:
     """An asyncio.timeout() round the lock that expires in the turn of the loss is TimeoutError."""
     async with scene() as on:
 
@@ -1272,7 +1276,7 @@ async def test_timeout_round_it_wins(first: str) -> None:
 
 @pytest.mark.parametrize("first", ["loss", "timeout"])
 @virtual
-async def test_timeout_in_it_does_not_win(first: str) -> None:
+async def test_timeout_within_a_body_lost_in_the_same_turn_raises_lease_lost(first: str) -> None:
     """An asyncio.timeout() in the body that expires in the turn of the loss changes nothing."""
     async with scene() as on:
 
@@ -1288,7 +1292,7 @@ async def test_timeout_in_it_does_not_win(first: str) -> None:
 
 
 @virtual
-async def test_anyio_scope_round_it_wins() -> None:
+async def test_anyio_scope_cancelled_before_the_loss_ends_without_error() -> None:
     """An anyio scope round the lock that was cancelled, and then the lease lost, just ends."""
     async with scene() as on:
         with anyio.CancelScope() as scope:
@@ -1302,7 +1306,7 @@ async def test_anyio_scope_round_it_wins() -> None:
 
 
 @virtual
-async def test_anyio_scope_round_it_comes_too_late() -> None:
+async def test_anyio_scope_cancelled_after_the_loss_raises_lease_lost() -> None:
     """An anyio scope that is cancelled in the same turn, but after the loss, hides it not."""
     async with scene() as on:
 
@@ -1379,7 +1383,7 @@ async def several_locks(on: Scene) -> AsyncIterator[list[aiolock.Lease]]:
 )
 @pytest.mark.parametrize("locks", [one_lock, two_locks, two_locks_and_a_scope, several_locks])
 @virtual
-async def test_loss_and_anyio_scope_at_every_step(
+async def test_loss_and_anyio_cancellation_at_any_steps_leave_no_other_end(
     locks: Callable[[Scene], contextlib.AbstractAsyncContextManager[list[aiolock.Lease]]],
     body: Callable[[], Awaitable[None]],
     first: str,
@@ -1434,7 +1438,7 @@ async def test_loss_and_anyio_scope_at_every_step(
 
 
 @virtual
-async def test_loss_and_group_at_every_step() -> None:
+async def test_loss_and_task_group_failure_at_any_steps_raise_only_their_errors() -> None:
     """However a loss and the end of a TaskGroup round it fall together, errors are all there is."""
     seen = set[frozenset[type]]()
     for lost_at in range(1, 9):
@@ -1475,7 +1479,7 @@ def _sooner(first: bool) -> float:
 
 
 @virtual
-async def test_loss_and_cancellation_at_every_step() -> None:
+async def test_loss_and_cancellation_at_any_steps_keep_the_cancellation() -> None:
     """However a loss and a cancellation fall together, the cancellation stays one, and alone.
 
     The task is to end cancelled whenever somebody asked for it, and in LeaseLost or well if
@@ -1534,7 +1538,7 @@ async def _struck(on: Scene, lost_at: int | None, cancelled_at: int | None, clea
 
 
 @virtual
-async def test_lost_for_a_reason_of_a_later_version() -> None:
+async def test_loss_for_an_unknown_reason_names_the_reason_of_the_store() -> None:
     """The body's own exception stays, and the loss says what the store said."""
     async with aiolock.connect(MemoryServer()) as client:
 
@@ -1556,7 +1560,7 @@ async def test_lost_for_a_reason_of_a_later_version() -> None:
 
 
 @virtual
-async def test_a_question_that_was_not_answered_changes_nothing() -> None:
+async def test_verify_that_is_cancelled_without_an_answer_leaves_the_lease_held() -> None:
     """A lease that nobody renews is not at risk because `verify` was cancelled."""
     faulty = FaultyStore(MemoryStore(MemoryServer()))
     async with aiolock.connect(faulty) as client, client.lock("a", ttl=10, renew=False) as lease:
@@ -1571,7 +1575,7 @@ async def test_a_question_that_was_not_answered_changes_nothing() -> None:
 
 
 @virtual
-async def test_a_lease_that_is_entered_is_released_at_the_end() -> None:
+async def test_lease_entered_as_a_body_is_released_at_its_end() -> None:
     """A body under a lease that was acquired before; without a body, nothing ends it."""
     async with scene() as (_, _, ours, theirs):
         lease = await ours.lock("a").try_acquire()
@@ -1591,7 +1595,7 @@ async def test_a_lease_that_is_entered_is_released_at_the_end() -> None:
 
 @pytest.mark.parametrize("on_lost", ["cancel", "signal"])
 @virtual
-async def test_a_lease_that_is_entered_and_lost(on_lost: Any) -> None:
+async def test_lease_entered_and_lost_ends_its_body_unless_on_lost_is_signal(on_lost: Any) -> None:
     """Its loss ends the body, unless the lock is only to signal it."""
     async with scene() as stand:
         lease = await taken(stand.ours.lock("a", on_lost=on_lost))
@@ -1608,7 +1612,7 @@ async def test_a_lease_that_is_entered_and_lost(on_lost: Any) -> None:
 
 
 @virtual
-async def test_release_nowait_sends_the_release_once() -> None:
+async def test_release_nowait_called_twice_sends_one_release() -> None:
     """It does not wait, may be called again, and what waits for the lock gets it."""
     async with scene() as (_, faulty, ours, theirs):
         lease = await taken(ours.lock("a"))
@@ -1623,7 +1627,7 @@ async def test_release_nowait_sends_the_release_once() -> None:
 
 
 @virtual
-async def test_release_nowait_of_which_nobody_hears_is_sent_again() -> None:
+async def test_release_nowait_refused_by_the_store_is_sent_again() -> None:
     """A release that the store refuses is sent again in the background."""
     async with scene() as (_, faulty, ours, theirs):
         lease = await taken(ours.lock("a"))

@@ -61,14 +61,14 @@ def store() -> LocksAlone:
     return LocksAlone()
 
 
-def test_every_kind_is_described_here() -> None:
+def test_table_of_kinds_covers_all_kinds_of_a_store() -> None:
     """No kind is left out below."""
     assert {"lock", *DESCRIBE} == ALL_KINDS
 
 
 @pytest.mark.parametrize("kind", DESCRIBE)
 @pytest.mark.parametrize("connect", [aiolock.connect, aiolock.sync.connect])
-def test_kinds_that_are_not_offered(
+def test_kind_not_offered_by_the_store_raises_unsupported(
     store: LocksAlone, kind: str, connect: Callable[[aiolock.Store], Any]
 ) -> None:
     """To describe one says which, of which store, why, and what there is instead."""
@@ -83,7 +83,7 @@ def test_kinds_that_are_not_offered(
 
 
 @pytest.mark.parametrize("what", LASTING)
-def test_leases_that_are_longer_than_the_store_keeps_them(what: str) -> None:
+def test_ttl_longer_than_the_store_keeps_raises_value_error(what: str) -> None:
     """That is an error that names both, of whatever has a ttl."""
     client = aiolock.connect(LocksAlone(only=ALL_KINDS))
     LASTING[what](client, 60.0)
@@ -91,14 +91,14 @@ def test_leases_that_are_longer_than_the_store_keeps_them(what: str) -> None:
         LASTING[what](client, 60.5)
 
 
-def test_a_client_whose_leases_are_too_long(store: LocksAlone) -> None:
+def test_connect_with_ttl_longer_than_the_store_keeps_raises_value_error(store: LocksAlone) -> None:
     """So is the ttl of a client's locks that do not say."""
     with pytest.raises(ValueError, match="ttl=61 s is more than the longest_ttl=60 s"):
         aiolock.connect(store, ttl=61)
     aiolock.connect(LocksAlone(longest_ttl=None), ttl=61)
 
 
-async def test_leases_that_are_extended_too_far(store: LocksAlone) -> None:
+async def test_extend_beyond_longest_ttl_raises_and_keeps_the_lease(store: LocksAlone) -> None:
     """And so is what a lease is extended to, which stays as it was."""
     async with aiolock.connect(store) as client, client.lock("a", ttl=20) as lease:
         with pytest.raises(ValueError, match="ttl=61 s is more than the longest_ttl=60 s"):
@@ -108,7 +108,7 @@ async def test_leases_that_are_extended_too_far(store: LocksAlone) -> None:
         assert lease.remaining() > 20
 
 
-def test_who_stands_before_a_store_offers_what_it_does(store: LocksAlone) -> None:
+def test_store_wrapper_has_the_limits_of_the_store_behind_it(store: LocksAlone) -> None:
     """A wrapper has the limits of the store behind it, and none where that has none."""
     client = aiolock.connect(FaultyStore(FaultyStore(store)))
     with pytest.raises(aiolock.Unsupported, match=re.escape("no semaphore 'a'")):

@@ -33,7 +33,9 @@ async def _collected() -> None:
     await settled()
 
 
-async def test_lease_that_was_thrown_away(client: aiolock.LockClient) -> None:
+async def test_lease_dropped_after_its_task_ended_ends_with_a_warning(
+    client: aiolock.LockClient,
+) -> None:
     """Once its task has ended, and nobody has it, a lease ends; a warning names the lock."""
 
     async def forget() -> None:
@@ -51,7 +53,7 @@ async def test_lease_that_was_thrown_away(client: aiolock.LockClient) -> None:
     assert not client._engine.watchdog.owned
 
 
-async def test_lease_that_was_thrown_away_where_warnings_are_errors(
+async def test_lease_dropped_while_warnings_are_errors_ends(
     client: aiolock.LockClient, recwarn: pytest.WarningsRecorder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It ends, whatever becomes of the warning."""
@@ -71,7 +73,7 @@ async def test_lease_that_was_thrown_away_where_warnings_are_errors(
     assert not await client.lock("forgotten").locked()
 
 
-def test_lease_that_outlived_its_loop() -> None:
+def test_lease_dropped_after_its_loop_closed_warns_that_it_lasts_to_expiry() -> None:
     """Where the event loop is closed nobody can release it: the warning does not say so."""
 
     async def take() -> aiolock.Lease:
@@ -90,7 +92,9 @@ def test_lease_that_outlived_its_loop() -> None:
     )
 
 
-async def test_lease_of_a_living_task(client: aiolock.LockClient) -> None:
+async def test_lease_dropped_by_a_living_task_can_be_released_by_the_lock(
+    client: aiolock.LockClient,
+) -> None:
     """While its task lives a lease may be thrown away: the task releases it by the lock."""
     lock = client.lock("a")
     await lock.acquire()
@@ -99,7 +103,9 @@ async def test_lease_of_a_living_task(client: aiolock.LockClient) -> None:
     assert await lock.release()
 
 
-async def test_lease_that_was_passed_on(client: aiolock.LockClient) -> None:
+async def test_lease_passed_on_outlives_the_task_that_acquired_it(
+    client: aiolock.LockClient,
+) -> None:
     """A lease that somebody has outlives the task that acquired it."""
 
     async def take() -> aiolock.Lease:
@@ -112,7 +118,9 @@ async def test_lease_that_was_passed_on(client: aiolock.LockClient) -> None:
     assert await lease.release()
 
 
-async def test_task_is_not_kept_alive(client: aiolock.LockClient) -> None:
+async def test_watchdog_of_a_held_lease_keeps_no_task_that_has_ended(
+    client: aiolock.LockClient,
+) -> None:
     """What is held does not keep the task alive that acquired it."""
 
     async def take() -> aiolock.Lease:
@@ -129,7 +137,7 @@ async def test_task_is_not_kept_alive(client: aiolock.LockClient) -> None:
     assert await lease.release()
 
 
-async def test_a_task_that_holds_many(client: aiolock.LockClient) -> None:
+async def test_watchdog_watches_a_task_with_many_leases_once(client: aiolock.LockClient) -> None:
     """However many leases a task holds, its end is looked out for once, and no more at last."""
     task = asyncio.current_task()
     assert task is not None
@@ -143,7 +151,7 @@ async def test_a_task_that_holds_many(client: aiolock.LockClient) -> None:
     assert task.remove_done_callback(client._engine.watchdog._owner_ended) == 0
 
 
-def test_where_it_was_acquired() -> None:
+def test_warning_of_a_dropped_lease_in_dev_mode_names_the_line() -> None:
     """Under -X dev the warning says in which line."""
     program = """
         import asyncio, gc, aiolock
@@ -170,7 +178,7 @@ def test_where_it_was_acquired() -> None:
     assert "acquired at <string>:5" in done.stderr
 
 
-async def test_client_that_was_thrown_away() -> None:
+async def test_client_dropped_without_close_warns() -> None:
     """A client that nobody closes says so."""
     client = aiolock.connect(MemoryServer())
     await client.open()
@@ -187,7 +195,7 @@ async def test_client_that_was_thrown_away() -> None:
 
 @pytest.mark.parametrize("kind", ["semaphore", "reading"])
 @pytest.mark.parametrize("others", [0, 1, 3])
-async def test_generator_that_was_thrown_away(
+async def test_generator_dropped_half_way_releases_its_lease(
     client: aiolock.LockClient, kind: str, others: int
 ) -> None:
     """A generator left half way is closed by another task, and gives back what it had entered."""
@@ -218,7 +226,9 @@ async def test_generator_that_was_thrown_away(
     assert not len(client._engine.entered)
 
 
-async def test_generator_closed_in_a_body_of_the_same(client: aiolock.LockClient) -> None:
+async def test_generator_closed_by_another_holder_ends_its_own_permit(
+    client: aiolock.LockClient,
+) -> None:
     """Who closes another's generator, in a body of the same semaphore, keeps its own permit."""
     shared = client.semaphore("s", 5)
     leases: list[aiolock.Lease] = []
@@ -239,7 +249,7 @@ async def test_generator_closed_in_a_body_of_the_same(client: aiolock.LockClient
 
 
 @virtual
-async def test_left_by_an_exit_stack_elsewhere() -> None:
+async def test_exit_stack_closed_in_another_task_ends_its_own_permit() -> None:
     """A body entered by a fixture in one task may be left in another, beside bodies of the same."""
     async with aiolock.connect(MemoryServer()) as client:
         shared = client.semaphore("s", 5)
@@ -251,7 +261,7 @@ async def test_left_by_an_exit_stack_elsewhere() -> None:
 
 
 @virtual
-async def test_left_by_hand() -> None:
+async def test_aexit_by_hand_releases_the_last_entered_first() -> None:
     """Called by hand, the last that was entered is left first; one too many is NotHeld."""
     async with aiolock.connect(MemoryServer()) as client:
         shared = client.semaphore("s", 5)

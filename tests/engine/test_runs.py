@@ -69,7 +69,7 @@ async def scene() -> AsyncGenerator[Scene]:
 
 
 @virtual
-async def test_nothing_is_kept_of_a_holder_that_was_lost() -> None:
+async def test_handoff_to_a_holder_that_is_lost_leaves_no_record() -> None:
     """It was handed the lock, and hands it to nobody."""
     async with scene() as s:
 
@@ -83,7 +83,7 @@ async def test_nothing_is_kept_of_a_holder_that_was_lost() -> None:
 
 
 @virtual
-async def test_a_run_is_reported_in_one_command() -> None:
+async def test_handoff_along_a_queue_is_reported_in_one_command() -> None:
     """In order, under fences one above the other; who has left hears that it was confirmed."""
     async with scene() as s:
         entered = list[tuple[int, int]]()
@@ -105,7 +105,7 @@ async def test_a_run_is_reported_in_one_command() -> None:
 
 
 @virtual
-async def test_who_stands_between_gets_it_from_the_store() -> None:
+async def test_handoff_to_a_waiter_of_another_client_goes_through_the_store() -> None:
     """A run ends where another client's waiter stands, and goes on behind it."""
     async with scene() as s:
         theirs = s.theirs.lock("l")
@@ -123,7 +123,7 @@ async def test_who_stands_between_gets_it_from_the_store() -> None:
 
 
 @virtual
-async def test_who_is_cancelled_at_that_moment_is_not_handed_it() -> None:
+async def test_handoff_to_cancelled_waiter_goes_to_the_next() -> None:
     """Its task has not run yet, so it still stands in the queue."""
     async with scene() as s:
         held, (first, second) = await s.line_up(s.lock, s.lock, s.lock)
@@ -135,7 +135,7 @@ async def test_who_is_cancelled_at_that_moment_is_not_handed_it() -> None:
 
 
 @virtual
-async def test_who_gives_up_leaves_no_gap() -> None:
+async def test_handoff_after_a_waiter_gave_up_goes_to_the_one_behind() -> None:
     """Behind the holder stands now who stood behind the one that is gone."""
     async with scene() as s:
         held, (first, second, third) = await s.line_up(s.lock, s.lock, s.lock, s.lock)
@@ -151,7 +151,7 @@ async def test_who_gives_up_leaves_no_gap() -> None:
 
 
 @virtual
-async def test_the_deadline_is_that_of_the_one_before() -> None:
+async def test_handoff_before_its_report_keeps_the_deadline_of_the_holder_before() -> None:
     """Until it is confirmed: the store's entry is an older grant, and ends with that."""
     async with scene() as s:
         lock = s.ours.lock("l", ttl=4)
@@ -168,7 +168,7 @@ async def test_the_deadline_is_that_of_the_one_before() -> None:
 
 
 @virtual
-async def test_a_deadline_that_is_near_is_not_handed_on() -> None:
+async def test_handoff_of_a_lease_near_its_deadline_goes_through_the_store() -> None:
     """Whoever is next would have to give it back at once."""
     async with scene() as s:
         lock = s.ours.lock("l", ttl=4)
@@ -193,7 +193,7 @@ async def body(lock: Lock, leases: list[Lease]) -> None:
 
 @pytest.mark.parametrize("heard", [True, False])
 @virtual
-async def test_what_was_broken_had_been_handed_on(heard: bool) -> None:
+async def test_handoff_of_a_grant_that_was_broken_loses_the_new_holder(heard: bool) -> None:
     """Whoever has it by then has lost it: by the word that it was broken, or by the report."""
     async with scene() as s:
         leases = list[Lease]()
@@ -217,7 +217,7 @@ async def test_what_was_broken_had_been_handed_on(heard: bool) -> None:
 
 
 @virtual
-async def test_who_is_asked_for_it_is_who_has_it() -> None:
+async def test_request_release_after_a_handoff_reaches_the_new_holder() -> None:
     """The store knows of an older grant of the run."""
     async with scene() as s:
         held, (waiting,) = await s.line_up(s.lock, s.lock)
@@ -232,7 +232,9 @@ async def test_who_is_asked_for_it_is_who_has_it() -> None:
 
 @pytest.mark.parametrize("carried_out", [True, False])
 @virtual
-async def test_a_report_that_failed_is_sent_again(carried_out: bool) -> None:
+async def test_report_handoff_that_fails_is_sent_again_and_keeps_the_holder(
+    carried_out: bool,
+) -> None:
     """Before anything else, or after a second; who has left is told, who has it is not in doubt."""
     async with scene() as s:
         held, (waiting,) = await s.line_up(s.lock, s.lock)
@@ -249,7 +251,7 @@ async def test_a_report_that_failed_is_sent_again(carried_out: bool) -> None:
 
 
 @virtual
-async def test_after_a_report_that_failed_nothing_is_handed_on() -> None:
+async def test_handoff_after_a_failed_report_goes_through_the_store() -> None:
     """Until the store has confirmed it: else there would be more and more that nobody knows."""
     async with scene() as s:
         held, (second, third) = await s.line_up(s.lock, s.lock, s.lock)
@@ -264,7 +266,7 @@ async def test_after_a_report_that_failed_nothing_is_handed_on() -> None:
 
 
 @virtual
-async def test_what_was_not_handed_on_leaves_the_queue() -> None:
+async def test_report_handoff_that_is_refused_takes_its_waiters_from_the_queue() -> None:
     """The report was refused, so that those who have had it still stand there."""
     async with scene() as s:
         held, (second,) = await s.line_up(s.lock, s.lock)
@@ -283,7 +285,7 @@ async def test_what_was_not_handed_on_leaves_the_queue() -> None:
 
 
 @virtual
-async def test_what_the_store_has_not_heard_of_is_not_lost() -> None:
+async def test_verify_before_the_report_of_a_handoff_raises_store_error_not_loss() -> None:
     """It does not know the grant yet, so that it refuses a renewal says nothing."""
     async with scene() as s:
         held, (waiting,) = await s.line_up(s.lock, s.lock)
@@ -300,7 +302,7 @@ async def test_what_the_store_has_not_heard_of_is_not_lost() -> None:
 
 
 @virtual
-async def test_a_report_that_is_sent_again_may_be_old() -> None:
+async def test_report_handoff_sent_again_too_late_loses_nothing() -> None:
     """The store refuses it, for the lock has gone on since: that is no loss."""
     async with scene() as s:
         held, (second, third) = await s.line_up(s.lock, s.lock, s.lock)
@@ -325,7 +327,7 @@ async def test_a_report_that_is_sent_again_may_be_old() -> None:
 
 
 @virtual
-async def test_who_comes_back_between_two_is_not_overtaken() -> None:
+async def test_handoff_after_a_waiter_came_back_in_between_goes_to_that_waiter() -> None:
     """The store says that somebody stands there now."""
     async with scene() as s:
         theirs = s.theirs.lock("l")
@@ -349,7 +351,7 @@ async def test_who_comes_back_between_two_is_not_overtaken() -> None:
 
 
 @virtual
-async def test_who_is_more_urgent_is_not_overtaken() -> None:
+async def test_handoff_with_a_more_urgent_waiter_goes_to_that_waiter() -> None:
     """One of our own comes to stand before another."""
     async with scene() as s:
         held, (second,) = await s.line_up(s.lock, s.lock)
@@ -363,7 +365,7 @@ async def test_who_is_more_urgent_is_not_overtaken() -> None:
 
 
 @virtual
-async def test_after_a_break_of_a_connection_nobody_knows_who_stands_where() -> None:
+async def test_handoff_after_a_reconnection_goes_by_the_queue_of_the_store() -> None:
     """It may be another server, and what it said may not have been heard."""
     async with scene() as s:
         held, (mine,) = await s.line_up(s.lock, s.lock)
@@ -396,7 +398,9 @@ OTHERS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("options", OTHERS.values(), ids=list(OTHERS))
 @pytest.mark.parametrize("both", [True, False])
 @virtual
-async def test_what_is_not_handed_on(options: dict[str, Any], both: bool) -> None:
+async def test_handoff_with_options_the_store_must_apply_goes_through_the_store(
+    options: dict[str, Any], both: bool
+) -> None:
     """What the store does at the hand-off, beside that, it has to do itself."""
     async with scene() as s:
         other = s.ours.lock("l", **options)
@@ -409,7 +413,7 @@ async def test_what_is_not_handed_on(options: dict[str, Any], both: bool) -> Non
 
 
 @virtual
-async def test_a_lease_that_is_being_shortened_is_not_handed_on() -> None:
+async def test_handoff_of_a_lease_being_shortened_goes_through_the_store() -> None:
     """The store may not have heard of that yet."""
     async with scene() as s:
         held, (waiting,) = await s.line_up(s.lock, s.lock)
@@ -425,7 +429,7 @@ async def test_a_lease_that_is_being_shortened_is_not_handed_on() -> None:
 
 
 @virtual
-async def test_a_client_is_not_too_far_ahead() -> None:
+async def test_handoff_without_answers_stops_at_max_ahead_unreported_grants() -> None:
     """What the store has not confirmed is bounded, for it goes on above that after a loss."""
     async with scene() as s:
         fences = list[int]()
@@ -452,7 +456,7 @@ async def test_a_client_is_not_too_far_ahead() -> None:
 
 
 @virtual
-async def test_too_late_it_is_given_back() -> None:
+async def test_handoff_taken_up_after_the_lease_ended_is_acquired_again() -> None:
     """The process was stopped after the hand-off: the lease has ended, and others may have it."""
     async with scene() as s:
         held, (waiting,) = await s.line_up(s.lock, s.lock)
@@ -467,7 +471,7 @@ async def test_too_late_it_is_given_back() -> None:
 
 
 @virtual
-async def test_what_is_said_of_one_run_is_not_said_of_the_next() -> None:
+async def test_report_handoff_answered_late_says_nothing_of_later_handoffs() -> None:
     """The answer to a report may come when another client has had the lock since."""
     async with scene() as s:
         locks = (s.lock, s.lock, s.theirs.lock("l"), s.lock, s.lock)
@@ -492,7 +496,7 @@ async def test_what_is_said_of_one_run_is_not_said_of_the_next() -> None:
 
 
 @virtual
-async def test_a_loss_is_not_told_in_the_context_of_who_has_handed_it_on() -> None:
+async def test_loss_after_a_handoff_is_observed_in_the_context_of_the_new_holder() -> None:
     """A report that is refused is of the task before, and the loss of the one that has it."""
     request = ContextVar("request", default="nobody's")
     told = list[str]()
@@ -531,7 +535,7 @@ async def test_a_loss_is_not_told_in_the_context_of_who_has_handed_it_on() -> No
 
 
 @virtual
-async def test_a_report_is_not_sent_for_ever() -> None:
+async def test_report_handoff_that_keeps_failing_ends_within_an_hour() -> None:
     """Less and less often; after an hour nothing is left of it at the store, or is kept."""
     async with scene() as s:
         held, (waiting,) = await s.line_up(s.lock, s.lock)
@@ -551,7 +555,7 @@ async def test_a_report_is_not_sent_for_ever() -> None:
 
 
 @virtual
-async def test_a_closed_client_reports_nothing() -> None:
+async def test_report_handoff_that_failed_is_not_repeated_after_close() -> None:
     """What failed is tried once more, and then no more."""
     server = MemoryServer()
     faulty = FaultyStore(MemoryStore(server))
@@ -573,7 +577,7 @@ async def test_a_closed_client_reports_nothing() -> None:
 
 
 @virtual
-async def test_closing_reports_what_there_is() -> None:
+async def test_close_during_a_handoff_reports_it_and_empties_the_queue() -> None:
     """And hands nothing on any more."""
     server = MemoryServer()
     async with aiolock.connect(server) as theirs:

@@ -30,7 +30,9 @@ async def other(world: World) -> AsyncIterator[aiolock.LockClient]:
         yield client
 
 
-async def test_snapshot(client: aiolock.LockClient, other: aiolock.LockClient) -> None:
+async def test_snapshot_of_every_kind_equals_the_status_of_each(
+    client: aiolock.LockClient, other: aiolock.LockClient
+) -> None:
     """Each as its own status, of every kind, by kind and name."""
     async with (
         client.lock("order:42"),
@@ -74,7 +76,7 @@ async def test_snapshot(client: aiolock.LockClient, other: aiolock.LockClient) -
         await asyncio.wait([waits])
 
 
-async def test_what_was_handed_on_is_shown(client: aiolock.LockClient) -> None:
+async def test_snapshot_during_a_handoff_shows_the_new_holder(client: aiolock.LockClient) -> None:
     """Also where the store has not heard of it: the tasks of a process hand on by themselves."""
     lock = client.lock("a", confirm=False)
     first = await lock.acquire()
@@ -91,7 +93,9 @@ async def test_what_was_handed_on_is_shown(client: aiolock.LockClient) -> None:
         await (await task).release()
 
 
-async def test_what_is_over_is_not_shown(client: aiolock.LockClient) -> None:
+async def test_snapshot_leaves_out_released_closed_and_remembered_names(
+    client: aiolock.LockClient,
+) -> None:
     """Neither what was released, nor what is only closed, or remembered."""
     async with client.lock("released"):
         pass
@@ -103,7 +107,7 @@ async def test_what_is_over_is_not_shown(client: aiolock.LockClient) -> None:
     assert await client.snapshot() == []
 
 
-async def test_another_prefix_is_not_shown(world: World) -> None:
+async def test_names_leave_out_other_prefixes_that_look_alike(world: World) -> None:
     """Nor one that begins alike, or has what would be a pattern in it."""
     if world.kind == "memory":
         return  # a server of it is one prefix
@@ -120,7 +124,9 @@ async def test_another_prefix_is_not_shown(world: World) -> None:
         assert await like.names() == ["z"]
 
 
-async def test_by_name_and_kind(client: aiolock.LockClient, other: aiolock.LockClient) -> None:
+async def test_status_request_and_break_by_name_act_on_the_given_kind_only(
+    client: aiolock.LockClient, other: aiolock.LockClient
+) -> None:
     """Looked at, asked for and taken away by who knows no more of it."""
     async with client.semaphore("api", 2) as lease:
         status = await other.status("api", kind="semaphore")
@@ -135,7 +141,9 @@ async def test_by_name_and_kind(client: aiolock.LockClient, other: aiolock.LockC
         assert not lease.lost.is_set()
 
 
-async def test_many(client: aiolock.LockClient, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_names_of_more_than_one_page_are_complete(
+    client: aiolock.LockClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """More than one page of them, wherever there are pages."""
     for module in (
         *("memory._listing", "sqlite._transaction", "redis._reading"),
@@ -147,7 +155,7 @@ async def test_many(client: aiolock.LockClient, monkeypatch: pytest.MonkeyPatch)
     await asyncio.gather(*[lease.release() for lease in leases])
 
 
-async def test_wrong_arguments() -> None:
+async def test_snapshot_with_wrong_arguments_raises_type_or_value_error() -> None:
     """A clear error, before anything else."""
     client = aiolock.connect(MemoryServer())
     with pytest.raises(TypeError, match="pattern must be a str"):
@@ -159,7 +167,9 @@ async def test_wrong_arguments() -> None:
         await client.snapshot()
 
 
-async def test_keys_of_somebody_else(redis_server: RedisServer, prefix: str) -> None:
+async def test_names_leave_out_keys_that_aiolock_did_not_write(
+    redis_server: RedisServer, prefix: str
+) -> None:
     """What no aiolock has written is passed over."""
     redis_server.call("SET", f"{prefix}:{{x}}:theirs", "1")
     with redis.Redis(port=redis_server.port) as raw:
@@ -169,7 +179,9 @@ async def test_keys_of_somebody_else(redis_server: RedisServer, prefix: str) -> 
         raw.delete(prefix.encode() + b":{\xff}:holders", f"{prefix}:{{x}}:theirs")
 
 
-async def test_without_the_right_to_scan(redis_server: RedisServer, prefix: str) -> None:
+async def test_names_without_the_scan_permission_raises_store_error_naming_it(
+    redis_server: RedisServer, prefix: str
+) -> None:
     """It says which one; everything else works."""
     user = f"{prefix}-user"
     rule = ACL_RULE.format(prefix=prefix).split()
@@ -195,7 +207,7 @@ MALFORMED = [
 
 
 @pytest.mark.parametrize("member", MALFORMED, ids=range(len(MALFORMED)))
-async def test_a_malformed_neighbour_spoils_nothing(
+async def test_malformed_entries_in_redis_keep_only_their_own_name_busy(
     redis_server: RedisServer, prefix: str, member: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
     """It is shown somehow, and keeps its own name busy; all else goes on as before."""

@@ -82,7 +82,9 @@ async def all_wait(lock: aiolock.Lock, count: int = MANY) -> list[asyncio.Task[N
     return tasks
 
 
-async def test_waiters(client: aiolock.LockClient, other: aiolock.LockClient) -> None:
+async def test_loop_with_ten_thousand_waiters_stays_responsive(
+    client: aiolock.LockClient, other: aiolock.LockClient
+) -> None:
     """One lock, for which ten thousand tasks of another client wait."""
     lock = other.lock("crowded")
     holds = await lock.acquire()
@@ -123,7 +125,9 @@ async def test_waiters(client: aiolock.LockClient, other: aiolock.LockClient) ->
 
 
 @pytest.mark.parametrize("connect", ["memory"], indirect=True)
-async def test_waiters_that_hold_something(client: aiolock.LockClient) -> None:
+async def test_loop_with_ten_thousand_waiters_that_hold_locks_stays_responsive(
+    client: aiolock.LockClient,
+) -> None:
     """What ten thousand such tasks wait for is held by one that begins to wait as well."""
     hot, far = client.lock("hot"), client.lock("far")
 
@@ -159,7 +163,7 @@ async def test_waiters_that_hold_something(client: aiolock.LockClient) -> None:
 
 @pytest.mark.parametrize("own", [1, MANY])
 @pytest.mark.parametrize("connect", ["memory"], indirect=True)
-async def test_readers_that_wait(
+async def test_loop_while_a_cycle_is_sought_among_many_readers_stays_responsive(
     client: aiolock.LockClient, other: aiolock.LockClient, own: int
 ) -> None:
     """Ten thousand read a lock, for which a task that holds something wanted begins to wait.
@@ -207,7 +211,9 @@ async def test_readers_that_wait(
     await asyncio.wait(tasks)
 
 
-async def test_leases(client: aiolock.LockClient, other: aiolock.LockClient) -> None:
+async def test_loop_with_ten_thousand_leases_stays_responsive(
+    client: aiolock.LockClient, other: aiolock.LockClient
+) -> None:
     """Ten thousand names, each of them held."""
 
     async def take() -> list[aiolock.Lease]:
@@ -241,7 +247,9 @@ async def test_leases(client: aiolock.LockClient, other: aiolock.LockClient) -> 
     await check_short(client.aclose, take)
 
 
-async def test_multilock(client: aiolock.LockClient, other: aiolock.LockClient) -> None:
+async def test_loop_with_a_multilock_of_a_thousand_names_stays_responsive(
+    client: aiolock.LockClient, other: aiolock.LockClient
+) -> None:
     """A thousand names as one lock: each of its operations, also where one name is not free."""
     names = [f"name:{number:03}" for number in range(1000)]
     many = client.multilock(*names)
@@ -290,7 +298,9 @@ async def test_multilock(client: aiolock.LockClient, other: aiolock.LockClient) 
     assert not await other.names()
 
 
-async def test_leases_that_end(client: aiolock.LockClient) -> None:
+async def test_loop_while_ten_thousand_leases_expire_stays_responsive(
+    client: aiolock.LockClient,
+) -> None:
     """All at once, by the client's clock: the store may have been away."""
 
     async def ended() -> None:
@@ -313,7 +323,9 @@ async def test_leases_that_end(client: aiolock.LockClient) -> None:
 
 
 @pytest.mark.parametrize("holders", [1000, MANY])
-async def test_holders(client: aiolock.LockClient, other: aiolock.LockClient, holders: int) -> None:
+async def test_loop_with_a_semaphore_of_many_holders_stays_responsive(
+    client: aiolock.LockClient, other: aiolock.LockClient, holders: int
+) -> None:
     """A semaphore with ten thousand permits, all of them taken."""
     await each(lambda _: client.semaphore("api", holders).acquire(), holders)
     semaphore = other.semaphore("api", holders)
@@ -366,14 +378,14 @@ async def check_readers(
     pytest.fail("; ".join(map(str, found)))
 
 
-async def test_readers_that_enter_at_once(
+async def test_loop_while_ten_thousand_readers_enter_at_once_stays_responsive(
     client: aiolock.LockClient, other: aiolock.LockClient
 ) -> None:
     """Ten thousand of them."""
     await check_readers(client, other)
 
 
-async def test_readers_that_enter_at_once_and_stay(
+async def test_loop_while_ten_thousand_readers_enter_and_hold_stays_responsive(
     client: aiolock.LockClient, other: aiolock.LockClient
 ) -> None:
     """Ten thousand tasks wait for a writer, and each of them reads until all do."""
@@ -406,7 +418,9 @@ async def test_readers_that_enter_at_once_and_stay(
 
 
 @pytest.mark.parametrize("connect", ["memory"], indirect=True)
-async def test_page(client: aiolock.LockClient, other: aiolock.LockClient) -> None:
+async def test_loop_with_a_page_of_ten_thousand_locks_stays_responsive(
+    client: aiolock.LockClient, other: aiolock.LockClient
+) -> None:
     """The page of ten thousand locks: each look, and each view of it."""
     await each(lambda number: client.lock(f"order:alpha:{number}").acquire())
     poller = Poller(other, Limits(share=0.1))
@@ -420,7 +434,7 @@ async def test_page(client: aiolock.LockClient, other: aiolock.LockClient) -> No
 
 
 @pytest.mark.parametrize("connect", ["memory"], indirect=True)
-async def test_views_take_a_part_of_the_time(
+async def test_page_views_in_a_row_pause_for_most_of_the_time(
     client: aiolock.LockClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whoever searches for ever more texts waits: others in the loop have most of its time."""
@@ -456,7 +470,7 @@ def _busy(seconds: float) -> None:
         pass
 
 
-async def test_the_instrument_notices_a_long_callback() -> None:
+async def test_check_short_of_a_long_callback_fails() -> None:
     """And says which one it was."""
 
     async def works() -> None:
@@ -469,7 +483,7 @@ async def test_the_instrument_notices_a_long_callback() -> None:
         await check_short(works)
 
 
-async def test_the_instrument_notices_many_short_callbacks_in_one_iteration() -> None:
+async def test_check_short_of_many_callbacks_in_one_iteration_fails() -> None:
     """No other task has a turn between them."""
 
     async def works() -> None:
@@ -483,7 +497,7 @@ async def test_the_instrument_notices_many_short_callbacks_in_one_iteration() ->
         await check_short(works)
 
 
-async def test_the_instrument_passes_what_is_done_in_parts() -> None:
+async def test_check_short_of_work_done_in_parts_passes() -> None:
     """However long it takes, and however long nothing is done at all."""
 
     async def works() -> None:

@@ -169,7 +169,7 @@ async def scene() -> Scene:
 
 
 @pytest.mark.parametrize("answered", [True, False], ids=["answered", "unanswered"])
-def test_a_push_that_overtakes_the_answer_to_an_earlier_question(answered: bool) -> None:
+def test_push_that_overtakes_the_answer_to_a_repeated_question_is_entered(answered: bool) -> None:
     """The answer is older than the grant, and nothing is released under the body."""
 
     async def play() -> None:
@@ -196,7 +196,7 @@ def test_a_push_that_overtakes_the_answer_to_an_earlier_question(answered: bool)
 
 
 @pytest.mark.parametrize("queued_before", [False, True])
-def test_a_claim_that_an_answer_tells_of_is_confirmed(queued_before: bool) -> None:
+def test_claim_granted_to_a_periodic_by_an_answer_is_confirmed_first(queued_before: bool) -> None:
     """A run of a job begins on no claim, also where that is as long as the ttl and no push came."""
 
     async def play() -> None:
@@ -225,7 +225,7 @@ def test_a_claim_that_an_answer_tells_of_is_confirmed(queued_before: bool) -> No
     run(play())
 
 
-def test_a_break_that_overtakes_the_push_of_the_grant() -> None:
+def test_push_of_a_grant_already_broken_is_ignored_and_asked_again() -> None:
     """What was granted is gone, and so is the place in the queue: it asks again at once."""
 
     async def play() -> None:
@@ -243,7 +243,7 @@ def test_a_break_that_overtakes_the_push_of_the_grant() -> None:
     run(play())
 
 
-def test_without_a_question_under_way_the_release_names_its_grant() -> None:
+def test_release_without_an_open_question_names_its_grant() -> None:
     """The ordinary release speaks of one grant alone."""
 
     async def play() -> None:
@@ -260,7 +260,7 @@ def test_without_a_question_under_way_the_release_names_its_grant() -> None:
     run(play())
 
 
-def test_a_push_that_overtakes_the_first_answer() -> None:
+def test_push_that_overtakes_the_first_answer_is_entered_on_the_answer() -> None:
     """It counts from before the question was sent, and is entered on the answer."""
 
     async def play() -> None:
@@ -278,7 +278,7 @@ def test_a_push_that_overtakes_the_first_answer() -> None:
     run(play())
 
 
-def test_a_late_push_is_given_back_and_asked_for_again_in_that_order() -> None:
+def test_push_that_comes_after_its_lease_ended_is_given_back_then_asked_again() -> None:
     """The process was stopped while the push lay in its socket: it does not enter."""
 
     async def play() -> None:
@@ -301,7 +301,7 @@ def test_a_late_push_is_given_back_and_asked_for_again_in_that_order() -> None:
     run(play())
 
 
-def test_a_late_push_at_the_timeout_waits_for_nothing() -> None:
+def test_push_too_late_at_the_timeout_raises_acquire_timeout_at_once() -> None:
     """The process was stopped until after its timeout, and the store answers nothing now."""
 
     async def play() -> None:
@@ -323,7 +323,7 @@ def test_a_late_push_at_the_timeout_waits_for_nothing() -> None:
     run(play())
 
 
-def test_a_grant_given_back_is_not_entered_by_its_late_push() -> None:
+def test_grant_given_back_is_not_entered_by_its_late_push() -> None:
     """Reply and push bring the same grant; the reply came too late, so the push is void."""
 
     async def play() -> None:
@@ -351,7 +351,7 @@ def test_a_grant_given_back_is_not_entered_by_its_late_push() -> None:
 
 
 @pytest.mark.parametrize("when", ["before the first answer", "while it asks again"])
-def test_what_the_answer_under_way_may_not_know_is_asked_once_more(when: str) -> None:
+def test_reconnection_during_a_question_asks_again_after_its_answer(when: str) -> None:
     """A push may have been lost after the store had answered: ask after that answer."""
 
     async def play() -> None:
@@ -372,7 +372,7 @@ def test_what_the_answer_under_way_may_not_know_is_asked_once_more(when: str) ->
     run(play())
 
 
-def test_a_grant_broken_on_its_way_is_not_entered() -> None:
+def test_grant_broken_before_its_task_runs_is_not_entered() -> None:
     """The lost push is there before the task has run."""
 
     async def play() -> None:
@@ -389,7 +389,7 @@ def test_a_grant_broken_on_its_way_is_not_entered() -> None:
     run(play())
 
 
-def test_a_timeout_in_the_same_turn_as_the_answer_is_not_forgotten() -> None:
+def test_timeout_in_the_turn_of_the_answer_raises_acquire_timeout() -> None:
     """The timer finds the question answered and no turn to wait for yet."""
 
     async def play() -> None:
@@ -407,7 +407,7 @@ def test_a_timeout_in_the_same_turn_as_the_answer_is_not_forgotten() -> None:
     run(play())
 
 
-def test_a_grant_for_somebody_who_gave_up_is_given_back() -> None:
+def test_grant_to_a_waiter_that_gave_up_is_released() -> None:
     """The store has not heard of the giving up: its grant goes back at once."""
 
     async def play() -> None:
@@ -426,7 +426,7 @@ def test_a_grant_for_somebody_who_gave_up_is_given_back() -> None:
     run(play())
 
 
-def test_a_release_that_failed_is_sent_again_until_it_is_answered() -> None:
+def test_release_of_a_waiter_that_gave_up_is_sent_again_until_answered() -> None:
     """Whoever gave up may still stand at the store, and no push needs to come to remind us."""
 
     async def play() -> None:
@@ -451,7 +451,7 @@ def test_a_release_that_failed_is_sent_again_until_it_is_answered() -> None:
     run(play())
 
 
-def test_a_release_that_failed_is_sent_a_last_time_when_the_client_closes() -> None:
+def test_release_that_failed_is_sent_a_last_time_when_the_client_closes() -> None:
     """The store may be back; and if it is not, that is that."""
 
     async def play() -> None:
@@ -469,7 +469,7 @@ def test_a_release_that_failed_is_sent_a_last_time_when_the_client_closes() -> N
     run(play())
 
 
-def test_a_release_of_another_grant_that_failed_does_not_end_the_body() -> None:
+def test_release_of_another_grant_sent_again_still_names_that_grant() -> None:
     """Sent again, it is the release of that grant still, not of whatever the waiter holds."""
 
     async def play() -> None:
@@ -493,7 +493,7 @@ def test_a_release_of_another_grant_that_failed_does_not_end_the_body() -> None:
     run(play())
 
 
-def test_a_grant_that_is_being_given_back_when_its_task_gives_up() -> None:
+def test_acquire_cancelled_while_its_grant_is_given_back_sends_each_release_once() -> None:
     """The release of that grant has not failed, though nobody waits for its answer any more."""
 
     async def play() -> None:
@@ -511,7 +511,7 @@ def test_a_grant_that_is_being_given_back_when_its_task_gives_up() -> None:
     run(play())
 
 
-def test_the_head_asks_when_the_lease_ends_and_others_in_time_for_each_claim() -> None:
+def test_waiter_at_the_head_asks_at_lease_end_and_others_within_a_claim() -> None:
     """That is how a dead holder is noticed; whoever is next asks no sooner."""
 
     async def play(place: int) -> float:
@@ -534,7 +534,7 @@ def test_the_head_asks_when_the_lease_ends_and_others_in_time_for_each_claim() -
     run(both())
 
 
-def test_a_displaced_waiter_lets_the_others_ask_again() -> None:
+def test_waiter_that_was_displaced_lets_the_others_ask_again() -> None:
     """One that stands in the queue no more is not the only one: FLUSHALL takes them all."""
 
     async def play() -> None:
@@ -554,7 +554,7 @@ def test_a_displaced_waiter_lets_the_others_ask_again() -> None:
     run(play())
 
 
-def test_a_store_too_slow_for_the_ttl_is_an_error() -> None:
+def test_acquire_on_a_store_too_slow_for_the_ttl_raises_store_error() -> None:
     """Grants that come after they have ended do not repeat for ever."""
 
     async def play() -> None:
@@ -572,7 +572,7 @@ def test_a_store_too_slow_for_the_ttl_is_an_error() -> None:
     run(play())
 
 
-def test_busy_after_a_break_is_given_up() -> None:
+def test_try_acquire_answered_busy_after_a_reconnection_sends_a_release() -> None:
     """A question that was under way when the link broke may come again, and take what is free."""
 
     async def play() -> None:
@@ -590,7 +590,7 @@ def test_busy_after_a_break_is_given_up() -> None:
     run(play())
 
 
-def test_a_late_grant_whose_release_is_refused_is_released_again() -> None:
+def test_grant_too_late_whose_release_is_refused_is_released_again() -> None:
     """That the release was refused does not mean that the store has nothing of the waiter."""
 
     async def play() -> None:

@@ -24,7 +24,9 @@ from tests.support.wrapped import Wrapped
 Value = TypeVar("Value")
 
 
-def test_a_long_lease_put_off_does_not_delay_a_short_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_renewal_of_a_long_lease_does_not_delay_a_short_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Renewing one lease sets the alarm for its next turn, and another is due before that."""
     # Without the jitter: the long lease is due by itself, and not in one turn with the short one.
     monkeypatch.setattr(random, "uniform", lambda _, most: most)
@@ -41,7 +43,7 @@ def test_a_long_lease_put_off_does_not_delay_a_short_one(monkeypatch: pytest.Mon
     run(play())
 
 
-def test_many_leases_are_renewed_in_few_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_renewals_of_a_thousand_leases_take_few_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     """A thousand leases of one ttl are four calls of 256 or so, not a thousand."""
 
     async def play() -> None:
@@ -65,7 +67,7 @@ def test_many_leases_are_renewed_in_few_calls(monkeypatch: pytest.MonkeyPatch) -
     run(play())
 
 
-def test_the_jitter_is_not_the_same_for_every_turn() -> None:
+def test_jitter_of_renewals_differs_from_turn_to_turn() -> None:
     """Processes that started together do not renew together for ever."""
 
     async def play() -> set[float]:
@@ -79,7 +81,7 @@ def test_the_jitter_is_not_the_same_for_every_turn() -> None:
     assert len(run(play())) > 5
 
 
-def test_an_answer_to_an_earlier_renewal_does_not_move_a_shorter_deadline() -> None:
+def test_deadline_shortened_after_a_renewal_was_sent_ignores_its_answer() -> None:
     """Only a renewal that was sent after the store has shortened it is answered with that known."""
 
     async def play() -> None:
@@ -98,7 +100,7 @@ def test_an_answer_to_an_earlier_renewal_does_not_move_a_shorter_deadline() -> N
     run(play())
 
 
-def test_nested_bodies_of_one_task_are_cancelled_once() -> None:
+def test_loss_in_nested_reentrant_bodies_keeps_the_error_of_the_body() -> None:
     """A re-entrant lock that is lost leaves the body's own error, and no cancellation behind."""
 
     async def play() -> None:
@@ -151,7 +153,7 @@ class Far(MemoryStore):
 
 @pytest.mark.parametrize("late", [0.0, 0.4, 0.6, 0.8, 0.95])
 @pytest.mark.parametrize("way", [0.0, 0.002, 0.01])
-def test_a_grant_noticed_late_is_confirmed_in_time(late: float, way: float) -> None:
+def test_claim_noticed_late_is_confirmed_before_it_ends(late: float, way: float) -> None:
     """Whatever is left of its claim when we hear of it, a grant is renewed before that ends."""
 
     async def play() -> None:
@@ -178,7 +180,7 @@ def test_a_grant_noticed_late_is_confirmed_in_time(late: float, way: float) -> N
 
 
 @pytest.mark.parametrize(("way", "tasks"), [(0.9, 1), (0.005, 20)])
-def test_extensions_and_renewals_that_overlap(way: float, tasks: int) -> None:
+def test_extensions_that_overlap_with_renewals_keep_the_lease(way: float, tasks: int) -> None:
     """There is always one that is not answered; what is confirmed counts all the same."""
 
     async def play() -> None:
@@ -226,7 +228,7 @@ class Unsure(Wrapped):
         return answered
 
 
-def test_what_a_store_cannot_tell_of_one_lease() -> None:
+def test_renewal_of_unknown_result_puts_only_that_lease_at_risk() -> None:
     """It is at risk, and lost at its deadline; those renewed in the same call are as they were."""
 
     async def play() -> None:
@@ -251,7 +253,7 @@ def test_what_a_store_cannot_tell_of_one_lease() -> None:
     run(play())
 
 
-def test_what_a_store_could_not_tell_for_a_while() -> None:
+def test_renewal_of_unknown_result_is_repeated_until_the_store_can_tell() -> None:
     """It is asked again, and held once the store can tell; refused, it is lost at once."""
 
     async def play() -> None:
@@ -295,7 +297,7 @@ class Refusing(Wrapped):
         return refused
 
 
-def test_leases_that_are_refused_together() -> None:
+def test_renewals_refused_together_lose_each_lease() -> None:
     """Each of them is lost, in parts; but who has asked about one knows that when it goes on."""
 
     async def play() -> None:
@@ -310,7 +312,7 @@ def test_leases_that_are_refused_together() -> None:
     run(play())
 
 
-def test_a_run_that_a_store_cannot_confirm() -> None:
+def test_periodic_claim_that_cannot_be_confirmed_is_given_back() -> None:
     """The claim is given back, and it asks for its place: no run begins before it is sure."""
 
     async def play() -> None:
@@ -329,7 +331,7 @@ def test_a_run_that_a_store_cannot_confirm() -> None:
 
 
 @pytest.mark.one_loop
-def test_slots_are_few_however_long_the_leases() -> None:
+def test_timer_wheel_after_many_leases_keeps_few_slots() -> None:
     """What was held and released leaves nothing in the watchdog but a number here and there."""
 
     async def play() -> None:
@@ -352,7 +354,7 @@ def test_slots_are_few_however_long_the_leases() -> None:
     run(play())
 
 
-def test_very_short_leases_are_renewed_as_often_as_needed() -> None:
+def test_renewal_of_a_lease_of_ten_milliseconds_comes_at_a_third_of_it() -> None:
     """A lease of some milliseconds has one alarm at a time."""
 
     async def play() -> None:
@@ -365,7 +367,9 @@ def test_very_short_leases_are_renewed_as_often_as_needed() -> None:
     run(play())
 
 
-async def test_a_machine_that_slept(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_lease_after_a_suspension_longer_than_its_ttl_is_lost(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """After a suspension, of which the loop's clock knows nothing, what has ended is lost soon."""
     asleep = 0.0
 
@@ -388,7 +392,7 @@ async def test_a_machine_that_slept(monkeypatch: pytest.MonkeyPatch) -> None:
         await lease.release()
 
 
-async def test_a_clock_that_goes_on_while_the_machine_sleeps(
+async def test_watchdog_clock_counts_suspension_except_on_a_loop_with_its_own_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """On Linux deadlines are reckoned by such a clock; on a loop with its own time by that."""
@@ -414,7 +418,7 @@ async def test_a_clock_that_goes_on_while_the_machine_sleeps(
 
 
 @pytest.mark.one_loop
-def test_who_is_displaced_with_many_others() -> None:
+def test_waiters_displaced_together_ask_again_once_each() -> None:
     """Of 2,000 waiters that lost their places each asks once more, and none looks at all."""
 
     async def play() -> None:

@@ -22,7 +22,7 @@ async def handler(request: web.Request, lease: Lease) -> web.Response:
     return web.Response(text=lease.name)
 
 
-async def test_a_field_that_the_path_has_not() -> None:
+async def test_locked_field_missing_in_the_path_keeps_aiohttp_from_starting() -> None:
     """The application does not start."""
     for path in ("/", "/{x}"):
         app = web.Application()
@@ -48,7 +48,7 @@ class Pay(web.View):
         return web.Response()
 
 
-async def test_methods_of_a_view() -> None:
+async def test_view_methods_can_be_locked_and_idempotent_with_a_checked_path() -> None:
     """They hold locks as functions do, and are carried out once; their path is checked, too."""
     app = web.Application()
     app.router.add_view("/orders/{order}", Pay)
@@ -71,7 +71,7 @@ async def test_methods_of_a_view() -> None:
     await runner.cleanup()
 
 
-async def test_set_up_in_a_wrong_way() -> None:
+async def test_setup_with_invalid_arguments_or_twice_raises_type_or_value_error() -> None:
     """The texts say what to do."""
     app = web.Application()
     with pytest.raises(TypeError, match=r"connect\(\)"):
@@ -87,7 +87,7 @@ async def test_set_up_in_a_wrong_way() -> None:
         locked("x")(plain)
 
 
-async def test_not_set_up() -> None:
+async def test_locked_handler_without_setup_answers_500() -> None:
     """That is a 500."""
     app = web.Application()
     app.router.add_get("/{order}", handler)
@@ -95,7 +95,7 @@ async def test_not_set_up() -> None:
         assert (await http.get(f"{url}/42")).status == 500
 
 
-async def test_the_store_is_down_at_the_start() -> None:
+async def test_startup_while_the_store_is_down_raises_store_error() -> None:
     """The application does not start."""
     app = web.Application()
     setup(app, aiolock.connect("redis://127.0.0.1:1/0"))
@@ -105,7 +105,7 @@ async def test_the_store_is_down_at_the_start() -> None:
     await runner.cleanup()
 
 
-async def test_application_in_another() -> None:
+async def test_subapplication_uses_the_client_and_errors_of_its_parent() -> None:
     """It has the client and the answers of the one that it is in."""
     client = aiolock.connect("memory://")
     outer, inner = web.Application(), web.Application()
@@ -119,7 +119,7 @@ async def test_application_in_another() -> None:
         assert outer[KEY] is client
 
 
-async def test_lost_when_the_response_has_begun() -> None:
+async def test_lease_lost_after_the_response_began_breaks_it_off() -> None:
     """It breaks off; no other response is put into it."""
     memory = MemoryServer()
 
@@ -146,7 +146,7 @@ async def test_lost_when_the_response_has_begun() -> None:
             await reply.read()
 
 
-async def test_told_to_end() -> None:
+async def test_shutdown_answers_503_to_waiters_and_lets_the_holder_finish() -> None:
     """Who waits is told so at once; who holds the lock finishes."""
     memory = MemoryServer()
     bodies = Bodies(aiolock.connect(memory))

@@ -76,7 +76,7 @@ async def schedulers(
 PAST = datetime.now(UTC) - timedelta(seconds=1)
 
 
-async def test_one_begins_a_run_time() -> None:
+async def test_run_time_of_a_job_of_several_schedulers_runs_once() -> None:
     """However many have the job, also those that are late, and of each run time one."""
     begun = list[int]()
 
@@ -95,7 +95,7 @@ async def test_one_begins_a_run_time() -> None:
         assert sum(len(each.events) for each in started) == 2
 
 
-async def test_one_that_failed_is_not_begun_again() -> None:
+async def test_run_that_failed_is_not_repeated_by_another_scheduler() -> None:
     """Its error is in the event of the scheduler that ran it, and that is all."""
 
     async def job() -> None:
@@ -111,7 +111,7 @@ async def test_one_that_failed_is_not_begun_again() -> None:
         assert not second.events
 
 
-async def test_one_that_dies_is_not_begun_again() -> None:
+async def test_run_whose_scheduler_renews_no_more_is_not_repeated() -> None:
     """A run whose scheduler renews nothing any more ends with its lease, and is not repeated."""
     server = MemoryServer()
     store = FaultyStore(MemoryStore(server))
@@ -132,7 +132,7 @@ async def test_one_that_dies_is_not_begun_again() -> None:
 
 
 @pytest.mark.parametrize("most", [1, 2])
-async def test_no_more_at_a_time(most: int) -> None:
+async def test_max_instances_holds_across_all_schedulers(most: int) -> None:
     """A run time is left out for which there is no room, in whichever process the others run."""
     go = asyncio.Event()
     begun = list[int]()
@@ -153,7 +153,7 @@ async def test_no_more_at_a_time(most: int) -> None:
         go.set()
 
 
-async def test_lost(caplog: pytest.LogCaptureFixture) -> None:
+async def test_run_that_loses_its_lock_is_cancelled(caplog: pytest.LogCaptureFixture) -> None:
     """A run that loses its lock is cancelled, and told of in APScheduler's log."""
     begun = asyncio.Event()
     cancelled = list[str]()
@@ -179,7 +179,7 @@ async def test_lost(caplog: pytest.LogCaptureFixture) -> None:
         assert not second.events
 
 
-async def test_a_function_that_is_not_async() -> None:
+async def test_synchronous_job_holds_its_lock_until_its_thread_has_ended() -> None:
     """It runs in a thread, and the lock is held until it has ended."""
     loop = asyncio.get_running_loop()
     begun, go = asyncio.Event(), threading.Event()
@@ -217,7 +217,9 @@ class Slow(ThreadPoolExecutor):
 
 @pytest.mark.parametrize("free", [True, False])
 @pytest.mark.parametrize("by", ["loss", "shutdown"])
-async def test_cancelled_before_its_thread_has_begun(by: str, *, free: bool) -> None:
+async def test_synchronous_job_cancelled_before_its_thread_began_is_not_called(
+    by: str, *, free: bool
+) -> None:
     """It is over at once, and its function is not called later, whether a thread has taken it."""
     begun, pool = list[None](), Slow()
     asyncio.get_running_loop().set_default_executor(pool)
@@ -244,7 +246,7 @@ async def test_cancelled_before_its_thread_has_begun(by: str, *, free: bool) -> 
 
 
 @pytest.mark.parametrize("wait", [True, False])
-async def test_a_thread_that_goes_on_when_all_ends(wait: bool) -> None:
+async def test_shutdown_or_aclose_during_a_synchronous_job_keeps_its_lock_held(wait: bool) -> None:
     """Its lock is held until it has ended: by the scheduler's end, and by that of the client."""
     loop, server = asyncio.get_running_loop(), MemoryServer()
     begun, go = asyncio.Event(), threading.Event()
@@ -272,7 +274,7 @@ async def test_a_thread_that_goes_on_when_all_ends(wait: bool) -> None:
 
 
 @pytest.mark.parametrize("operation", ["acquire", "finish"])
-async def test_a_store_that_cannot_say(
+async def test_run_whose_store_fails_is_not_begun_and_is_logged(
     operation: Operation, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Nobody begins what may have been begun or be forgotten, and APScheduler's log says why."""
@@ -290,7 +292,7 @@ async def test_a_store_that_cannot_say(
     assert any("Error running job job" in record.message for record in caplog.records)
 
 
-async def test_a_job_without_an_id(caplog: pytest.LogCaptureFixture) -> None:
+async def test_job_without_an_id_is_refused_and_logged(caplog: pytest.LogCaptureFixture) -> None:
     """It would have another one in each process: it is refused."""
 
     async def job() -> None:
@@ -305,7 +307,7 @@ async def test_a_job_without_an_id(caplog: pytest.LogCaptureFixture) -> None:
     assert "a job of a SharedExecutor needs an id" in str(record.exc_info[1])
 
 
-def test_made_in_a_wrong_way() -> None:
+def test_shared_executor_with_invalid_arguments_raises_type_or_value_error() -> None:
     """The texts say what it takes."""
     with pytest.raises(TypeError, match=r"what connect\(\) gives"):
         SharedExecutor("memory://")  # type: ignore[arg-type]  # that is the test

@@ -95,7 +95,9 @@ async def others(worker: Worker) -> AsyncGenerator[aiolock.LockClient]:
         assert await client.snapshot() == []
 
 
-async def test_busy(worker: Worker, others: aiolock.LockClient) -> None:
+async def test_locked_task_whose_lock_is_held_is_put_back_without_costing_a_retry(
+    worker: Worker, others: aiolock.LockClient
+) -> None:
     """A task whose lock is held is put back, as often as it takes, and that costs no retry."""
     lease = await take(others.lock("user:1"))
     sent = worker.send("welcome", 1)
@@ -110,7 +112,9 @@ async def test_busy(worker: Worker, others: aiolock.LockClient) -> None:
     assert fence > lease.fence
 
 
-async def test_a_client_used_before_the_fork_fails_the_tasks(redis_server: RedisServer) -> None:
+async def test_locked_task_with_a_client_used_before_the_fork_fails(
+    redis_server: RedisServer,
+) -> None:
     """They do not go round and round: each fails, and says what the program does wrong."""
     worker = Worker(redis_server, "prefork", used_at_import=True)
     try:
@@ -122,7 +126,9 @@ async def test_a_client_used_before_the_fork_fails_the_tasks(redis_server: Redis
         worker.end()
 
 
-async def test_once(worker: Worker, others: aiolock.LockClient) -> None:
+async def test_once_task_sent_twice_runs_once_and_both_have_its_result(
+    worker: Worker, others: aiolock.LockClient
+) -> None:
     """What is sent twice is done once; both have the result of that."""
     sent = [worker.send("pay", 2), worker.send("pay", 2)]
     await until(lambda: worker.runs(2), within=60)
@@ -131,7 +137,9 @@ async def test_once(worker: Worker, others: aiolock.LockClient) -> None:
     assert len(worker.runs(2)) == 1
 
 
-async def test_so_many_at_a_time(worker: Worker, others: aiolock.LockClient) -> None:
+async def test_semaphore_task_beyond_the_limit_begins_when_one_has_ended(
+    worker: Worker, others: aiolock.LockClient
+) -> None:
     """The next one begins when the one before has ended, while the worker has places."""
     sent = [worker.send("call", 3) for _ in range(2)]
     for number in (1, 2):
@@ -143,7 +151,9 @@ async def test_so_many_at_a_time(worker: Worker, others: aiolock.LockClient) -> 
         await worker.done(each)
 
 
-async def test_lost(worker: Worker, others: aiolock.LockClient) -> None:
+async def test_locked_task_that_loses_its_lock_is_put_back_and_run_again(
+    worker: Worker, others: aiolock.LockClient
+) -> None:
     """A task that finds that its lock is lost is put back, and run again."""
     sent = worker.send("export", 4)
     await until(lambda: worker.runs(4), within=60)
@@ -154,13 +164,15 @@ async def test_lost(worker: Worker, others: aiolock.LockClient) -> None:
     assert await worker.done(sent) == 4
 
 
-async def test_errors_of_its_own(worker: Worker, others: aiolock.LockClient) -> None:
+async def test_locked_task_that_raises_an_error_of_its_own_fails_with_it(
+    worker: Worker, others: aiolock.LockClient
+) -> None:
     """A task that raises has failed, as ever, whatever it raises."""
     with pytest.raises(aiolock.AcquireTimeout, match="of its own"):
         await worker.done(worker.send("fails", 5))
 
 
-def test_without_a_worker() -> None:
+def test_locked_task_called_without_a_worker_raises_acquire_timeout() -> None:
     """Called as a function, or eagerly, the lock's error comes out."""
     others = aiolock.sync.connect("memory://")
     locks = Locks(aiolock.sync.connect("memory://"))
@@ -183,7 +195,9 @@ def test_without_a_worker() -> None:
 
 
 @pytest.mark.parametrize("ends", ["post", "finish", "lost"])
-def test_done_and_perhaps_not_remembered(ends: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_once_task_done_before_the_store_fails_returns_its_result_and_warns(
+    ends: str, caplog: pytest.LogCaptureFixture
+) -> None:
     """What has returned is not put back, if the store then fails, or the lease was lost."""
     server = MemoryServer()
     store = FaultyStore(MemoryStore(server))
@@ -203,7 +217,7 @@ def test_done_and_perhaps_not_remembered(ends: str, caplog: pytest.LogCaptureFix
     assert "'payment:7' is done, but the store may not remember that" in caplog.text
 
 
-def test_made_in_a_wrong_way() -> None:
+def test_locks_used_in_a_wrong_way_raises_type_or_runtime_error() -> None:
     """The texts say what it takes."""
     with pytest.raises(TypeError, match=r"what aiolock.sync.connect\(\) gives"):
         Locks(aiolock.connect("memory://"))  # type: ignore[arg-type]  # that is the test

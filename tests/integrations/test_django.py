@@ -56,7 +56,7 @@ async def started(app: Any) -> AsyncGenerator[str | None]:
     await speaking
 
 
-async def test_settings() -> None:
+async def test_settings_make_one_client_for_the_loop_that_closes_with_the_lifespan() -> None:
     """The client is of the settings, one for the loop, from its start to its end."""
     memory = MemoryServer()
     settings = {"target": memory, "ttl": 3, "prefix": "shop"}
@@ -82,7 +82,7 @@ async def test_settings() -> None:
 
 
 @pytest.mark.parametrize("settings", [None, {}, {"ttl": 3}])
-async def test_settings_that_are_missing(settings: Any) -> None:
+async def test_settings_without_target_keep_the_server_from_starting(settings: Any) -> None:
     """The server does not start, and the text says what to write."""
     with override_settings(AIOLOCK=settings):
         with pytest.raises(ImproperlyConfigured, match="target"):
@@ -91,7 +91,7 @@ async def test_settings_that_are_missing(settings: Any) -> None:
             assert "settings.AIOLOCK" in str(failure)
 
 
-async def test_the_store_is_down_at_the_start() -> None:
+async def test_startup_while_the_store_is_down_fails_and_views_answer_503() -> None:
     """The server does not start."""
     with override_settings(AIOLOCK={"target": "redis://127.0.0.1:1/0"}):
         async with started(with_locks(get_asgi_application())) as failure:
@@ -101,7 +101,7 @@ async def test_the_store_is_down_at_the_start() -> None:
     await close()
 
 
-def test_a_client_for_each_loop() -> None:
+def test_client_of_each_event_loop_is_separate() -> None:
     """As Django's own test client has it, each of whose requests has a loop of its own."""
 
     async def ask() -> bytes:
@@ -115,7 +115,7 @@ def test_a_client_for_each_loop() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:unclosed .LockClient:ResourceWarning")  # that is the test
-def test_clients_of_loops_that_are_gone() -> None:
+def test_client_of_a_loop_that_is_gone_is_dropped() -> None:
     """They are let go of: there are no more of them than there are loops."""
     with override_settings(AIOLOCK={"target": "memory://"}):
         for _ in range(3):
@@ -125,7 +125,7 @@ def test_clients_of_loops_that_are_gone() -> None:
     gc.collect()  # it is told of here, and not in another test
 
 
-async def test_an_application_with_a_lifespan() -> None:
+async def test_with_locks_runs_the_lifespan_of_its_application_while_open() -> None:
     """It begins when the client is open, and ends before that is closed."""
     happened = list[str]()
 
@@ -145,7 +145,7 @@ async def test_an_application_with_a_lifespan() -> None:
 
 
 @pytest.mark.parametrize("failing", ["says so", "raises"])
-async def test_an_application_that_does_not_start(failing: str) -> None:
+async def test_with_locks_closes_the_client_if_its_application_fails_to_start(failing: str) -> None:
     """The server hears of it, and the client is closed."""
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
@@ -160,7 +160,7 @@ async def test_an_application_that_does_not_start(failing: str) -> None:
         assert asyncio.get_running_loop() not in _clients
 
 
-def test_declared_in_a_wrong_way() -> None:
+def test_locked_with_an_unknown_field_or_a_plain_function_raises() -> None:
     """A field is a parameter of the view."""
     with pytest.raises(ValueError, match="needs item"):
         locked("{item}")(view)

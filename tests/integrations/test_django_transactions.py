@@ -169,7 +169,7 @@ def stock(server: PostgresServer) -> int:
 @pytest.mark.parametrize("how", TRANSACTIONS)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.usefixtures("database")
-def test_a_lock_within_a_transaction_is_refused(
+def test_acquire_of_any_primitive_in_a_transaction_raises_runtime_error(
     client: aiolock.sync.LockClient, how: str, way: str
 ) -> None:
     """Before anything is done; and after the transaction it works."""
@@ -183,7 +183,7 @@ def test_a_lock_within_a_transaction_is_refused(
         taken.release()
 
 
-def test_after_a_rollback_it_is_had(
+def test_lock_after_a_rollback_or_a_refusal_can_be_acquired(
     client: aiolock.sync.LockClient, database: PostgresServer
 ) -> None:
     """Nothing is left of a transaction that failed, nor of a lock whose body failed."""
@@ -203,7 +203,7 @@ def test_after_a_rollback_it_is_had(
     assert stock(database) == 1
 
 
-def test_a_lease_that_is_entered_within_a_transaction(
+def test_lease_entered_in_a_transaction_is_refused_and_released(
     client: aiolock.sync.LockClient, database: PostgresServer
 ) -> None:
     """Refused, and released: nothing else would release it."""
@@ -222,7 +222,7 @@ def test_a_lease_that_is_entered_within_a_transaction(
 
 
 @pytest.mark.parametrize("how", ["lease", "lock", "multilock", "exit"])
-def test_a_release_within_a_transaction_rolls_it_back(
+def test_release_in_a_transaction_raises_and_rolls_it_back(
     client: aiolock.sync.LockClient, database: PostgresServer, how: str
 ) -> None:
     """The lock is free, so nothing of the transaction may be seen."""
@@ -259,7 +259,7 @@ def test_a_release_within_a_transaction_rolls_it_back(
     assert stock(database) == 1
 
 
-def test_an_exit_within_a_transaction_raises_while_another_error_is_handled(
+def test_exit_in_a_transaction_raises_while_another_error_is_handled(
     client: aiolock.sync.LockClient, database: PostgresServer
 ) -> None:
     """As where work is tried again: that error is not the body's."""
@@ -276,7 +276,9 @@ def test_an_exit_within_a_transaction_raises_while_another_error_is_handled(
 
 
 @pytest.mark.usefixtures("database")
-def test_the_error_of_a_body_is_the_one_that_is_raised(client: aiolock.sync.LockClient) -> None:
+def test_release_in_a_transaction_keeps_the_error_of_its_body(
+    client: aiolock.sync.LockClient,
+) -> None:
     """A release in a `finally` does not replace it."""
     lease = client.lock("a").acquire()
 
@@ -291,7 +293,7 @@ def test_the_error_of_a_body_is_the_one_that_is_raised(client: aiolock.sync.Lock
         work()
 
 
-def test_without_autocommit_it_is_committed_within_the_lock(
+def test_release_without_autocommit_is_refused_unless_committed_before(
     client: aiolock.sync.LockClient, database: PostgresServer
 ) -> None:
     """Where the program commits by itself, only an open transaction is in the way."""
@@ -310,7 +312,9 @@ def test_without_autocommit_it_is_committed_within_the_lock(
 
 
 @pytest.mark.usefixtures("database")
-def test_a_lock_for_something_else_than_the_database(client: aiolock.sync.LockClient) -> None:
+def test_ignore_transactions_allows_acquire_in_a_transaction(
+    client: aiolock.sync.LockClient,
+) -> None:
     """The program says so."""
     with transaction.atomic():
         with ignore_transactions(), client.lock("printer"):
@@ -322,7 +326,9 @@ def test_a_lock_for_something_else_than_the_database(client: aiolock.sync.LockCl
 
 
 @pytest.mark.usefixtures("database")
-def test_a_transaction_of_another_thread(client: aiolock.sync.LockClient) -> None:
+def test_acquire_beside_a_transaction_of_another_thread_is_allowed(
+    client: aiolock.sync.LockClient,
+) -> None:
     """Each thread has its own."""
     with transaction.atomic(), ThreadPoolExecutor(1) as threads:
         add()
@@ -330,7 +336,9 @@ def test_a_transaction_of_another_thread(client: aiolock.sync.LockClient) -> Non
 
 
 @pytest.mark.usefixtures("database")
-def test_the_transaction_of_a_test_case(client: aiolock.sync.LockClient) -> None:
+def test_acquire_in_the_transaction_of_a_test_case_is_allowed(
+    client: aiolock.sync.LockClient,
+) -> None:
     """It stands for the database of the test; a block in it is one as ever."""
 
     class Case(TestCase):
@@ -345,7 +353,7 @@ def test_the_transaction_of_a_test_case(client: aiolock.sync.LockClient) -> None
     assert (result.testsRun, result.errors, result.failures) == (1, [], [])
 
 
-def test_without_a_database(client: aiolock.sync.LockClient) -> None:
+def test_acquire_without_a_database_is_allowed(client: aiolock.sync.LockClient) -> None:
     """A program that has imported Django, and no more."""
     assert django.db.connections.settings["default"]["ENGINE"] == "django.db.backends.dummy"
     with client.lock("a"):
@@ -371,7 +379,7 @@ def get(app: Any, url: str) -> tuple[str, str]:
         reply.close()
 
 
-def test_a_view_under_atomic_requests(
+def test_acquire_in_a_view_under_atomic_requests_is_refused_unless_exempt(
     client: aiolock.sync.LockClient,
     database: PostgresServer,
     caplog: pytest.LogCaptureFixture,
@@ -402,7 +410,7 @@ def test_a_view_under_atomic_requests(
     assert stock(database) == 20
 
 
-def test_a_class_under_atomic_requests(
+def test_acquire_in_a_class_view_exempt_from_atomic_requests_is_allowed(
     client: aiolock.sync.LockClient, database: PostgresServer
 ) -> None:
     """As the page has it."""
@@ -420,7 +428,7 @@ def test_a_class_under_atomic_requests(
     assert stock(database) == 1
 
 
-def test_a_loss_in_the_view_rolls_back(
+def test_check_of_a_lost_lease_in_a_transaction_rolls_it_back(
     client: aiolock.sync.LockClient, database: PostgresServer
 ) -> None:
     """What was written without the lock is never committed."""
@@ -437,7 +445,9 @@ def test_a_loss_in_the_view_rolls_back(
     assert stock(database) == 0
 
 
-async def test_a_response_is_kept_when_it_is_committed(database: PostgresServer) -> None:
+async def test_idempotency_under_atomic_requests_keeps_only_committed_responses(
+    database: PostgresServer,
+) -> None:
     """With `ATOMIC_REQUESTS`: a commit that fails is no answer to keep, and it is done again."""
     connections.settings["default"]["ATOMIC_REQUESTS"] = True
     database.execute(
@@ -473,7 +483,7 @@ async def test_a_response_is_kept_when_it_is_committed(database: PostgresServer)
 
 
 @pytest.mark.usefixtures("database")
-def test_async_code_within_a_transaction() -> None:
+def test_client_in_async_code_of_a_transaction_is_refused() -> None:
     """Of a view that is synchronous itself: its ORM is in the view's transaction."""
 
     async def pay() -> None:
@@ -500,7 +510,9 @@ class Within:
         return response
 
 
-def test_a_function_that_leaves_work_undone(client: aiolock.sync.LockClient) -> None:
+def test_locked_and_once_functions_that_return_unfinished_work_are_refused(
+    client: aiolock.sync.LockClient,
+) -> None:
     """A decorated function does all its work under the lock, or fails."""
 
     def pieces() -> Iterator[bytes]:
@@ -527,7 +539,7 @@ def test_a_function_that_leaves_work_undone(client: aiolock.sync.LockClient) -> 
 
 
 @pytest.mark.usefixtures("database")
-async def test_an_async_view_within_the_transaction_of_a_middleware(
+async def test_locked_async_view_in_the_transaction_of_a_middleware_is_refused(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """It is in another thread than the view, and what the view's ORM does is in it."""
@@ -551,7 +563,7 @@ async def test_an_async_view_within_the_transaction_of_a_middleware(
 
 
 @pytest.mark.usefixtures("database")
-async def test_a_cancelled_view_holds_its_lock_until_its_thread_has_ended() -> None:
+async def test_locked_view_that_is_cancelled_holds_its_lock_until_its_thread_ends() -> None:
     """A cancellation does not end a thread: it would write beside the next holder."""
     begun, go, ended = threading.Event(), threading.Event(), threading.Event()
 
@@ -586,7 +598,7 @@ async def test_a_cancelled_view_holds_its_lock_until_its_thread_has_ended() -> N
 
 
 @pytest.mark.usefixtures("database")
-async def test_a_view_that_waits_no_more_for_its_thread_holds_its_lock_until_it_has_ended() -> None:
+async def test_locked_view_that_abandons_its_thread_holds_its_lock_until_it_ends() -> None:
     """A time-out of the view's own does not end a thread either."""
     begun, go = threading.Event(), threading.Event()
     patience = list[asyncio.Timeout]()
@@ -620,7 +632,7 @@ async def test_a_view_that_waits_no_more_for_its_thread_holds_its_lock_until_it_
         await close()
 
 
-async def test_a_stream_under_a_lock_is_refused() -> None:
+async def test_locked_view_that_returns_a_stream_is_refused_and_the_stream_closed() -> None:
     """It would be sent without the lock. What it has open is closed."""
     file = io.BytesIO(b"text")
 
@@ -649,7 +661,7 @@ async def test_a_stream_under_a_lock_is_refused() -> None:
     assert file.closed
 
 
-async def test_a_template_is_rendered_under_the_lock() -> None:
+async def test_locked_view_renders_its_template_response_under_the_lock() -> None:
     """What it reads then is protected as well."""
     templates = [{"BACKEND": "django.template.backends.django.DjangoTemplates"}]
     held = list[bool]()
@@ -671,7 +683,7 @@ async def test_a_template_is_rendered_under_the_lock() -> None:
     assert held == [True]
 
 
-async def test_a_slow_client_of_a_stream_holds_its_lock_for_a_bounded_time() -> None:
+async def test_stream_to_a_slow_client_holds_its_lock_for_max_hold_and_breaks_off() -> None:
     """The generator has the lock, with a `max_hold`; it ends, and so does the response."""
     pieces, sent = list[str](), list[Any]()
     accepts = asyncio.Event()
@@ -770,7 +782,7 @@ print("done")
 """
 
 
-def test_the_example_of_the_page(
+def test_example_of_the_django_page_loses_no_update_in_concurrent_requests(
     postgres_server: PostgresServer, redis_server: RedisServer, tmp_path: Path
 ) -> None:
     """The views of the page on Django, as they stand there: 20 concurrent requests make 20."""

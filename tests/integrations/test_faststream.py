@@ -98,7 +98,9 @@ async def others(redis_server: RedisServer, prefix: str) -> AsyncGenerator[aiolo
         yield client
 
 
-async def test_busy(worker: Worker, others: aiolock.LockClient) -> None:
+async def test_locked_message_whose_lock_is_held_stays_pending_until_it_is_free(
+    worker: Worker, others: aiolock.LockClient
+) -> None:
     """A message whose lock is held is not acknowledged, as often as it takes."""
     worker.go.set()
     lease = await take(others.lock("user:7"))
@@ -113,7 +115,7 @@ async def test_busy(worker: Worker, others: aiolock.LockClient) -> None:
     assert len(worker.begun) == 1
 
 
-async def test_put_back_takes_retry_after_at_least() -> None:
+async def test_locked_message_is_put_back_after_retry_after_unless_closed() -> None:
     """Some brokers deliver a message again at once, so a run without a wait has a pause of ours."""
     memory = MemoryServer()
     async with aiolock.connect(memory) as client, aiolock.connect(memory) as others:
@@ -136,7 +138,9 @@ async def test_put_back_takes_retry_after_at_least() -> None:
         assert time.monotonic() - began < 30
 
 
-async def test_once(worker: Worker, others: aiolock.LockClient) -> None:
+async def test_once_messages_of_one_key_are_handled_once_and_acknowledged(
+    worker: Worker, others: aiolock.LockClient
+) -> None:
     """Two messages for the same are one payment, and both are acknowledged."""
     worker.go.set()
     await worker.send(7, 42)
@@ -146,7 +150,9 @@ async def test_once(worker: Worker, others: aiolock.LockClient) -> None:
     assert [order for order, _ in worker.begun] == [42, 43]
 
 
-async def test_lost(worker: Worker, others: aiolock.LockClient) -> None:
+async def test_locked_message_whose_handler_loses_its_lock_is_delivered_again(
+    worker: Worker, others: aiolock.LockClient
+) -> None:
     """A handler whose lock is lost is cancelled, and its message is delivered again."""
     await worker.send(7, 42)
     await until(lambda: worker.begun)

@@ -117,7 +117,9 @@ async def opened(shop: Shop) -> AsyncGenerator[httpx.AsyncClient]:
         yield http
 
 
-async def test_answered_twice(redis_server: RedisServer, prefix: str) -> None:
+async def test_idempotency_of_two_servers_runs_once_and_replays_the_response(
+    redis_server: RedisServer, prefix: str
+) -> None:
     """In two servers, at the same time and later: one charge, and one response."""
     key = {**KEY, "Host": "shop"}  # both have the address of the proxy in front of them
     shops = [Shop(aiolock.connect(redis_server.url, prefix=prefix)) for _ in range(2)]
@@ -156,7 +158,9 @@ async def test_answered_twice(redis_server: RedisServer, prefix: str) -> None:
         {"url": "/stream"},
     ],
 )
-async def test_another_request_with_the_same_key(another: dict[str, Any]) -> None:
+async def test_idempotency_of_another_request_with_the_same_key_answers_422(
+    another: dict[str, Any],
+) -> None:
     """It is refused, and nothing is done."""
     shop = Shop(aiolock.connect("memory://"))
     async with opened(shop) as http:
@@ -166,7 +170,7 @@ async def test_another_request_with_the_same_key(another: dict[str, Any]) -> Non
         assert shop.charged == 1
 
 
-async def test_keys_of_others() -> None:
+async def test_idempotency_of_one_key_of_several_users_keeps_them_apart() -> None:
     """They have nothing to do with each other."""
     shop = Shop(aiolock.connect("memory://"))
     async with opened(shop) as http:
@@ -177,7 +181,7 @@ async def test_keys_of_others() -> None:
 
 
 @pytest.mark.parametrize("failure", [500, 503, ZeroDivisionError(), aiolock.LeaseLost()])
-async def test_one_that_failed(failure: Any) -> None:
+async def test_idempotency_of_a_failed_request_carries_out_the_next_one(failure: Any) -> None:
     """Its client is told so, and may try again."""
     shop = Shop(aiolock.connect("memory://"))
     async with opened(shop) as http:
@@ -189,7 +193,7 @@ async def test_one_that_failed(failure: Any) -> None:
             assert (reply.status_code, reply.json()["charge"]) == (402, 2)
 
 
-async def test_one_that_loses_its_lock() -> None:
+async def test_idempotency_of_a_request_that_loses_its_lock_answers_lock_lost() -> None:
     """It is cancelled, and may be tried again."""
     memory = MemoryServer()
     shop = Shop(aiolock.connect(memory))
@@ -205,7 +209,7 @@ async def test_one_that_loses_its_lock() -> None:
         assert (await http.post("/charges", headers=KEY)).json()["charge"] == 2
 
 
-async def test_one_that_is_interrupted_within() -> None:
+async def test_idempotency_of_a_loss_answers_lock_lost_around_fastapi() -> None:
     """A lost request is told of the loss, also where its application answers interruptions."""
     memory = MemoryServer()
     bodies = Bodies(aiolock.connect(memory))
@@ -224,7 +228,9 @@ async def test_one_that_is_interrupted_within() -> None:
         assert (await asked).json()["code"] == "lock_lost"
 
 
-async def test_a_loss_that_the_end_tells_of(caplog: pytest.LogCaptureFixture) -> None:
+async def test_idempotency_of_a_loss_found_at_the_end_sends_the_response(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     """The request was carried out, so its response is sent, also one that is sent as it comes."""
     memory = Forgetful()
     shop = Shop(aiolock.connect(memory))
@@ -237,7 +243,7 @@ async def test_a_loss_that_the_end_tells_of(caplog: pytest.LogCaptureFixture) ->
         assert (await http.post("/charges", headers=KEY)).json()["charge"] == 3
 
 
-async def test_what_is_not_for_it() -> None:
+async def test_idempotency_without_key_or_for_other_methods_changes_nothing() -> None:
     """Without a key, and with methods that need none, nothing changes."""
     shop = Shop(aiolock.connect("memory://"))
     async with opened(shop) as http:
@@ -249,7 +255,7 @@ async def test_what_is_not_for_it() -> None:
 
 
 @pytest.mark.parametrize("key", ["", "x" * 256, "a\tb", "ä"])
-async def test_keys_that_cannot_be(key: str) -> None:
+async def test_idempotency_of_an_invalid_key_or_a_long_body_answers_400_or_413(key: str) -> None:
     """They are refused."""
     shop = Shop(aiolock.connect("memory://"))
     async with opened(shop) as http:
@@ -261,7 +267,7 @@ async def test_keys_that_cannot_be(key: str) -> None:
         assert not shop.charged
 
 
-async def test_a_long_response() -> None:
+async def test_idempotency_of_a_long_response_answers_not_kept_later() -> None:
     """It is sent, and not kept: nothing is done for a second time all the same."""
     shop = Shop(aiolock.connect("memory://"))
     async with opened(shop) as http:
@@ -273,7 +279,7 @@ async def test_a_long_response() -> None:
         assert shop.charged == 1
 
 
-async def test_a_response_in_pieces() -> None:
+async def test_idempotency_of_a_response_in_pieces_replays_all_its_bytes() -> None:
     """It is one, of any bytes."""
     shop = Shop(aiolock.connect("memory://"))
     async with opened(shop) as http:
@@ -281,7 +287,7 @@ async def test_a_response_in_pieces() -> None:
             assert (await http.post("/stream", headers=KEY)).content == b"\0\xff1"
 
 
-async def test_a_store_that_fails() -> None:
+async def test_idempotency_runs_nothing_if_acquire_fails_and_answers_if_post_fails() -> None:
     """Before, nothing is done. After, the response is sent, for it is true."""
     faulty = FaultyStore(MemoryStore(MemoryServer()))
     shop = Shop(aiolock.connect(faulty, deadlock_after=None, ttl=1))
@@ -296,7 +302,7 @@ async def test_a_store_that_fails() -> None:
         assert (await http.post("/charges", headers=KEY)).json()["charge"] == 2
 
 
-async def test_made_in_a_wrong_way() -> None:
+async def test_idempotency_with_invalid_options_raises_type_or_value_error() -> None:
     """It is refused when it is made."""
     client = aiolock.connect("memory://")
     with pytest.raises(ValueError, match="remember"):
@@ -308,7 +314,7 @@ async def test_made_in_a_wrong_way() -> None:
 
 
 @pytest.mark.parametrize("framework", ["fastapi", "litestar", "quart"])
-async def test_round_other_frameworks(framework: str) -> None:
+async def test_idempotency_around_each_framework_carries_out_once(framework: str) -> None:
     """It stands round any ASGI application, whose handlers hold locks of their own."""
     bodies = Bodies(aiolock.connect("memory://"))
     bodies.go.set()
@@ -324,7 +330,7 @@ async def test_round_other_frameworks(framework: str) -> None:
         assert len(bodies.entered) == 1
 
 
-async def test_busy_is_not_remembered() -> None:
+async def test_idempotency_of_a_busy_response_is_not_kept() -> None:
     """What says that nothing was done, and to try again, is not what the key is answered with."""
     shop = Shop(aiolock.connect("memory://"))
     async with opened(shop) as http:
@@ -338,7 +344,7 @@ async def test_busy_is_not_remembered() -> None:
             assert (reply.status_code, reply.json()["charge"]) == (409, len(busy) + 1)
 
 
-async def test_what_is_sent_in_part_is_seen_to_be() -> None:
+async def test_idempotency_of_a_response_that_breaks_off_keeps_nothing() -> None:
     """A response that breaks off does not pass for a whole one; and may be tried again."""
     shop = Shop(aiolock.connect("memory://"))
     async with serving("starlette", shop.app) as url, httpx.AsyncClient(timeout=30) as http:
@@ -347,7 +353,7 @@ async def test_what_is_sent_in_part_is_seen_to_be() -> None:
                 await http.post(f"{url}/broken", headers=KEY)
 
 
-async def test_a_long_stream_is_sent_as_it_comes() -> None:
+async def test_idempotency_of_a_long_stream_sends_it_as_it_comes() -> None:
     """It is not gathered, and it is done: nobody does it again."""
     shop = Shop(aiolock.connect("memory://"))
     shop.go.clear()
@@ -363,7 +369,7 @@ async def test_a_long_stream_is_sent_as_it_comes() -> None:
         assert shop.charged == 1
 
 
-async def test_what_is_done_in_the_background() -> None:
+async def test_idempotency_of_background_work_answers_when_it_has_ended() -> None:
     """The request has ended when that has: only then its response is kept, and sent."""
     shop = Shop(aiolock.connect("memory://"))
     shop.go.clear()
@@ -376,7 +382,7 @@ async def test_what_is_done_in_the_background() -> None:
             assert (reply.status_code, reply.json()) == (200, 1)
 
 
-async def test_background_work_that_fails() -> None:
+async def test_idempotency_of_failing_background_work_answers_500_and_keeps_nothing() -> None:
     """A framework undoes what a request has done when that fails, so nobody is told it was done."""
     shop = Shop(aiolock.connect("memory://"))
     shop.fail = ZeroDivisionError()
@@ -390,7 +396,7 @@ async def test_background_work_that_fails() -> None:
 
 
 @pytest.mark.parametrize("framework", ["fastapi", "litestar", "quart", "django"])
-async def test_whoever_goes_meanwhile(framework: str) -> None:
+async def test_idempotency_of_a_client_that_disconnects_keeps_the_response(framework: str) -> None:
     """The request goes on, and its response is there for the next try: it is done once."""
     bodies = Bodies(aiolock.connect("memory://"))
     async with bodies.client:
@@ -412,7 +418,7 @@ async def test_whoever_goes_meanwhile(framework: str) -> None:
 
 
 @pytest.mark.parametrize("framework", ["fastapi", "litestar", "quart"])
-async def test_interrupted_at_the_servers_end(framework: str) -> None:
+async def test_idempotency_of_a_request_at_shutdown_answers_shutting_down(framework: str) -> None:
     """It is told so, also where the middleware stands round what tells it."""
     bodies = Bodies(aiolock.connect("memory://"))
     app = Idempotency(
@@ -426,7 +432,7 @@ async def test_interrupted_at_the_servers_end(framework: str) -> None:
         assert (reply.status_code, reply.json()["code"]) == (503, "shutting_down")
 
 
-async def test_other_ways_to_send_a_response() -> None:
+async def test_idempotency_hides_send_extensions_and_refuses_two_keys() -> None:
     """A server may offer some; what is sent by them could not be kept."""
     offered = list[Any]()
 

@@ -145,7 +145,7 @@ def outcome(reply: httpx.Response) -> str:
     return "before" if "Idempotent-Replayed" in reply.headers else "now"
 
 
-async def test_the_same_key_in_another_application(framework: str) -> None:
+async def test_idempotency_key_of_two_applications_is_carried_out_in_each(framework: str) -> None:
     """It is another key, on the same store and with the same prefix; each answers by itself."""
     memory = MemoryServer()
     billing, shipping = Service(memory, "billing"), Service(memory, "shipping")
@@ -176,7 +176,9 @@ async def test_the_same_key_in_another_application(framework: str) -> None:
     ],
     ids=["host", "method", "path", "query", "type", "encoding", "body"],
 )
-async def test_another_request_under_the_same_key(framework: str, other: dict[str, Any]) -> None:
+async def test_idempotency_key_with_a_different_request_answers_422(
+    framework: str, other: dict[str, Any]
+) -> None:
     """It is refused, and nothing is done."""
     service = Service(MemoryServer(), "shop")
     first: dict[str, Any] = {"method": "POST", "url": "/charges/a/b", "content": b"{}"}
@@ -189,7 +191,7 @@ async def test_another_request_under_the_same_key(framework: str, other: dict[st
         assert service.done == 1
 
 
-async def test_the_same_request_with_other_headers(framework: str) -> None:
+async def test_idempotency_key_with_other_unrelated_headers_is_replayed(framework: str) -> None:
     """What says nothing about the request may be another, and so may be the spelling of a host."""
     service = Service(MemoryServer(), "shop")
     async with opened(framework, service) as http:
@@ -199,7 +201,7 @@ async def test_the_same_request_with_other_headers(framework: str) -> None:
         assert outcome(await http.post("/charges/", headers=headers)) == "before"
 
 
-async def test_a_response_that_depends_on_headers(framework: str) -> None:
+async def test_response_with_vary_is_replayed_only_for_equal_headers(framework: str) -> None:
     """It is for who would have got the same: as caches do it, by `Vary`."""
     service = Service(MemoryServer(), "shop", "Accept-Language, Cookie, Authorization")
     async with opened(framework, service) as http:
@@ -215,7 +217,9 @@ async def test_a_response_that_depends_on_headers(framework: str) -> None:
 
 
 @pytest.mark.parametrize("header", ["Content-Type", "Accept-Language"])
-async def test_a_header_that_is_not_text_is_compared_as_any(framework: str, header: str) -> None:
+async def test_header_that_is_not_text_is_compared_as_any_other(
+    framework: str, header: str
+) -> None:
     """Its request is carried out once, and not refused when that has been done."""
     service = Service(MemoryServer(), "shop", "Accept-Language")
     async with opened(framework, service) as http:
@@ -225,7 +229,9 @@ async def test_a_header_that_is_not_text_is_compared_as_any(framework: str, head
         assert service.done == 1
 
 
-async def test_a_compressed_response(framework: str) -> None:
+async def test_compressed_response_is_not_replayed_to_a_client_that_cannot_read_it(
+    framework: str,
+) -> None:
     """Nobody gets it who has asked for a plain one."""
     service = Service(MemoryServer(), "shop")
     async with opened(framework, service) as http:
@@ -238,7 +244,7 @@ async def test_a_compressed_response(framework: str) -> None:
 
 
 @pytest.mark.parametrize("place", ["within the key", "around the key", "at the route"])
-async def test_compressed_by_middleware(place: str) -> None:
+async def test_response_compressed_by_middleware_is_replayed_only_as_accepted(place: str) -> None:
     """Wherever it is, a client gets what it can read."""
     client = aiolock.connect("memory://")
 
@@ -278,7 +284,9 @@ async def test_compressed_by_middleware(place: str) -> None:
     ("name", "error"),
     [("", ValueError), (" ", ValueError), ("x" * 101, ValueError), (3, TypeError)],
 )
-def test_an_application_without_a_name(name: Any, error: type[Exception]) -> None:
+def test_application_option_that_is_invalid_or_missing_raises(
+    name: Any, error: type[Exception]
+) -> None:
     """It is refused where it is declared."""
     options: Any = {"application": name, "remember": 60, "who": lambda _: "ada"}
     for idempotent in (starlette.idempotent, fastapi.idempotent, aiohttp.idempotent):

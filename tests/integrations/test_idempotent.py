@@ -167,7 +167,7 @@ def told(reply: httpx.Response) -> tuple[int, str]:
     return reply.status_code, reply.json()["code"]
 
 
-async def test_answered_twice(framework: str) -> None:
+async def test_idempotent_route_carries_out_once_and_replays_the_response(framework: str) -> None:
     """One charge, and one response; who comes while it is under way is told to come again."""
     till = Till(aiolock.connect("memory://"))
     async with opened(framework, till) as http:
@@ -190,7 +190,9 @@ async def test_answered_twice(framework: str) -> None:
             assert (await http.post("/charges", content="7")).json()["charge"] == number
 
 
-async def test_what_is_refused(framework: str) -> None:
+async def test_idempotent_route_refuses_other_requests_invalid_keys_and_missing_ones(
+    framework: str,
+) -> None:
     """Another request with the same key, a key that is none, and where one is required, none."""
     till = Till(aiolock.connect("memory://"))
     till.go.set()
@@ -208,7 +210,7 @@ async def test_what_is_refused(framework: str) -> None:
         assert till.charged == 2
 
 
-async def test_one_that_failed(framework: str) -> None:
+async def test_idempotent_route_that_failed_is_carried_out_again(framework: str) -> None:
     """It may be tried again; one that was refused for good is refused again."""
     till = Till(aiolock.connect("memory://"))
     till.go.set()
@@ -223,7 +225,7 @@ async def test_one_that_failed(framework: str) -> None:
         assert till.charged == 3
 
 
-async def test_one_that_loses_its_lease(framework: str) -> None:
+async def test_idempotent_route_that_loses_its_lease_answers_lock_lost(framework: str) -> None:
     """It is cancelled, its client is told so, and it may be tried again."""
     memory = MemoryServer()
     till = Till(aiolock.connect(memory))
@@ -238,7 +240,9 @@ async def test_one_that_loses_its_lease(framework: str) -> None:
         assert (await http.post("/charges", headers=KEY)).json()["charge"] == 2
 
 
-async def test_a_loss_that_the_end_tells_of(framework: str) -> None:
+async def test_idempotent_route_whose_loss_is_found_at_the_end_sends_its_response(
+    framework: str,
+) -> None:
     """The request was carried out, so its response is sent; it is not kept."""
     memory = Forgetful()
     till = Till(aiolock.connect(memory))
@@ -250,7 +254,7 @@ async def test_a_loss_that_the_end_tells_of(framework: str) -> None:
             assert (reply.status_code, reply.json()["charge"]) == (200, number)
 
 
-async def test_a_long_response(framework: str) -> None:
+async def test_idempotent_route_with_a_long_response_answers_not_kept_later(framework: str) -> None:
     """It is sent and not kept; nothing is done for a second time all the same."""
     till = Till(aiolock.connect("memory://"), size=100_000)
     till.go.set()
@@ -269,7 +273,9 @@ async def test_a_long_response(framework: str) -> None:
         (0, 30_000, True),
     ],
 )
-async def test_what_is_just_kept(size: int, header: int, is_kept: bool) -> None:  # a parameter
+async def test_idempotent_route_keeps_bodies_of_48_kib_with_their_headers(
+    size: int, header: int, is_kept: bool
+) -> None:  # a parameter
     """A body of 48 KiB, of any bytes, with the headers that the documentation promises."""
     app = Starlette()
     starlette.setup(app, aiolock.connect("memory://"))
@@ -293,7 +299,9 @@ async def test_what_is_just_kept(size: int, header: int, is_kept: bool) -> None:
             assert told(again) == (409, "idempotency_not_kept")
 
 
-async def test_a_store_that_fails(framework: str) -> None:
+async def test_idempotent_route_runs_nothing_if_acquire_fails_and_answers_if_post_fails(
+    framework: str,
+) -> None:
     """Before, nothing is done. After, the response is sent, for it is true."""
     store = FaultyStore(MemoryStore(MemoryServer()))
     till = Till(aiolock.connect(store, deadlock_after=None, ttl=1))
@@ -308,7 +316,7 @@ async def test_a_store_that_fails(framework: str) -> None:
             assert (await http.post("/charges", headers=KEY)).json()["charge"] == 2
 
 
-async def test_whoever_goes_meanwhile(framework: str) -> None:
+async def test_idempotent_route_whose_client_disconnects_keeps_the_response(framework: str) -> None:
     """The request goes on, and its response is there for the next try."""
     till = Till(aiolock.connect("memory://"))
     async with opened(framework, till) as http:
@@ -324,7 +332,7 @@ async def test_whoever_goes_meanwhile(framework: str) -> None:
         assert till.charged == 1
 
 
-async def test_interrupted_at_the_servers_end() -> None:
+async def test_idempotent_route_at_shutdown_answers_shutting_down() -> None:
     """It is told so, and leaves nothing."""
     memory = MemoryServer()
     till = Till(aiolock.connect(memory))
@@ -336,7 +344,7 @@ async def test_interrupted_at_the_servers_end() -> None:
         assert await others.snapshot() == []
 
 
-async def test_cancelled_twice() -> None:
+async def test_exchange_cancelled_repeatedly_ends_after_its_application() -> None:
     """What was begun is ended before it is said to be, however often that is asked for."""
     begun, ended = asyncio.Event(), list[int]()
 
@@ -362,7 +370,9 @@ async def test_cancelled_twice() -> None:
     assert ended == [0, 1, 2, 3, 4]
 
 
-async def test_twice_round_one_request(caplog: pytest.LogCaptureFixture) -> None:
+async def test_idempotent_route_within_the_middleware_answers_500_and_logs_why(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     """The middleware, and a route of its own: that is a mistake, and the log says so."""
     till = Till(aiolock.connect("memory://"))
     app = Idempotency(
@@ -388,7 +398,7 @@ def _session_in(happened: list[str]) -> Callable[[], AsyncGenerator[None]]:
     return session
 
 
-async def test_dependencies_of_fastapi() -> None:
+async def test_idempotent_route_of_fastapi_resolves_dependencies_before_a_replay() -> None:
     """They know who it is before anything is replayed; a replay ends them as a cancellation."""
     client = aiolock.connect("memory://")
     app = FastAPI()
@@ -450,7 +460,7 @@ async def test_dependencies_of_fastapi() -> None:
         assert sorted(names) == ["Idempotency-Key", "authorization"]
 
 
-async def test_background_work_that_fails_at_once() -> None:
+async def test_idempotent_route_whose_background_work_fails_keeps_its_response() -> None:
     """The response of a route is complete before that, so it is kept, and nothing is redone."""
     app = FastAPI()
     fastapi.setup(app, aiolock.connect("memory://"))
@@ -478,7 +488,7 @@ async def test_background_work_that_fails_at_once() -> None:
             assert reply.headers.get("Idempotent-Replayed") == replayed
 
 
-async def test_mounted() -> None:
+async def test_idempotent_route_of_a_mounted_application_uses_the_outer_client() -> None:
     """An application in another has it with the same client; one that is not set up says so."""
     client = aiolock.connect("memory://")
     till = Till(client)
@@ -504,7 +514,7 @@ async def test_mounted() -> None:
         assert (await http.post("/bare/", headers=KEY)).status_code == 500
 
 
-async def test_a_stream_of_aiohttp() -> None:
+async def test_idempotent_route_of_aiohttp_that_streams_answers_not_kept_later() -> None:
     """What a handler sends by itself is not kept: it is known to be done."""
     client = aiolock.connect("memory://")
     app = web.Application()
@@ -558,7 +568,7 @@ async def read_nothing(request: web.Request) -> Any:
     ],
     ids=["post", "multipart", "content", "empty", "nothing"],
 )
-async def test_a_body_that_aiohttp_has_read(
+async def test_idempotent_route_of_aiohttp_can_read_the_request_body_in_any_way(
     read: Callable[[web.Request], Awaitable[Any]], sent: dict[str, Any], found: Any
 ) -> None:
     """The handler can read it once more in any way, or not at all."""
@@ -577,7 +587,7 @@ async def test_a_body_that_aiohttp_has_read(
 
 
 @pytest.mark.parametrize("body", ["paid ä", b"paid", bytearray(b"paid"), memoryview(b"paid"), None])
-async def test_a_body_of_aiohttp(body: Any) -> None:
+async def test_idempotent_route_of_aiohttp_replays_bodies_of_any_type(body: Any) -> None:
     """It is kept, whether it is of bytes or a text, of which aiohttp makes another object."""
     app = web.Application()
     aiohttp.setup(app, aiolock.connect("memory://"))
@@ -596,7 +606,7 @@ async def test_a_body_of_aiohttp(body: Any) -> None:
 
 
 @pytest.mark.parametrize("module", [starlette, fastapi, aiohttp])
-def test_made_in_a_wrong_way(module: Any) -> None:
+def test_idempotent_with_invalid_options_raises_type_or_value_error(module: Any) -> None:
     """It is refused where it is declared."""
     with pytest.raises(ValueError, match="remember"):
         module.idempotent(application="shop", remember=-1, who=lambda _: "")
@@ -613,7 +623,9 @@ def test_made_in_a_wrong_way(module: Any) -> None:
 
 
 @pytest.mark.parametrize("module", [starlette, fastapi, aiohttp, Idempotency])
-async def test_an_owner_that_is_no_text(module: Any, caplog: pytest.LogCaptureFixture) -> None:
+async def test_idempotent_with_an_owner_that_is_no_str_answers_500_and_logs_why(
+    module: Any, caplog: pytest.LogCaptureFixture
+) -> None:
     """The log says what `who` gave and what it must give, and nothing is carried out."""
 
     async def who(request: Request) -> int:
@@ -671,7 +683,7 @@ class Bank:
         self.pay = pay
 
 
-async def test_a_function() -> None:
+async def test_idempotent_function_called_at_once_runs_once_and_shares_its_result() -> None:
     """All who call it get the result of the one that is carried out, as JSON has it."""
     async with aiolock.connect("memory://") as client:
         bank = Bank(client)
@@ -687,7 +699,7 @@ async def test_a_function() -> None:
         assert bank.paid == 2
 
 
-async def test_a_function_that_fails() -> None:
+async def test_idempotent_function_that_fails_is_carried_out_by_the_next_call() -> None:
     """Nothing is kept, and the next call does it."""
     async with aiolock.connect("memory://") as client:
         bank = Bank(client)
@@ -698,7 +710,7 @@ async def test_a_function_that_fails() -> None:
         assert (await bank.pay("42"))["number"] == 2
 
 
-async def test_a_function_that_does_not_wait() -> None:
+async def test_idempotent_function_with_wait_false_raises_under_way() -> None:
     """It says that the first is still at it."""
     async with aiolock.connect("memory://") as client:
         bank = Bank(client, wait=False)
@@ -713,7 +725,7 @@ async def test_a_function_that_does_not_wait() -> None:
         assert (await first)["number"] == (await bank.pay("42"))["number"] == 1
 
 
-async def test_a_long_result() -> None:
+async def test_idempotent_function_with_a_long_result_raises_not_kept_later() -> None:
     """The first alone has it; nothing is done for a second time."""
     async with aiolock.connect("memory://") as client:
         bank = Bank(client)
@@ -723,7 +735,7 @@ async def test_a_long_result() -> None:
         assert bank.paid == 1
 
 
-async def test_what_is_compared() -> None:
+async def test_idempotent_function_compares_all_or_the_named_arguments() -> None:
     """All arguments, or those that are named; what cannot be written down is told of before."""
     async with aiolock.connect("memory://") as client:
         bank = Bank(client)
@@ -739,7 +751,7 @@ async def test_what_is_compared() -> None:
         assert (await bank.pay("44"))["pair"] == ("44", 1)
 
 
-def test_a_function_that_cannot_be() -> None:
+def test_idempotent_function_declared_wrongly_raises_type_or_value_error() -> None:
     """It is refused where it is declared."""
     client = aiolock.connect("memory://")
 
@@ -857,7 +869,7 @@ def ends_in_aiohttp(database: Database, client: aiolock.LockClient) -> Any:
 
 
 @pytest.mark.parametrize("way", ["fastapi", "fastapi, middleware", "starlette", "aiohttp"])
-async def test_response_whose_commit_fails_is_neither_kept_nor_sent(way: str) -> None:
+async def test_idempotent_response_whose_commit_fails_is_neither_kept_nor_sent(way: str) -> None:
     """What is told to the client, now or later, is in the database."""
     client, database = aiolock.connect("memory://"), Database()
     if way.startswith("fastapi"):
@@ -879,7 +891,7 @@ async def test_response_whose_commit_fails_is_neither_kept_nor_sent(way: str) ->
 
 
 @pytest.mark.parametrize("of_route", [True, False])
-async def test_long_response_whose_commit_fails_is_seen_to_break_off(*, of_route: bool) -> None:
+async def test_idempotent_long_response_whose_commit_fails_breaks_off(*, of_route: bool) -> None:
     """Its end is held back; the next request is carried out again."""
     client, database = aiolock.connect("memory://"), Database()
     app = ends_in_fastapi(database, client, of_route=of_route)

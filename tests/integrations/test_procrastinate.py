@@ -17,7 +17,9 @@ from aiolock.testing import FaultyStore
 
 
 @pytest.mark.parametrize("own", [0, 3, RetryStrategy(max_attempts=3)])
-def test_retry(own: int | RetryStrategy) -> None:
+def test_retry_repeats_try_again_always_and_other_errors_by_its_strategy(
+    own: int | RetryStrategy,
+) -> None:
     """What is put back comes again as often as it takes; all else is up to one's own strategy."""
     retry = Locks(aiolock.connect("memory://"), retry_after=7).retry(own)
     for attempts, again in ((0, own != 0), (2, own != 0), (3, False), (99, False)):
@@ -36,7 +38,7 @@ def test_retry(own: int | RetryStrategy) -> None:
         assert (retry.get_retry_decision(exception=ValueError(), job=job) is not None) == again
 
 
-async def test_a_client_that_cannot_be_opened() -> None:
+async def test_locked_job_whose_client_cannot_open_is_put_back_and_run() -> None:
     """The job that would open it is put back, and one after it opens it."""
     store = FaultyStore(MemoryStore(MemoryServer()))
     locks = Locks(aiolock.connect(store), retry_after=0)

@@ -58,7 +58,7 @@ def called(app: Starlette) -> httpx.AsyncClient:
     ],
     ids=["route", "mount"],
 )
-async def test_a_field_that_the_path_has_not(route: Any) -> None:
+async def test_locked_field_missing_in_the_path_keeps_starlette_from_starting(route: Any) -> None:
     """The application does not start; with the field in the mount's path, it does."""
     app = Starlette(routes=[route])
     client = aiolock.connect("memory://")
@@ -70,7 +70,7 @@ async def test_a_field_that_the_path_has_not(route: Any) -> None:
             await start(app)
 
 
-async def test_a_field_that_no_path_of_fastapi_has() -> None:
+async def test_locked_field_missing_in_a_router_path_keeps_fastapi_from_starting() -> None:
     """Nor does one of FastAPI, however the route came into it."""
     router = APIRouter(prefix="/items/{item}")
 
@@ -90,7 +90,7 @@ async def test_a_field_that_no_path_of_fastapi_has() -> None:
         await start(app)
 
 
-async def test_round_a_thread() -> None:
+async def test_locked_around_synchronous_or_outliving_functions_raises_type_error() -> None:
     """A function that no loss could end is refused."""
     app = FastAPI()
     fastapi.setup(app, aiolock.connect("memory://"))
@@ -125,7 +125,7 @@ async def test_round_a_thread() -> None:
         starlette.locked("x")(get)  # type: ignore[arg-type]  # that is the test
 
 
-async def test_set_up_in_a_wrong_way() -> None:
+async def test_setup_with_invalid_arguments_twice_or_missing_raises() -> None:
     """The texts say what to do."""
     app = FastAPI()
     with pytest.raises(TypeError, match=r"connect\(\)"):
@@ -139,7 +139,7 @@ async def test_set_up_in_a_wrong_way() -> None:
             await http.get("/1")
 
 
-async def test_request_without_the_lifespan_raises_that_the_client_is_not_open() -> None:
+async def test_request_without_the_lifespan_raises_client_closed_not_open_yet() -> None:
     """As in a test that forgot it: not a 503, which says that the server shuts down."""
     app = Starlette(routes=[Route("/{order}", order_endpoint)])
     starlette.setup(app, aiolock.connect("memory://"))
@@ -148,7 +148,7 @@ async def test_request_without_the_lifespan_raises_that_the_client_is_not_open()
             await http.get("/1")
 
 
-async def test_the_store_is_down_at_the_start() -> None:
+async def test_startup_while_the_store_is_down_raises_store_error() -> None:
     """The application does not start, and says why."""
     app = FastAPI()
     fastapi.setup(app, aiolock.connect("redis://127.0.0.1:1/0"))
@@ -161,7 +161,7 @@ async def socket(request: Request, lease: Lease) -> None:
     """No endpoint of a WebSocket."""
 
 
-async def test_round_a_web_socket() -> None:
+async def test_locked_around_a_websocket_keeps_the_application_from_starting() -> None:
     """The application does not start, and says what to do; the client is there for it."""
     app = FastAPI()
     fastapi.setup(app, aiolock.connect("memory://"))
@@ -180,7 +180,7 @@ async def test_round_a_web_socket() -> None:
         await start(plain)
 
 
-def test_a_web_socket_has_the_client() -> None:
+def test_client_dependency_of_a_websocket_is_the_open_client() -> None:
     """As a dependency, and the application may be started twice by a test."""
     client = aiolock.connect("memory://")
     app = FastAPI()
@@ -201,7 +201,7 @@ def test_a_web_socket_has_the_client() -> None:
             assert connection.receive_text() == "x"
 
 
-async def test_fields_of_any_type() -> None:
+async def test_locked_field_keeps_the_type_and_description_of_its_path_parameter() -> None:
     """They are the path operation's: converted by the path, and documented as it says."""
     app = FastAPI()
     fastapi.setup(app, aiolock.connect("memory://"))
@@ -243,7 +243,7 @@ ONE = "0b9e3c84-7d2c-4b57-9b7c-7f7f6d1c2a11"
         (str, "/?it=07", "07"),
     ],
 )
-async def test_a_name_is_of_what_the_path_operation_gets(
+async def test_locked_name_is_made_of_the_converted_parameter(
     annotation: Any, url: str, name: str
 ) -> None:
     """However an id is spelled in the URL, it is one lock; a str is one letter by letter."""
@@ -260,7 +260,7 @@ async def test_a_name_is_of_what_the_path_operation_gets(
         assert (await http.get(url)).json() == name
 
 
-async def test_where_a_field_may_be_declared() -> None:
+async def test_locked_field_may_be_an_alias_in_a_dependency_a_prefix_or_undeclared() -> None:
     """Under another name, in a dependency, behind a router's prefix; or not at all."""
     app, router = FastAPI(), APIRouter()
     fastapi.setup(app, aiolock.connect("memory://"))
@@ -295,7 +295,7 @@ async def test_where_a_field_may_be_declared() -> None:
         assert (await http.get("/undeclared/07")).json() == "07"
 
 
-async def test_a_name_of_an_invalid_value() -> None:
+async def test_locked_field_of_an_invalid_value_answers_422_without_waiting() -> None:
     """The request is answered as ever, and does not wait for a lock."""
     client = aiolock.connect("memory://")
     app = FastAPI()
@@ -311,7 +311,7 @@ async def test_a_name_of_an_invalid_value() -> None:
         assert [each["loc"] for each in reply.json()["detail"]] == [["path", "it"]]
 
 
-def test_a_request_of_an_unknown_path_operation() -> None:
+def test_values_of_a_request_without_its_path_operation_raises_runtime_error() -> None:
     """A name that may be another than elsewhere is not made."""
     request = Request({"type": "http", "query_string": b"", "path_params": {"it": "07"}})
     with pytest.raises(RuntimeError, match="this version of FastAPI"):
@@ -324,7 +324,7 @@ class Filter(BaseModel):
     day: int
 
 
-async def test_a_name_of_more_than_one_value() -> None:
+async def test_locked_field_of_a_list_or_model_keeps_fastapi_from_starting() -> None:
     """The application does not start, and says what to declare."""
     of_query = fastapi.locked("{day}", query={"day"})
 
@@ -345,7 +345,7 @@ async def test_a_name_of_more_than_one_value() -> None:
 
 
 @pytest.mark.parametrize("secret", [SecretStr, SecretBytes])
-async def test_a_name_of_what_hides_its_value(secret: Any) -> None:
+async def test_locked_field_of_a_secret_type_keeps_fastapi_from_starting(secret: Any) -> None:
     """Every value would be one lock: the application does not start, and says what is right."""
     app = FastAPI()
     fastapi.setup(app, aiolock.connect("memory://"))
@@ -359,7 +359,7 @@ async def test_a_name_of_what_hides_its_value(secret: Any) -> None:
         await start(app)
 
 
-async def test_a_name_of_what_a_path_of_starlette_converts() -> None:
+async def test_locked_name_is_made_of_the_value_of_a_starlette_converter() -> None:
     """Its converters make one value of all spellings."""
 
     @starlette.locked("{it}")
@@ -373,7 +373,7 @@ async def test_a_name_of_what_a_path_of_starlette_converts() -> None:
             assert (await http.get(path)).text == name
 
 
-def test_an_endpoint_without_a_place_for_the_lease() -> None:
+def test_locked_endpoint_without_a_lease_parameter_raises_type_error() -> None:
     """It is refused where it is declared, and not at its first request."""
 
     async def endpoint(request: Request) -> Response:
@@ -391,7 +391,7 @@ class Called:
         return lease.name
 
 
-async def test_round_an_object_that_is_called() -> None:
+async def test_locked_around_an_async_callable_or_a_partial_holds_the_lock() -> None:
     """It is as good as an async function, and so is what stands for one."""
     app = FastAPI()
     fastapi.setup(app, aiolock.connect("memory://"))
@@ -402,7 +402,7 @@ async def test_round_an_object_that_is_called() -> None:
             assert (await http.get(path)).json() == "x"
 
 
-def test_started_twice() -> None:
+def test_lifespan_run_twice_opens_the_client_first_each_time() -> None:
     """The lifespan opens the client, before the application's own, as often as it begins."""
     begun = list[str]()
 
@@ -449,7 +449,7 @@ class Stated:
         await self._app({**scope, "state": dict(self._state)}, receive, send)
 
 
-async def test_mounted() -> None:
+async def test_locked_in_a_mounted_application_uses_the_outer_client_and_path() -> None:
     """An application in another has the same client, and handlers of its own."""
     memory = MemoryServer()
     client = aiolock.connect(memory)
@@ -471,7 +471,9 @@ async def test_mounted() -> None:
 
 
 @pytest.mark.parametrize("before", [True, False])
-async def test_answers_of_ones_own(before: bool) -> None:  # a parameter of pytest
+async def test_exception_handler_of_the_application_wins_over_ours(
+    before: bool,
+) -> None:  # a parameter of pytest
     """They win, whenever they were given."""
     client = aiolock.connect("memory://")
 
@@ -491,7 +493,7 @@ async def test_answers_of_ones_own(before: bool) -> None:  # a parameter of pyte
         assert (await asyncio.create_task(http.get("/"))).status_code == 418
 
 
-async def test_what_the_handler_raises() -> None:
+async def test_locked_handler_that_raises_is_answered_as_usual_and_releases() -> None:
     """It is answered as ever, and the lock is released."""
     client = aiolock.connect("memory://")
     app = FastAPI()
@@ -507,7 +509,7 @@ async def test_what_the_handler_raises() -> None:
 
 
 @pytest.mark.parametrize("first", [True, False])
-async def test_a_lock_of_scope_function_ends_after_the_dependencies_of_that(first: bool) -> None:
+async def test_locked_of_scope_function_ends_after_dependencies_of_that_scope(first: bool) -> None:
     """Whichever is entered first; and before the response is sent."""
     client = aiolock.connect("memory://")
     app, seen = FastAPI(), list[bool]()
@@ -533,7 +535,9 @@ async def test_a_lock_of_scope_function_ends_after_the_dependencies_of_that(firs
     assert seen == [True, False]
 
 
-async def test_under_other_middleware(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_locked_under_base_http_middleware_keeps_the_request_body(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Middleware that has tasks of its own, and receives by itself, changes nothing."""
     looks = Looks(monkeypatch)
 
@@ -568,7 +572,9 @@ async def test_under_other_middleware(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("before", [True, False])
-async def test_interrupted_under_other_middleware(before: bool) -> None:  # a parameter of pytest
+async def test_shutdown_under_base_http_middleware_answers_shutting_down(
+    before: bool,
+) -> None:  # a parameter of pytest
     """Who is interrupted is told so, wherever such middleware stands."""
 
     async def plain(request: Any, call: RequestResponseEndpoint) -> Response:

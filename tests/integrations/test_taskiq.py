@@ -39,7 +39,7 @@ class Schedule(ScheduleSource):
         self.tasks.append(schedule)
 
 
-async def test_later() -> None:
+async def test_locked_task_put_back_with_a_schedule_source_is_scheduled_later() -> None:
     """With a schedule, a task that is put back is in it, as it was, and due in so many seconds."""
     memory, schedule = MemoryServer(), Schedule()
     locks = Locks(aiolock.connect(memory), retry_after=7, schedule_source=schedule)
@@ -78,7 +78,7 @@ class Kept(InMemoryBroker):
         self.sent.append(message)
 
 
-async def test_delay() -> None:
+async def test_locked_task_put_back_without_a_schedule_source_has_a_delay_label() -> None:
     """Without one, it is sent with the label that some brokers know."""
     memory, broker = MemoryServer(), Kept()
     locks = Locks(aiolock.connect(memory), retry_after=7)
@@ -99,7 +99,7 @@ async def test_delay() -> None:
     assert float(again.labels["delay"]) == 7.0
 
 
-async def test_a_broker_that_delivers_at_once_gets_a_pause() -> None:
+async def test_locked_task_delivered_too_early_waits_in_the_worker() -> None:
     """A task that comes before it is due waits in the worker: it does not go round and round."""
     memory, pause = MemoryServer(), 0.1
     locks = Locks(aiolock.connect(memory), retry_after=pause)
@@ -131,7 +131,7 @@ async def test_a_broker_that_delivers_at_once_gets_a_pause() -> None:
     await broker.shutdown()
 
 
-async def test_closed_while_it_waits() -> None:
+async def test_shutdown_while_a_task_waits_schedules_it_again() -> None:
     """Where the broker ends first, what waits is sent again before it has gone."""
     memory, schedule = MemoryServer(), Schedule()
     locks = Locks(aiolock.connect(memory), schedule_source=schedule)
@@ -154,7 +154,7 @@ async def test_closed_while_it_waits() -> None:
         assert await lease.release()
 
 
-def test_made_in_a_wrong_way() -> None:
+def test_locks_made_with_a_wrong_argument_raises_type_error() -> None:
     """The texts say what it takes."""
     with pytest.raises(TypeError, match=r"what connect\(\) gives"):
         Locks("memory://")  # type: ignore[arg-type]  # that is the test

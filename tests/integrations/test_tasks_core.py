@@ -55,7 +55,9 @@ async def others(memory: MemoryServer) -> AsyncGenerator[aiolock.LockClient]:
         yield client
 
 
-async def test_reasons_to_put_back(locks: Locks, others: aiolock.LockClient) -> None:
+async def test_task_that_is_refused_its_lock_is_put_back_with_the_error_as_cause(
+    locks: Locks, others: aiolock.LockClient
+) -> None:
     """Somebody has it, too many wait, it is closed; each with the lock's error as the cause."""
 
     @locks.locked("x", timeout=0)
@@ -90,7 +92,7 @@ async def test_reasons_to_put_back(locks: Locks, others: aiolock.LockClient) -> 
     assert locks.put_back == [timeout, full_, timeout, timeout, closed]
 
 
-async def test_nobody_knows() -> None:
+async def test_task_is_put_back_after_a_store_error_and_fails_by_a_mistake() -> None:
     """A store that does not answer is a reason; a mistake of the program is none."""
     store = FaultyStore(MemoryStore(MemoryServer()))
     async with aiolock.connect(store) as client:
@@ -111,7 +113,7 @@ async def test_nobody_knows() -> None:
         assert locks.put_back == [aiolock.StoreError]
 
 
-async def test_an_error_of_the_program_fails_the_task(locks: Locks) -> None:
+async def test_task_with_an_unopened_or_foreign_client_fails(locks: Locks) -> None:
     """A client that nobody has opened here: putting back would go on for ever, unheard of."""
     never = Locks(aiolock.connect("memory://"))
 
@@ -136,7 +138,7 @@ async def test_an_error_of_the_program_fails_the_task(locks: Locks) -> None:
     assert not locks.put_back
 
 
-async def test_an_error_of_the_configuration_fails_the_task(
+async def test_task_fails_by_a_store_error_that_is_a_misconfiguration(
     locks: Locks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A store that says that it will stay so until somebody changes it."""
@@ -159,7 +161,7 @@ async def test_an_error_of_the_configuration_fails_the_task(
     assert locks.put_back == [aiolock.StoreError]
 
 
-async def test_the_log_warns_at_first_and_then_now_and_then(
+async def test_log_of_tasks_put_back_warns_at_first_and_then_now_and_then(
     locks: Locks,
     others: aiolock.LockClient,
     caplog: pytest.LogCaptureFixture,
@@ -182,7 +184,7 @@ async def test_the_log_warns_at_first_and_then_now_and_then(
     assert "and 2 other runs" in caplog.records[-1].message
 
 
-async def test_errors_of_its_own(locks: Locks) -> None:
+async def test_task_that_raises_an_error_of_its_own_is_not_put_back(locks: Locks) -> None:
     """What a task raises is no reason, whatever it is, and whatever it holds."""
     error = aiolock.AcquireTimeout("of another lock")
 
@@ -208,7 +210,9 @@ async def test_errors_of_its_own(locks: Locks) -> None:
         ("x" * 65_534, "x" * 65_534),
     ],
 )
-async def test_what_is_kept(locks: Locks, returned: object, again: object) -> None:
+async def test_once_task_returns_its_kept_result_by_way_of_json(
+    locks: Locks, returned: object, again: object
+) -> None:
     """The first one returns what the task returned, the others the same by way of JSON."""
 
     @locks.once("{number}", remember=60)
@@ -220,7 +224,7 @@ async def test_what_is_kept(locks: Locks, returned: object, again: object) -> No
 
 
 @pytest.mark.parametrize("returned", [object(), {1j: 1}, "x" * 65_535, b"x"])
-async def test_what_cannot_be_kept(
+async def test_once_task_whose_result_cannot_be_kept_runs_once_and_is_logged(
     locks: Locks, returned: object, caplog: pytest.LogCaptureFixture
 ) -> None:
     """It is done all the same, and only once; the log says that its result is not kept."""
@@ -238,7 +242,9 @@ async def test_what_cannot_be_kept(
     assert "is done" in record.message
 
 
-async def test_done_by_somebody_else(locks: Locks, others: aiolock.LockClient) -> None:
+async def test_once_task_done_by_another_program_returns_none(
+    locks: Locks, others: aiolock.LockClient
+) -> None:
     """What another program has done, which kept nothing, is not done again."""
     async with others.once("x", remember=60) as lease:
         assert lease is not None
@@ -253,7 +259,7 @@ async def test_done_by_somebody_else(locks: Locks, others: aiolock.LockClient) -
 
 @pytest.mark.parametrize("fault", ["refuse", "lose"])
 @pytest.mark.parametrize("operation", ["post", "finish"])
-async def test_done_and_perhaps_not_remembered(
+async def test_once_task_done_before_the_store_fails_returns_its_result_and_warns(
     fault: str, operation: Operation, caplog: pytest.LogCaptureFixture
 ) -> None:
     """What has returned is not put back because the store then fails; its result comes out."""
@@ -274,7 +280,7 @@ async def test_done_and_perhaps_not_remembered(
 
 
 @pytest.mark.parametrize("ends", ["lost", "lost unheard", "closed"])
-async def test_done_and_lost_by_then(
+async def test_once_task_done_before_a_loss_or_close_returns_its_result_and_warns(
     ends: str,
     memory: MemoryServer,
     others: aiolock.LockClient,
@@ -307,7 +313,7 @@ async def test_done_and_lost_by_then(
     assert "'x' is done, but the store may not remember that" in caplog.text
 
 
-async def test_above_each_other(locks: Locks) -> None:
+async def test_current_lease_under_stacked_decorators_is_the_innermost(locks: Locks) -> None:
     """Each has its lease, and the innermost is the task's; afterwards there is none."""
 
     @locks.limited("calls", 2)
@@ -322,7 +328,9 @@ async def test_above_each_other(locks: Locks) -> None:
         locks.current_lease()
 
 
-async def test_lost_and_told_by_the_task(locks: Locks, others: aiolock.LockClient) -> None:
+async def test_task_that_raises_the_loss_of_its_own_lock_is_put_back(
+    locks: Locks, others: aiolock.LockClient
+) -> None:
     """A task that raises what it has found out about its lock is put back as well."""
 
     @locks.locked("x", on_lost="signal")
@@ -338,7 +346,9 @@ async def test_lost_and_told_by_the_task(locks: Locks, others: aiolock.LockClien
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_cancelled_at_any_step(kind: Kind, locks: Locks, others: aiolock.LockClient) -> None:
+async def test_cancel_at_any_step_of_a_task_leaves_nothing(
+    kind: Kind, locks: Locks, others: aiolock.LockClient
+) -> None:
     """Nothing is left of it; its framework is told where it had not begun."""
     begun = list[None]()
 
@@ -361,7 +371,7 @@ async def test_cancelled_at_any_step(kind: Kind, locks: Locks, others: aiolock.L
             await asyncio.sleep(0.005)
 
 
-def test_declared_in_a_wrong_way() -> None:
+def test_decorators_with_invalid_arguments_raise_type_or_value_error() -> None:
     """The texts say what is wrong, where the task is declared."""
     locks = Locks(aiolock.connect("memory://"))
 

@@ -55,7 +55,9 @@ async def app(
     gc.collect()  # what is not closed is told of here, and not in another test
 
 
-async def test_busy(app: App, tasks: Tasks, others: aiolock.LockClient) -> None:
+async def test_locked_task_whose_lock_is_held_is_put_back_without_costing_a_try(
+    app: App, tasks: Tasks, others: aiolock.LockClient
+) -> None:
     """A task whose lock is held is put back, as often as it takes, and that costs no try."""
     tasks.go.set()
     async with others.lock("user:7") as lease, app.working():
@@ -71,7 +73,9 @@ async def test_busy(app: App, tasks: Tasks, others: aiolock.LockClient) -> None:
     assert fence > lease.fence
 
 
-async def test_once(app: App, tasks: Tasks, others: aiolock.LockClient) -> None:
+async def test_once_task_sent_several_times_runs_once_and_all_have_its_result(
+    app: App, tasks: Tasks, others: aiolock.LockClient
+) -> None:
     """What is sent twice is done once; both have the result of that, also while it goes on."""
     async with app.working():
         sent = [await app.send("pay", 42), await app.send("pay", 42)]
@@ -90,7 +94,9 @@ async def queued_once(client: aiolock.LockClient, name: str) -> None:
         await asyncio.sleep(0.005)
 
 
-async def test_so_many_at_a_time(app: App, tasks: Tasks, others: aiolock.LockClient) -> None:
+async def test_limited_task_runs_as_often_at_once_as_its_limit(
+    app: App, tasks: Tasks, others: aiolock.LockClient
+) -> None:
     """Of ten there are two at a time, while the worker has places for all."""
     async with app.working():
         sent = [await app.send("call", number) for number in range(10)]
@@ -102,7 +108,9 @@ async def test_so_many_at_a_time(app: App, tasks: Tasks, others: aiolock.LockCli
     assert len(tasks.begun) == 10
 
 
-async def test_lost(app: App, tasks: Tasks, others: aiolock.LockClient) -> None:
+async def test_locked_task_that_loses_its_lock_is_cancelled_and_run_again(
+    app: App, tasks: Tasks, others: aiolock.LockClient
+) -> None:
     """A task whose lock is lost is cancelled, and run again."""
     async with app.working():
         sent = await app.send("welcome", 7)
@@ -116,7 +124,7 @@ async def test_lost(app: App, tasks: Tasks, others: aiolock.LockClient) -> None:
 
 
 @pytest.mark.parametrize("error", [ValueError, aiolock.AcquireTimeout])
-async def test_errors_of_its_own(
+async def test_locked_task_that_raises_an_error_of_its_own_fails_and_releases(
     app: App, tasks: Tasks, others: aiolock.LockClient, error: type[Exception]
 ) -> None:
     """A task that raises has failed, as ever, whatever it raises; its lock is given back."""
@@ -129,7 +137,9 @@ async def test_errors_of_its_own(
         await app.done(await app.send("welcome", 7))
 
 
-async def test_stopped_while_it_waits(app: App, tasks: Tasks, others: aiolock.LockClient) -> None:
+async def test_worker_stopped_while_a_task_waits_leaves_it_to_another_worker(
+    app: App, tasks: Tasks, others: aiolock.LockClient
+) -> None:
     """A worker that ends leaves the lock's queue, and the task to another worker."""
     tasks.go.set()
     lease = await take(others.lock("user:7"))
@@ -143,7 +153,7 @@ async def test_stopped_while_it_waits(app: App, tasks: Tasks, others: aiolock.Lo
     assert len(tasks.begun) == 1
 
 
-async def test_a_try_too_many_while_it_waits() -> None:
+async def test_saq_job_with_too_many_attempts_is_put_back_while_it_waits() -> None:
     """A job in SAQ that has more attempts than retries, as a worker died, is put back all the same.
 
     However the waiting ends: with its worker, or with its time.
@@ -169,7 +179,7 @@ async def test_a_try_too_many_while_it_waits() -> None:
 
 
 @pytest.mark.parametrize("app", ["saq"], indirect=True)
-async def test_no_try_is_lost_while_it_waits(
+async def test_saq_job_loses_no_attempt_to_workers_that_end_while_it_waits(
     app: App, tasks: Tasks, others: aiolock.LockClient
 ) -> None:
     """A job in SAQ has lost no attempt by workers that ended while it waited for its lock."""

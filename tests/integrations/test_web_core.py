@@ -51,7 +51,9 @@ class Size(str, enum.Enum):  # noqa: UP042  # of which versions of Python write 
         ("{size}", {"size": Size.SMALL}, "s"),
     ],
 )
-def test_names(template: str, values: dict[str, object], name: str) -> None:
+def test_lock_of_replaces_fields_by_values_of_the_request(
+    template: str, values: dict[str, object], name: str
+) -> None:
     """Fields are replaced by what the request has, and that is taken as it is."""
     assert LockOf(template).on(aiolock.connect("memory://"), values).name == name
 
@@ -63,7 +65,7 @@ def test_names(template: str, values: dict[str, object], name: str) -> None:
         *("x" * 600, "\ud800"),
     ],
 )
-def test_templates_that_cannot_be(template: str) -> None:
+def test_lock_of_an_invalid_template_raises_value_error(template: str) -> None:
     """It is refused when it is declared, not when the first request comes."""
     with pytest.raises(ValueError, match=r"."):
         LockOf(template)
@@ -80,7 +82,9 @@ def test_templates_that_cannot_be(template: str) -> None:
         ({"query": "a"}, TypeError),
     ],
 )
-def test_options_that_cannot_be(options: Any, error: type[Exception]) -> None:
+def test_lock_of_with_invalid_options_raises_type_or_value_error(
+    options: Any, error: type[Exception]
+) -> None:
     """So are they."""
     with pytest.raises(error):
         LockOf("{a}", **options)
@@ -88,7 +92,7 @@ def test_options_that_cannot_be(options: Any, error: type[Exception]) -> None:
         LockOf(42)  # type: ignore[arg-type]  # that is the test
 
 
-def test_fields_that_the_path_has_not() -> None:
+def test_check_path_without_a_field_raises_value_error_naming_it() -> None:
     """The text says which, and what to do."""
     lock = LockOf("{a}:{b}:{c}", query={"b"})
     lock.check_path("/{a}/{c}", {"a", "c"})
@@ -97,13 +101,13 @@ def test_fields_that_the_path_has_not() -> None:
 
 
 @pytest.mark.parametrize("values", [{}, {"a": "x" * 600}, {"a": "\ud800"}, {"a": ""}])
-def test_requests_that_name_no_lock(values: dict[str, str]) -> None:
+def test_lock_of_values_that_make_no_name_raises_bad_name(values: dict[str, str]) -> None:
     """That is the client's mistake, not a ValueError of ours."""
     with pytest.raises(BadName):
         LockOf("{a}").on(aiolock.connect("memory://"), values)
 
 
-def test_one_family() -> None:
+def test_lock_of_has_its_template_as_family_and_a_timeout_of_10_s() -> None:
     """Metrics are by template; who wants others says so."""
     client = aiolock.connect("memory://")
     values = {"order": "42"}
@@ -114,7 +118,7 @@ def test_one_family() -> None:
 
 
 @pytest.mark.parametrize("kind", ERRORS, ids=lambda kind: kind.__name__)
-def test_answers_say_nothing_of_ours(
+def test_problem_of_an_error_logs_its_text_and_does_not_answer_it(
     kind: type[Exception], caplog: pytest.LogCaptureFixture
 ) -> None:
     """The text of an error is in the log; only what a request did wrong is said to it."""
@@ -130,7 +134,7 @@ def test_answers_say_nothing_of_ours(
     assert logged == ([] if kind is Disconnected else [f"answered {found.status}: SECRET"])
 
 
-def test_no_answer_to_mistakes() -> None:
+def test_errors_that_are_answered_exclude_mistakes_of_the_program() -> None:
     """They stay what they are: a 500 of the framework."""
     for kind in (aiolock.WouldDeadlock, aiolock.NotHeld, aiolock.LimitMismatch):
         assert not issubclass(kind, ERRORS)
@@ -164,7 +168,7 @@ async def cancel(task: asyncio.Task[Any]) -> None:
     await asyncio.wait([task])
 
 
-async def test_an_inbox_loses_nothing() -> None:
+async def test_inbox_keeps_messages_in_order_while_the_client_is_looked_for() -> None:
     """What came while somebody looked is read in order, and what comes then after it."""
     server = Server()
     inbox = Inbox(server.receive)
@@ -185,7 +189,7 @@ async def test_an_inbox_loses_nothing() -> None:
     inbox.close()
 
 
-async def test_an_inbox_keeps_so_much() -> None:
+async def test_inbox_stops_receiving_beyond_its_limit_of_bytes() -> None:
     """A client that sends on and on fills its own buffers, and not our memory."""
     server = Server()
     inbox = Inbox(server.receive)
@@ -199,7 +203,7 @@ async def test_an_inbox_keeps_so_much() -> None:
     inbox.close()
 
 
-async def test_an_inbox_keeps_so_many() -> None:
+async def test_inbox_stops_receiving_beyond_its_limit_of_pieces() -> None:
     """Nor does one whose body comes byte by byte."""
     server = Server()
     inbox = Inbox(server.receive)
@@ -215,7 +219,7 @@ async def test_an_inbox_keeps_so_many() -> None:
     inbox.close()
 
 
-async def test_an_inbox_that_is_closed() -> None:
+async def test_inbox_that_is_closed_leaves_no_task() -> None:
     """Nobody waits for messages any more."""
     server = Server()
     inbox = Inbox(server.receive)
@@ -227,7 +231,7 @@ async def test_an_inbox_that_is_closed() -> None:
     assert (await inbox())["body"] == b"1"
 
 
-async def test_who_has_gone_waits_no_more() -> None:
+async def test_held_whose_client_disconnects_leaves_the_queue() -> None:
     """Its place in the queue is left, and the body never begins."""
     memory = MemoryServer()
     gone = asyncio.Event()
@@ -250,7 +254,7 @@ async def test_who_has_gone_waits_no_more() -> None:
             await queued(theirs.lock("x"), 0)
 
 
-async def test_who_goes_with_the_lock_in_hand_is_served() -> None:
+async def test_held_whose_client_disconnects_after_the_grant_runs_its_body() -> None:
     """Nobody looks any more once the body has begun."""
     gone = asyncio.Event()
     looked = asyncio.Event()
@@ -276,7 +280,7 @@ async def test_who_goes_with_the_lock_in_hand_is_served() -> None:
         assert await waiting > lease.fence
 
 
-async def test_a_server_that_cannot_say() -> None:
+async def test_held_whose_disconnect_check_fails_waits_until_its_timeout() -> None:
     """Whether the client is there is not known: it is served."""
     asked = asyncio.Event()
 
@@ -305,7 +309,7 @@ async def test_a_server_that_cannot_say() -> None:
 
 
 @pytest.mark.parametrize("error", [asyncio.CancelledError, ZeroDivisionError])
-async def test_errors_of_the_body(error: type[BaseException]) -> None:
+async def test_held_raises_the_error_of_its_body_and_releases(error: type[BaseException]) -> None:
     """They come out as they are."""
 
     async def gone() -> Exception:
@@ -342,7 +346,7 @@ async def interrupted(begin: Callable[[Any], Any] | None) -> list[Message]:
     return sent
 
 
-async def test_an_interrupted_request() -> None:
+async def test_interrupted_request_is_answered_503_unless_its_response_has_begun() -> None:
     """It is told so, unless its response has begun; and it is cancelled all the same."""
     start, body = await interrupted(None)
     assert start["status"] == 503
@@ -356,7 +360,9 @@ async def test_an_interrupted_request() -> None:
     assert [message.get("status") for message in await interrupted(begin)] == [200]
 
 
-async def test_who_goes_at_any_step(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_held_whose_client_disconnects_at_any_step_leaves_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Whenever it goes, also while the lock is handed to it: it has the lock, or leaves nothing."""
     monkeypatch.setattr("aiolock.integrations._waiting.SOON", 0)
     memory = MemoryServer()
@@ -389,7 +395,9 @@ async def test_who_goes_at_any_step(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_cancelled_at_any_step(kind: Kind, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_held_cancelled_at_any_step_leaves_nothing(
+    kind: Kind, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A request that is cancelled leaves nothing: no place in the queue, no lock, no task."""
     monkeypatch.setattr("aiolock.integrations._waiting.SOON", 0)
 
@@ -418,7 +426,7 @@ async def test_cancelled_at_any_step(kind: Kind, monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_leases_of_a_request_cancelled_at_any_step_leave_nothing(
+async def test_request_leases_cancelled_at_any_step_leave_nothing(
     kind: Kind, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Neither a lock that it waits for, nor one that goes on from one body to the next."""
@@ -453,7 +461,7 @@ async def test_leases_of_a_request_cancelled_at_any_step_leave_nothing(
                 assert not ours._engine.waiters.acquisitions
 
 
-async def test_body_that_is_cancelled_while_it_learns_of_a_loss_releases_its_leases() -> None:
+async def test_request_leases_cancelled_during_an_inner_loss_are_released() -> None:
     """The loss is of another lock, of an inner body whose response has begun."""
     async with aiolock.connect("memory://") as client:
         leases = RequestLeases()
@@ -481,7 +489,7 @@ async def test_body_that_is_cancelled_while_it_learns_of_a_loss_releases_its_lea
         assert not await client.snapshot()
 
 
-async def test_a_lease_is_not_taken_for_a_request_that_has_ended() -> None:
+async def test_request_leases_take_after_the_request_raises_runtime_error() -> None:
     """A task that outlives its request would hold it for ever: it is told so."""
     async with aiolock.connect("memory://") as client:
         leases = RequestLeases()
@@ -493,7 +501,7 @@ async def test_a_lease_is_not_taken_for_a_request_that_has_ended() -> None:
             await leases.take(client.lock("x"), 1)
 
 
-async def test_slow_client_is_named_the_locks_that_it_keeps_also_if_one_is_lost_by_then() -> None:
+async def test_slow_client_error_names_the_locks_kept_even_if_one_is_lost() -> None:
     """With ``on_lost="signal"``; a lease that has ended is none of them."""
     async with aiolock.connect("memory://") as client:
         leases, lock = RequestLeases(), client.lock("x", on_lost="signal")
@@ -519,14 +527,16 @@ async def test_slow_client_is_named_the_locks_that_it_keeps_also_if_one_is_lost_
         ({"send_timeout": "1"}, TypeError),
     ],
 )
-def test_options_of_a_request_that_cannot_be(options: Any, error: type[Exception]) -> None:
+def test_request_lock_with_invalid_options_raises_type_or_value_error(
+    options: Any, error: type[Exception]
+) -> None:
     """They are refused where they are declared."""
     with pytest.raises(error, match=r"scope must be|send_timeout"):
         RequestLock("x", **{"scope": "request", "send_timeout": 1, **options})
 
 
 @pytest.mark.parametrize("closed", [True, False])
-async def test_lost_at_the_end_of_the_program(*, closed: bool) -> None:
+async def test_problem_of_a_loss_by_aclose_is_shutting_down(*, closed: bool) -> None:
     """Whoever lost the lock because its client was closed is told that this server shuts down."""
     async with aiolock.connect("memory://") as client:
 

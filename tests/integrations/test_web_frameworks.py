@@ -64,7 +64,7 @@ def told(reply: httpx.Response, status: int, code: str, retry_after: str | None)
     assert "order:" not in reply.text
 
 
-async def test_one_at_a_time(
+async def test_locked_requests_at_once_are_served_one_after_the_other(
     framework: str, memory: MemoryServer, others: aiolock.LockClient
 ) -> None:
     """Requests that come together are served one after the other, each with its own lease."""
@@ -81,7 +81,9 @@ async def test_one_at_a_time(
         assert not await others.snapshot()
 
 
-async def test_odd_names(framework: str, memory: MemoryServer, others: aiolock.LockClient) -> None:
+async def test_locked_name_is_the_decoded_path_parameter(
+    framework: str, memory: MemoryServer, others: aiolock.LockClient
+) -> None:
     """A lock is called what stands in the path, whatever that is."""
     bodies = Bodies(aiolock.connect(memory))
     bodies.go.set()
@@ -94,7 +96,9 @@ async def test_odd_names(framework: str, memory: MemoryServer, others: aiolock.L
             assert reply.json()["name"] == f"order:{order}"
 
 
-async def test_answers(framework: str, memory: MemoryServer, others: aiolock.LockClient) -> None:
+async def test_locked_request_that_is_refused_its_lock_is_answered_with_the_reason(
+    framework: str, memory: MemoryServer, others: aiolock.LockClient
+) -> None:
     """Who does not get the lock is told why, and when to come again."""
     bodies = Bodies(aiolock.connect(memory), patience=0.2)
     async with served(framework, bodies) as url, http(url) as client:
@@ -113,7 +117,7 @@ async def test_answers(framework: str, memory: MemoryServer, others: aiolock.Loc
         assert not bodies.entered
 
 
-async def test_a_mistake_is_a_500(
+async def test_locked_request_of_a_program_error_answers_500(
     framework: str, memory: MemoryServer, others: aiolock.LockClient
 ) -> None:
     """What the program does wrong is not excused."""
@@ -122,7 +126,7 @@ async def test_a_mistake_is_a_500(
         assert (await client.post("/twice/42")).status_code == 500
 
 
-async def test_lost_in_the_handler(
+async def test_locked_handler_whose_lock_is_lost_is_cancelled_and_answers_503(
     framework: str, memory: MemoryServer, others: aiolock.LockClient
 ) -> None:
     """A handler whose lock is lost is cancelled, and its client is told to look."""
@@ -135,7 +139,7 @@ async def test_lost_in_the_handler(
         assert bodies.left == 1
 
 
-async def test_closed_while_waiting(
+async def test_locked_request_waiting_at_aclose_answers_shutting_down(
     framework: str, memory: MemoryServer, others: aiolock.LockClient
 ) -> None:
     """Who waits when the client is closed may try elsewhere."""
@@ -152,7 +156,7 @@ async def test_closed_while_waiting(
         assert lease.state is aiolock.LeaseState.HELD
 
 
-async def test_store_that_fails(framework: str) -> None:
+async def test_locked_request_while_the_store_fails_answers_lock_store(framework: str) -> None:
     """Where nobody knows who has it, nothing is done."""
     store = FaultyStore(MemoryStore(MemoryServer()))
     bodies = Bodies(aiolock.connect(store))
@@ -163,7 +167,7 @@ async def test_store_that_fails(framework: str) -> None:
         assert (await client.post("/orders/42")).status_code == 200
 
 
-async def test_client_that_goes_while_it_waits(
+async def test_locked_request_whose_client_disconnects_waiting_leaves_the_queue(
     framework: str, memory: MemoryServer, others: aiolock.LockClient
 ) -> None:
     """Its place in the queue is left at once, and its handler never begins."""
@@ -180,7 +184,7 @@ async def test_client_that_goes_while_it_waits(
         assert not bodies.entered
 
 
-async def test_client_that_goes_while_it_is_served(
+async def test_locked_request_whose_client_disconnects_served_frees_the_lock(
     framework: str, memory: MemoryServer, others: aiolock.LockClient
 ) -> None:
     """Its handler ends, be it at its end or before, and the next has the lock."""
@@ -197,7 +201,7 @@ async def test_client_that_goes_while_it_is_served(
             assert bodies.left == 1
 
 
-async def test_a_body_that_comes_while_it_waits(
+async def test_locked_request_that_waits_leaves_its_whole_body_to_the_handler(
     framework: str,
     memory: MemoryServer,
     others: aiolock.LockClient,
@@ -234,7 +238,7 @@ async def test_a_body_that_comes_while_it_waits(
 
 # Django does not close the body of a request that the server interrupts.
 @pytest.mark.filterwarnings("ignore:.*SpooledTemporaryFile:pytest.PytestUnraisableExceptionWarning")
-async def test_a_server_without_patience(
+async def test_shutdown_of_the_server_answers_shutting_down_and_leaves_nothing(
     framework: str, memory: MemoryServer, others: aiolock.LockClient
 ) -> None:
     """Requests that a server interrupts at its end get 503; of them nothing is left."""

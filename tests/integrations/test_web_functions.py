@@ -24,7 +24,7 @@ async def whatever(*args: Any, **kwargs: Any) -> None:
 
 
 @pytest.mark.parametrize("framework", [litestar, quart], ids=["litestar", "quart"])
-def test_declared_in_a_wrong_way(framework: Any) -> None:
+def test_locked_with_an_unknown_field_or_a_plain_function_raises(framework: Any) -> None:
     """A field is a parameter of the function, which is async; the texts say so."""
     with pytest.raises(ValueError, match=r"needs item, .* no_parameter\(\) are order, lease"):
         framework.locked("{item}")(no_parameter)
@@ -38,7 +38,7 @@ def test_declared_in_a_wrong_way(framework: Any) -> None:
     assert framework.locked("{order}")(no_parameter).__name__ == "no_parameter"
 
 
-def test_set_up_in_a_wrong_way() -> None:
+def test_setup_with_invalid_arguments_or_twice_raises_type_or_value_error() -> None:
     """The texts say what to do."""
     app = Quart(__name__)
     with pytest.raises(TypeError, match=r"connect\(\)"):
@@ -50,7 +50,7 @@ def test_set_up_in_a_wrong_way() -> None:
         quart.setup(app, aiolock.connect("memory://"))
 
 
-async def test_quart() -> None:
+async def test_quart_view_is_locked_after_each_start_or_answers_500_without_setup() -> None:
     """Without a lease, with a handler of one's own, started twice, and not set up."""
 
     @quart.locked("order:{order}", timeout=0)
@@ -77,7 +77,7 @@ async def test_quart() -> None:
     assert (await other.test_client().get("/42")).status_code == 500
 
 
-async def test_litestar() -> None:
+async def test_litestar_handler_is_locked_after_each_start_or_500_without_plugin() -> None:
     """A field from a dependency, a handler of one's own, and an application not set up."""
 
     async def user(order: FromPath[int]) -> str:

@@ -44,7 +44,7 @@ async def others(memory: MemoryServer) -> AsyncGenerator[aiolock.LockClient]:
         assert await client.snapshot() == []
 
 
-async def test_lease_of_a_stream_lives_until_that_has_been_sent(
+async def test_lease_of_a_stream_is_held_until_the_stream_has_been_sent(
     framework: str, memory: MemoryServer, others: aiolock.LockClient
 ) -> None:
     """Another request is refused until then, and gets the lock after it."""
@@ -80,7 +80,7 @@ async def test_lease_of_scope_function_ends_before_the_stream(
             assert b"".join([piece async for piece in pieces]) == b"released"
 
 
-async def test_lease_lost_while_a_stream_is_sent_cuts_it_off(
+async def test_lease_lost_while_a_stream_is_sent_breaks_it_off(
     framework: str, memory: MemoryServer, others: aiolock.LockClient
 ) -> None:
     """The work is cancelled, and its client does not take a part for the whole."""
@@ -99,7 +99,7 @@ async def test_lease_lost_while_a_stream_is_sent_cuts_it_off(
         await until(lambda: bodies.left)
 
 
-async def test_lease_ends_when_the_client_of_a_stream_has_gone(
+async def test_lease_of_a_stream_whose_client_disconnects_is_released(
     framework: str, memory: MemoryServer, others: aiolock.LockClient
 ) -> None:
     """The stream ends, and the next has the lock."""
@@ -118,7 +118,7 @@ async def test_lease_ends_when_the_client_of_a_stream_has_gone(
 
 
 @pytest.mark.parametrize("reads", [True, False])
-async def test_client_that_is_slow_keeps_the_lock_no_longer_than_send_timeout(
+async def test_send_timeout_ends_the_lease_of_a_slow_reading_client(
     framework: str, memory: MemoryServer, others: aiolock.LockClient, *, reads: bool
 ) -> None:
     """Whether it reads nothing or a little now and then: its response is cut off."""
@@ -146,7 +146,7 @@ async def test_client_that_is_slow_keeps_the_lock_no_longer_than_send_timeout(
 
 @pytest.mark.parametrize("framework", ["starlette", "fastapi", "litestar", "aiohttp"])
 @pytest.mark.parametrize("waits", [False, True])
-async def test_client_that_sends_its_body_slowly_keeps_the_lock_no_longer_than_send_timeout(
+async def test_send_timeout_ends_the_lease_of_a_slow_sending_client(
     framework: str, memory: MemoryServer, others: aiolock.LockClient, *, waits: bool
 ) -> None:
     """Also a part that it was to send while it waited; Quart has BODY_TIMEOUT for all of it."""
@@ -193,7 +193,7 @@ class Commits(BaseHTTPMiddleware):
 
 @pytest.mark.parametrize("path", ["/stream/42", "/orders/42"])
 @pytest.mark.parametrize("framework", ["starlette", "fastapi"])
-async def test_lease_lost_in_middleware_cancels_that(
+async def test_lease_lost_in_middleware_cancels_it_and_answers_lock_lost(
     framework: str, path: str, memory: MemoryServer, others: aiolock.LockClient
 ) -> None:
     """It relies on the lock like the handler, and the client is told of it."""
@@ -215,7 +215,7 @@ async def test_lease_lost_in_middleware_cancels_that(
 
 
 @pytest.mark.parametrize("framework", ["starlette", "fastapi"])
-async def test_lease_lost_in_a_handler_within_middleware_is_answered_as_ever(
+async def test_lease_lost_under_middleware_is_answered_by_the_applications_handler(
     framework: str, memory: MemoryServer, others: aiolock.LockClient
 ) -> None:
     """By the application's own handler of the error, though it runs in another task."""
@@ -241,7 +241,7 @@ async def test_lease_lost_in_a_handler_within_middleware_is_answered_as_ever(
         assert (await asked).status_code == 418
 
 
-async def test_lease_lost_in_a_commit_cancels_that(
+async def test_lease_lost_while_a_dependency_commits_cancels_the_commit(
     memory: MemoryServer, others: aiolock.LockClient
 ) -> None:
     """What a dependency does at its end is under the lock, so it ends with the lock."""

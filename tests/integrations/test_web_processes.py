@@ -58,7 +58,9 @@ async def process(
 
 # One for each way in which servers end: the others run under uvicorn, too.
 @pytest.mark.parametrize("framework", ["fastapi", "aiohttp", "quart"])
-async def test_sigterm(framework: str, redis_server: RedisServer, prefix: str) -> None:
+async def test_sigterm_answers_503_to_waiters_and_leaves_nothing_in_redis(
+    framework: str, redis_server: RedisServer, prefix: str
+) -> None:
     """Who waits is told to come again, and of the process nothing is left in Redis."""
     async with (
         aiolock.connect(redis_server.url, prefix=prefix) as others,

@@ -223,7 +223,7 @@ BUILDS: list[Build] = [
 
 @pytest.mark.parametrize("build", BUILDS, ids=lambda build: build.__name__)
 @pytest.mark.parametrize("scope", [None, "function"])
-async def test_fastapi_session_in_any_place_loses_no_update(
+async def test_fastapi_lock_and_session_in_any_order_lose_no_update(
     database: str, build: Build, scope: Any
 ) -> None:
     """The lock is held until the session has committed, wherever the two stand."""
@@ -236,7 +236,7 @@ async def test_fastapi_session_in_any_place_loses_no_update(
 
 
 @pytest.mark.parametrize("build", BUILDS[:6], ids=lambda build: build.__name__)
-async def test_fastapi_lock_of_scope_function_covers_sessions_of_that_scope(
+async def test_fastapi_lock_and_session_of_scope_function_lose_no_update(
     database: str, build: Build
 ) -> None:
     """The shorter lock is held until these have committed, in any order as well."""
@@ -308,7 +308,7 @@ def of_starlette(shop: Shop) -> Starlette:
 @pytest.mark.parametrize("middleware", [OfHttp, OfAsgi])
 @pytest.mark.parametrize("framework", ["starlette", "fastapi"])
 @pytest.mark.parametrize("before", [True, False])
-async def test_session_of_middleware_loses_no_update(
+async def test_lock_and_session_of_middleware_in_any_order_lose_no_update(
     database: str, framework: str, middleware: Any, *, before: bool
 ) -> None:
     """Middleware that commits when a path operation has returned has the lock, too."""
@@ -360,7 +360,7 @@ async def example(name: str, database: str, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.parametrize("framework", ["fastapi", "litestar", "quart", "aiohttp"])
-async def test_example_on_postgres_sells_what_there_is(
+async def test_sales_example_on_postgres_sells_each_item_once(
     database: str, framework: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What the page of each framework shows: each item is sold once, and then no more."""

@@ -22,7 +22,7 @@ async def hold(lock: aiolock.Lock) -> None:
 
 
 @virtual
-async def test_min_hold() -> None:
+async def test_min_hold_after_an_early_release_keeps_the_lock_closed_until_its_end() -> None:
     """A lock released early stays closed, and then goes to whoever has waited longest."""
     loop = asyncio.get_running_loop()
     server = MemoryServer()
@@ -47,7 +47,7 @@ async def test_min_hold() -> None:
 
 
 @virtual
-async def test_min_hold_of_many() -> None:
+async def test_min_hold_of_many_waiters_lets_each_enter_when_it_ends() -> None:
     """Whoever waits enters when the lock opens, however long the lease of the one before was."""
     loop = asyncio.get_running_loop()
     server, entered = MemoryServer(), list[float]()
@@ -65,7 +65,7 @@ async def test_min_hold_of_many() -> None:
 
 
 @virtual
-async def test_min_hold_that_has_passed() -> None:
+async def test_min_hold_already_passed_at_release_closes_nothing() -> None:
     """A body that took longer than that closes nothing."""
     async with aiolock.connect(MemoryServer()) as client:
         lock = client.lock("a", ttl=5, min_hold=60)
@@ -75,7 +75,7 @@ async def test_min_hold_that_has_passed() -> None:
 
 
 @virtual
-async def test_lock_delay() -> None:
+async def test_lock_delay_after_a_lost_lease_delays_the_next_holder() -> None:
     """Where a holder has lost the lock, nobody enters for a while; a release delays nobody."""
     loop = asyncio.get_running_loop()
     server = MemoryServer()
@@ -105,7 +105,9 @@ ENDS: list[dict[str, Any]] = [{"ttl": 10, "max_hold": 15}, {"ttl": 15, "renew": 
 
 @virtual
 @pytest.mark.parametrize("options", ENDS, ids=lambda options: [*options][-1])
-async def test_lock_delay_where_the_holder_itself_ends(options: dict[str, Any]) -> None:
+async def test_lock_delay_after_the_holder_noticed_its_own_expiry_applies(
+    options: dict[str, Any],
+) -> None:
     """A holder that notices the end of its lease, and releases it a little before, has lost it."""
     loop = asyncio.get_running_loop()
     server = MemoryServer()
@@ -123,7 +125,7 @@ async def test_lock_delay_where_the_holder_itself_ends(options: dict[str, Any]) 
 
 
 @virtual
-async def test_lock_delay_when_the_store_hung() -> None:
+async def test_lock_delay_after_a_release_sent_behind_the_expiry_applies() -> None:
     """The end of a lease that its holder slept through is a loss, whoever speaks of it first."""
     loop = asyncio.get_running_loop()
     server = MemoryServer()
@@ -142,7 +144,7 @@ async def test_lock_delay_when_the_store_hung() -> None:
 
 
 @virtual
-async def test_lock_delay_when_the_release_is_sent_again() -> None:
+async def test_lock_delay_after_a_repeated_release_of_a_lost_lease_applies() -> None:
     """A release that has failed says the same when it is sent once more: the lock was lost."""
     loop = asyncio.get_running_loop()
     server = MemoryServer()
@@ -160,7 +162,7 @@ async def test_lock_delay_when_the_release_is_sent_again() -> None:
 
 
 @virtual
-async def test_lock_delay_of_what_nobody_releases() -> None:
+async def test_lock_delay_after_max_hold_without_a_body_applies() -> None:
     """With `max_hold`, a lease without a body is given back as lost; its client is not stuck."""
     loop = asyncio.get_running_loop()
     server = MemoryServer()
@@ -187,7 +189,7 @@ async def test_lock_delay_of_what_nobody_releases() -> None:
 
 
 @virtual
-async def test_lock_delay_of_some_permits() -> None:
+async def test_lock_delay_of_a_semaphore_keeps_only_the_lost_permit_taken() -> None:
     """A permit that was lost stays taken for the delay, and one that was released does not."""
     server = MemoryServer()
     async with aiolock.connect(server) as ours, aiolock.connect(server) as theirs:
@@ -204,7 +206,7 @@ async def test_lock_delay_of_some_permits() -> None:
 
 
 @virtual
-async def test_a_client_that_closes_has_lost_nothing() -> None:
+async def test_lock_delay_after_a_client_closed_does_not_apply() -> None:
     """Its bodies have ended before their leases do, and release the lock: there is no delay."""
     loop = asyncio.get_running_loop()
     server = MemoryServer()
@@ -221,7 +223,7 @@ async def test_a_client_that_closes_has_lost_nothing() -> None:
             assert loop.time() - start < 1
 
 
-async def test_lock_delay_on_every_store(world: World) -> None:
+async def test_lock_delay_on_every_store_closes_the_lock_after_expiry(world: World) -> None:
     """A holder that has seen its lease end, and releases it just then, closes the lock."""
     async with world.client() as ours, world.client() as theirs:
         with pytest.raises(LeaseLost):
@@ -232,7 +234,7 @@ async def test_lock_delay_on_every_store(world: World) -> None:
 
 
 @virtual
-async def test_lock_delay_after_a_break() -> None:
+async def test_lock_delay_after_a_break_delays_the_next_holder() -> None:
     """Whoever had the lock broken may still be at it, so nobody enters for a while."""
     loop = asyncio.get_running_loop()
     server = MemoryServer()
@@ -251,7 +253,9 @@ async def test_lock_delay_after_a_break() -> None:
 
 
 @pytest.mark.parametrize("options", [{"min_hold": 0.2}, {"min_hold": 0.2, "lock_delay": 9}])
-async def test_closed_on_every_store(world: World, options: dict[str, Any]) -> None:
+async def test_min_hold_of_the_decorator_on_every_store_closes_the_lock(
+    world: World, options: dict[str, Any]
+) -> None:
     """The decorator takes the same options, and every store closes the lock."""
     async with world.client() as ours, world.client() as theirs:
         loop = asyncio.get_running_loop()
@@ -279,7 +283,9 @@ async def test_closed_on_every_store(world: World, options: dict[str, Any]) -> N
         ({"lock_delay": True}, TypeError),
     ],
 )
-async def test_bad_times(options: dict[str, Any], error: type[Exception]) -> None:
+async def test_min_hold_or_lock_delay_that_is_invalid_is_refused(
+    options: dict[str, Any], error: type[Exception]
+) -> None:
     """What cannot be is refused before anything is sent."""
     (what,) = options
     faulty = FaultyStore(MemoryStore(MemoryServer()))
@@ -290,7 +296,9 @@ async def test_bad_times(options: dict[str, Any], error: type[Exception]) -> Non
     assert faulty.calls == {"open": 1}
 
 
-async def test_request_release(world: World) -> None:
+async def test_request_release_sets_requested_of_the_holder_and_keeps_its_lease(
+    world: World,
+) -> None:
     """A holder hears that somebody asks for the lock, and may let go; or not."""
     async with world.client() as ours, world.client() as theirs:
         lock = theirs.lock("a")
@@ -307,7 +315,7 @@ async def test_request_release(world: World) -> None:
         await lease.release()
 
 
-async def test_a_request_that_nobody_has_looked_for(world: World) -> None:
+async def test_request_release_before_requested_is_read_is_seen_later(world: World) -> None:
     """Whoever looks later sees that it was asked for."""
     async with world.client() as ours, world.client() as theirs:
         async with ours.lock("a") as lease:
@@ -320,7 +328,7 @@ async def test_a_request_that_nobody_has_looked_for(world: World) -> None:
 
 
 @virtual
-async def test_a_request_that_is_there_before_the_task() -> None:
+async def test_request_release_before_the_holder_has_run_is_kept_for_it() -> None:
     """A request for a grant that its task has not seen yet is kept for it."""
     server = MemoryServer()
     async with aiolock.connect(server) as ours, aiolock.connect(server) as theirs:

@@ -15,7 +15,9 @@ from tests.support.worlds import settled, virtual
 
 @virtual
 @pytest.mark.parametrize("lost", ["", "known", "unknown"])
-async def test_an_exit_that_is_not_confirmed(lost: str, caplog: pytest.LogCaptureFixture) -> None:
+async def test_exit_without_confirm_takes_no_time_and_raises_or_logs_a_loss(
+    lost: str, caplog: pytest.LogCaptureFixture
+) -> None:
     """It takes no time; a loss that is known is raised, and one that the answer tells is logged."""
     server = MemoryServer()
     faulty = FaultyStore(MemoryStore(server))
@@ -45,7 +47,7 @@ async def test_an_exit_that_is_not_confirmed(lost: str, caplog: pytest.LogCaptur
 
 
 @virtual
-async def test_the_next_acquisition_after_an_exit_that_is_not_confirmed() -> None:
+async def test_acquire_after_an_exit_without_confirm_comes_behind_the_release() -> None:
     """It comes to the store after the release."""
     async with aiolock.connect(MemoryServer()) as client:
         lock = client.lock("a", confirm=False)

@@ -52,7 +52,7 @@ class Watcher:
         return [leader.value for leader in self.seen]
 
 
-async def test_one_leads(world: World) -> None:
+async def test_campaign_of_many_candidates_leads_one_after_the_other(world: World) -> None:
     """Candidates lead one after the other, in the order in which they came, and all can see who."""
     async with world.client() as ours, world.client() as theirs:
         election = theirs.election("e")
@@ -100,7 +100,7 @@ class Told(Wrapped):
         return super().submit(operation)
 
 
-async def test_handed_on_within_a_process() -> None:
+async def test_campaign_after_a_handoff_reports_it_before_posting_the_leader() -> None:
     """The store hears that somebody leads before it hears what to show of who leads."""
     store = Told(MemoryStore(MemoryServer()))
     async with aiolock.connect(store) as client:
@@ -118,7 +118,7 @@ async def test_handed_on_within_a_process() -> None:
     assert store.told == ["a", "handed on", "b", "handed on", "c"]
 
 
-async def test_observe(world: World) -> None:
+async def test_observe_yields_the_current_leader_and_each_new_one(world: World) -> None:
     """Whoever observes sees the one who leads, and then each new leader, by a push."""
     async with (
         world.client() as ours,
@@ -134,7 +134,7 @@ async def test_observe(world: World) -> None:
 
 
 @virtual
-async def test_nobody_leads_for_a_while() -> None:
+async def test_leader_that_died_is_replaced_when_its_lease_ends() -> None:
     """A leader that died leads until its lease ends; then the next does, and it is seen."""
     loop = asyncio.get_running_loop()
     server = MemoryServer()
@@ -166,7 +166,7 @@ async def test_nobody_leads_for_a_while() -> None:
 
 
 @virtual
-async def test_a_long_term() -> None:
+async def test_leader_of_a_long_term_stays_known_and_is_forgotten_an_hour_after() -> None:
     """Who leads is known for as long as it leads, and an hour after the last term nothing is."""
     server = MemoryServer()
     async with aiolock.connect(server) as ours, aiolock.connect(server) as theirs:
@@ -183,7 +183,7 @@ async def test_a_long_term() -> None:
 
 
 @virtual
-async def test_resign() -> None:
+async def test_resign_within_the_body_lets_the_next_candidate_lead() -> None:
     """A leader that resigns leads no more, though its body goes on, and the next one does."""
     server = MemoryServer()
     async with aiolock.connect(server) as ours, aiolock.connect(server) as theirs:
@@ -198,7 +198,7 @@ async def test_resign() -> None:
 
 
 @virtual
-async def test_request_and_break() -> None:
+async def test_request_resign_and_break_reach_the_leader() -> None:
     """Somebody may ask the leader to resign, or depose it."""
     server = MemoryServer()
     async with aiolock.connect(server) as ours, aiolock.connect(server) as theirs:
@@ -219,7 +219,7 @@ async def test_request_and_break() -> None:
 
 @virtual
 @pytest.mark.parametrize("times", [8, 1000])
-async def test_refused_to_put_up_who_leads(times: int) -> None:
+async def test_campaign_whose_post_is_refused_is_retried_for_ten_seconds(times: int) -> None:
     """A refusal that passes throws out nobody whose turn has come; one that does not, does."""
     server = MemoryServer()
     faulty = FaultyStore(MemoryStore(server))
@@ -243,7 +243,7 @@ async def test_refused_to_put_up_who_leads(times: int) -> None:
 
 
 @virtual
-async def test_the_value_of_the_leader_before() -> None:
+async def test_leader_without_its_own_value_is_none_and_late_values_are_ignored() -> None:
     """It is not taken for that of a leader who has not put up its own yet, nor a late one's."""
     server = MemoryServer()
     faulty = FaultyStore(MemoryStore(server))
@@ -267,7 +267,7 @@ async def test_the_value_of_the_leader_before() -> None:
 
 
 @virtual
-async def test_patience() -> None:
+async def test_campaign_with_timeout_behind_a_leader_raises_acquire_timeout() -> None:
     """A candidate waits as long as it wants to."""
     server = MemoryServer()
     async with (
@@ -285,7 +285,7 @@ async def test_patience() -> None:
 
 
 @virtual
-async def test_many_watch() -> None:
+async def test_observe_by_many_yields_every_leader_to_each_and_leaves_nothing() -> None:
     """All who observe see every leader that leads long enough, and leave nothing when they stop."""
     server = MemoryServer()
     async with aiolock.connect(server) as ours, aiolock.connect(server) as theirs:
@@ -303,7 +303,7 @@ async def test_many_watch() -> None:
 
 
 @virtual
-async def test_observing_ends_with_an_error() -> None:
+async def test_observe_on_a_failing_read_raises_store_error_and_can_begin_again() -> None:
     """`StoreError` when nobody knows; and it can be begun again."""
     faulty = FaultyStore(MemoryStore(MemoryServer()))
     async with aiolock.connect(faulty) as client:
@@ -327,7 +327,9 @@ async def test_observing_ends_with_an_error() -> None:
     ],
 )
 @virtual
-async def test_wrong_value(value: str, error: type[Exception], text: str) -> None:
+async def test_campaign_with_an_invalid_value_is_refused_before_it_acquires(
+    value: str, error: type[Exception], text: str
+) -> None:
     """What cannot be put up is an error before anybody leads."""
     faulty = FaultyStore(MemoryStore(MemoryServer()))
     async with aiolock.connect(faulty) as client:

@@ -35,7 +35,9 @@ KINDS = (
 )
 
 
-async def test_names_of_kinds_are_names(client: aiolock.LockClient) -> None:
+async def test_lock_named_like_another_kind_is_independent_of_it(
+    client: aiolock.LockClient,
+) -> None:
     """A lock whose name begins like another kind is a lock, and in nobody's way."""
     async with client.once("k", remember=60) as lease:
         assert lease is not None
@@ -54,7 +56,7 @@ async def test_names_of_kinds_are_names(client: aiolock.LockClient) -> None:
             assert again is None
 
 
-async def test_status_has_the_name_of_its_user(client: aiolock.LockClient) -> None:
+async def test_status_of_every_kind_has_the_name_its_user_gave(client: aiolock.LockClient) -> None:
     """A status is of the name that was asked for, whatever the store calls it."""
     things: list[Any] = [
         client.lock("k"),
@@ -70,7 +72,9 @@ async def test_status_has_the_name_of_its_user(client: aiolock.LockClient) -> No
         assert (await thing.status()).name == thing.name == "k"
 
 
-async def test_reading_is_not_writing(client: aiolock.LockClient) -> None:
+async def test_read_lock_is_not_held_nor_released_as_the_write_lock(
+    client: aiolock.LockClient,
+) -> None:
     """Who reads does not hold the write lock, and cannot release it; nor the other way round."""
     rates = client.rwlock("r")
     for inside, outside in ((rates.read(), rates.write()), (rates.write(), rates.read())):
@@ -89,7 +93,9 @@ async def test_reading_is_not_writing(client: aiolock.LockClient) -> None:
         assert not rates.write().held()
 
 
-async def test_reading_while_writing(client: aiolock.LockClient) -> None:
+async def test_reentrant_rwlock_read_while_writing_releases_each_by_its_name(
+    client: aiolock.LockClient,
+) -> None:
     """Whoever writes a re-entrant lock, and then reads it, gives back each by its own name."""
     rates = client.rwlock("r", reentrant=True)
     async with rates.write() as written:
@@ -106,7 +112,7 @@ async def test_reading_while_writing(client: aiolock.LockClient) -> None:
 
 @pytest.mark.parametrize("kind", ["lock", "rwlock", "semaphore", "once", "periodic", "election"])
 @virtual
-async def test_break_on_every_kind(kind: str) -> None:
+async def test_break_of_every_kind_loses_the_lease_of_that_fence(kind: str) -> None:
     """Whatever is held can be taken from its holder, all at once or by its fence."""
     server = MemoryServer()
     async with aiolock.connect(server) as ours, aiolock.connect(server) as theirs:
@@ -133,7 +139,7 @@ async def test_break_on_every_kind(kind: str) -> None:
 
 
 @virtual
-async def test_break_one_of_several() -> None:
+async def test_break_of_one_permit_by_its_fence_keeps_the_others() -> None:
     """By its fence one stuck permit is taken, and the others stay."""
     server = MemoryServer()
     async with aiolock.connect(server) as ours, aiolock.connect(server) as theirs:
@@ -146,7 +152,7 @@ async def test_break_one_of_several() -> None:
         assert {lease.state for lease in permits} == {"lost"}
 
 
-async def test_break_takes_a_fence(world: World) -> None:
+async def test_break_with_an_invalid_fence_raises_type_or_value_error(world: World) -> None:
     """What is no fence is refused before anything is sent."""
     faulty = FaultyStore(world.store())
     async with aiolock.connect(faulty) as client:

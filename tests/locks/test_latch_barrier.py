@@ -14,7 +14,7 @@ from aiolock.testing import FaultyStore
 from tests.support.worlds import World, empty, queued, settled, virtual
 
 
-async def test_latch(world: World) -> None:
+async def test_latch_wait_ends_for_all_when_counted_down_and_at_once_later(world: World) -> None:
     """All who wait go on when it was counted down often enough, and later ones at once."""
     async with world.client() as ours, world.client() as theirs:
         latch = ours.latch("l", 3)
@@ -33,7 +33,7 @@ async def test_latch(world: World) -> None:
         assert (status.waiters, status.limit) == ((), 3)
 
 
-async def test_latch_counts_a_token_once(world: World) -> None:
+async def test_latch_count_down_with_the_same_token_counts_once(world: World) -> None:
     """A part that reports twice is one part, whichever process says so."""
     async with world.client() as ours, world.client() as theirs:
         assert await ours.latch("l", 2).count_down("part é") == 1
@@ -41,7 +41,7 @@ async def test_latch_counts_a_token_once(world: World) -> None:
         assert await theirs.latch("l", 2).count_down("part 2") == 0
 
 
-async def test_event(world: World) -> None:
+async def test_event_wait_ends_for_all_when_set_and_at_once_later(world: World) -> None:
     """All that wait go on when it is set, in any process, and so does whoever comes later."""
     async with world.client() as ours, world.client() as theirs:
         event = ours.event("e")
@@ -60,7 +60,7 @@ async def test_event(world: World) -> None:
 
 
 @virtual
-async def test_event_is_forgotten() -> None:
+async def test_event_set_again_is_remembered_from_its_last_set() -> None:
     """After so many seconds since it was last set, and not before."""
     async with aiolock.connect(MemoryServer()) as client:
         event = client.event("e", remember=100)
@@ -74,7 +74,7 @@ async def test_event_is_forgotten() -> None:
 
 
 @virtual
-async def test_latch_is_forgotten() -> None:
+async def test_latch_after_its_last_count_is_forgotten_in_its_remember_time() -> None:
     """Its ttl after the last count, open or not."""
     async with aiolock.connect(MemoryServer()) as client:
         latch = client.latch("l", 2, remember=60)
@@ -89,7 +89,7 @@ async def test_latch_is_forgotten() -> None:
             await latch.wait(timeout=5)
 
 
-async def test_latch_of_another_count(world: World) -> None:
+async def test_latch_of_another_count_raises_limit_mismatch(world: World) -> None:
     """Whoever declares another count is told."""
     async with world.client() as client:
         await client.latch("l", 2).count_down()
@@ -101,7 +101,7 @@ async def test_latch_of_another_count(world: World) -> None:
 
 
 @virtual
-async def test_a_count_whose_answer_is_lost() -> None:
+async def test_latch_count_down_without_an_answer_raises_store_error_once() -> None:
     """`StoreError`: it may have been counted; with a token it can be said again."""
     faulty = FaultyStore(MemoryStore(MemoryServer()))
     async with aiolock.connect(faulty) as client:
@@ -112,7 +112,7 @@ async def test_a_count_whose_answer_is_lost() -> None:
 
 
 @virtual
-async def test_latch_that_opens_while_the_process_is_stuck() -> None:
+async def test_latch_wait_that_hears_late_of_the_opening_ends() -> None:
     """Whoever hears late that it is open goes on: that it opened is a fact, not a lease."""
     server = MemoryServer()
     faulty = FaultyStore(MemoryStore(server))
@@ -127,7 +127,7 @@ async def test_latch_that_opens_while_the_process_is_stuck() -> None:
         await asyncio.wait_for(task, 1)
 
 
-async def test_barrier(world: World) -> None:
+async def test_barrier_wait_lets_all_parties_through_together_each_round(world: World) -> None:
     """So many go on together, again and again, and nobody before."""
     rounds: list[int] = []
     async with world.client() as ours, world.client() as theirs:
@@ -148,7 +148,7 @@ async def test_barrier(world: World) -> None:
 
 
 @virtual
-async def test_barrier_takes_who_came_first() -> None:
+async def test_barrier_with_more_waiters_than_parties_lets_the_first_through() -> None:
     """Of more than there are parties, the first go on, and the others wait for more."""
     through: list[int] = []
     async with aiolock.connect(MemoryServer()) as client:
@@ -170,7 +170,7 @@ async def test_barrier_takes_who_came_first() -> None:
 
 
 @virtual
-async def test_barrier_without_those_who_left() -> None:
+async def test_barrier_does_not_count_waiters_that_left() -> None:
     """Whoever timed out, was cancelled, or whose process is gone does not count."""
     server = MemoryServer()
     async with (
@@ -197,7 +197,7 @@ async def test_barrier_without_those_who_left() -> None:
 
 @virtual
 @pytest.mark.parametrize("how", ["held back", "lost"])
-async def test_barrier_that_is_passed_while_the_process_is_stuck(how: str) -> None:
+async def test_barrier_wait_that_hears_late_of_its_group_ends(how: str) -> None:
     """A party that hears late that its group went on goes on, and is not one of the next."""
     server = MemoryServer()
     faulty = FaultyStore(MemoryStore(server))
@@ -219,7 +219,7 @@ async def test_barrier_that_is_passed_while_the_process_is_stuck(how: str) -> No
 
 
 @virtual
-async def test_barrier_of_another_number() -> None:
+async def test_barrier_of_another_number_of_parties_raises_limit_mismatch() -> None:
     """Whoever declares another number of parties is told, while somebody is there."""
     async with aiolock.connect(MemoryServer()) as client:
         one = asyncio.create_task(client.barrier("b", 2).wait())
@@ -231,7 +231,7 @@ async def test_barrier_of_another_number() -> None:
 
 
 @virtual
-async def test_alone() -> None:
+async def test_barrier_of_one_and_latch_counted_once_let_through_at_once() -> None:
     """A barrier of one stops nobody; a latch of one needs one."""
     async with aiolock.connect(MemoryServer()) as client:
         await client.barrier("b", 1).wait(timeout=0)
@@ -240,7 +240,7 @@ async def test_alone() -> None:
 
 
 @virtual
-async def test_the_client_closes() -> None:
+async def test_latch_and_barrier_wait_raise_client_closed_when_the_client_closes() -> None:
     """Whoever waits hears it."""
     client = aiolock.connect(MemoryServer())
     await client.open()
@@ -259,7 +259,7 @@ async def test_the_client_closes() -> None:
 
 
 @virtual
-async def test_max_waiters() -> None:
+async def test_latch_wait_beyond_max_waiters_raises_queue_full() -> None:
     """No more wait than may."""
     async with aiolock.connect(MemoryServer()) as client:
         latch = client.latch("l", 1, max_waiters=1)

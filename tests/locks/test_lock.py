@@ -40,7 +40,9 @@ async def other(world: World) -> AsyncIterator[aiolock.LockClient]:
 # --- Acquiring a free lock
 
 
-async def test_async_with(client: aiolock.LockClient, other: aiolock.LockClient) -> None:
+async def test_lock_entered_is_held_in_the_body_and_free_after_it(
+    client: aiolock.LockClient, other: aiolock.LockClient
+) -> None:
     """The body of `async with lock` has the lock, and after it the lock is free."""
     lock = client.lock("order:42")
     async with lock as lease:
@@ -53,7 +55,9 @@ async def test_async_with(client: aiolock.LockClient, other: aiolock.LockClient)
     assert not await other.lock("order:42").locked()
 
 
-async def test_awaited(client: aiolock.LockClient, other: aiolock.LockClient) -> None:
+async def test_acquire_awaited_holds_the_lock_until_release(
+    client: aiolock.LockClient, other: aiolock.LockClient
+) -> None:
     """`await lock.acquire()` gives a lease that is held until it is released."""
     lock = client.lock("a")
     lease = await lock.acquire()
@@ -66,7 +70,9 @@ async def test_awaited(client: aiolock.LockClient, other: aiolock.LockClient) ->
     await theirs.release()
 
 
-async def test_entered(client: aiolock.LockClient, other: aiolock.LockClient) -> None:
+async def test_acquire_entered_holds_the_lock_in_the_body(
+    client: aiolock.LockClient, other: aiolock.LockClient
+) -> None:
     """`async with lock.acquire()` is the same as `async with lock`, with a timeout of its own."""
     async with client.lock("a").acquire(timeout=2) as lease:
         assert lease.state == "held"
@@ -75,7 +81,7 @@ async def test_entered(client: aiolock.LockClient, other: aiolock.LockClient) ->
     assert not await other.lock("a").locked()
 
 
-async def test_names_are_independent(client: aiolock.LockClient) -> None:
+async def test_locks_of_different_names_are_independent(client: aiolock.LockClient) -> None:
     """One task holds any number of locks of different names, odd ones among them."""
     names = ["a", "a:queue", "{a}", "%7Ba%7D", "a b\nc", "ü🔒", "x" * 512]
     async with contextlib.AsyncExitStack() as stack:
@@ -88,7 +94,9 @@ async def test_names_are_independent(client: aiolock.LockClient) -> None:
         assert not await client.lock(name).locked()
 
 
-async def test_body_with_an_error(client: aiolock.LockClient) -> None:
+async def test_body_that_raises_frees_the_lock_and_keeps_the_error(
+    client: aiolock.LockClient,
+) -> None:
     """An error in the body comes out as it is, and the lock is free."""
     error = ValueError("the body's own")
     with pytest.raises(ValueError, match="own") as caught:
@@ -99,7 +107,9 @@ async def test_body_with_an_error(client: aiolock.LockClient) -> None:
     assert not await client.lock("a").locked()
 
 
-async def test_release_in_the_body(client: aiolock.LockClient, other: aiolock.LockClient) -> None:
+async def test_release_within_the_body_leaves_the_exit_nothing_to_do(
+    client: aiolock.LockClient, other: aiolock.LockClient
+) -> None:
     """A body may give the lock back early, in either way; the exit then leaves it alone."""
     for how in ("lease", "lock"):
         lock = client.lock("a")
@@ -113,7 +123,9 @@ async def test_release_in_the_body(client: aiolock.LockClient, other: aiolock.Lo
 # --- Not getting it
 
 
-async def test_timeout_awaited(client: aiolock.LockClient, other: aiolock.LockClient) -> None:
+async def test_acquire_at_timeout_raises_and_try_acquire_returns_none(
+    client: aiolock.LockClient, other: aiolock.LockClient
+) -> None:
     """`acquire` raises in the end, whoever set the timeout; `try_acquire` gives None."""
     async with other.lock("a"):
         assert await client.lock("a", timeout=0.5).try_acquire() is None
@@ -132,7 +144,9 @@ async def test_timeout_awaited(client: aiolock.LockClient, other: aiolock.LockCl
     assert not await client.lock("a").locked()
 
 
-async def test_timeout_entered(client: aiolock.LockClient, other: aiolock.LockClient) -> None:
+async def test_acquire_entered_at_timeout_raises_acquire_timeout_without_a_body(
+    client: aiolock.LockClient, other: aiolock.LockClient
+) -> None:
     """Entering raises AcquireTimeout, which is a TimeoutError, and the body does not run."""
     async with other.lock("a"):
 
@@ -151,7 +165,9 @@ async def test_timeout_entered(client: aiolock.LockClient, other: aiolock.LockCl
         await queued(other.lock("a"), 0)
 
 
-async def test_not_blocking(client: aiolock.LockClient, other: aiolock.LockClient) -> None:
+async def test_acquire_without_waiting_takes_only_a_free_lock(
+    client: aiolock.LockClient, other: aiolock.LockClient
+) -> None:
     """`try_acquire()` and `timeout=0` get a free lock, do not queue for a taken one."""
     async with other.lock("a"):
         assert await client.lock("a").try_acquire() is None
@@ -174,7 +190,7 @@ async def test_not_blocking(client: aiolock.LockClient, other: aiolock.LockClien
         await lease.release()
 
 
-async def test_not_blocking_whatever_the_lock_says(
+async def test_timeout_of_a_call_overrules_the_timeout_of_the_lock(
     client: aiolock.LockClient, other: aiolock.LockClient
 ) -> None:
     """`try_acquire` overrules the lock's own timeout; so does any timeout that is given."""
@@ -193,7 +209,7 @@ async def test_not_blocking_whatever_the_lock_says(
 
 @virtual
 @pytest.mark.parametrize("free", [True, False], ids=["free", "taken"])
-async def test_a_process_that_stands_still_past_its_timeout(free: bool) -> None:
+async def test_try_acquire_in_a_process_stuck_past_its_timeout_hears_the_answer(free: bool) -> None:
     """What the store has answered meanwhile is heard: that is no store that does not answer."""
     loop = asyncio.get_running_loop()
     assert isinstance(loop, VirtualLoop)
@@ -209,7 +225,7 @@ async def test_a_process_that_stands_still_past_its_timeout(free: bool) -> None:
 
 
 @virtual
-async def test_timeout_is_exact() -> None:
+async def test_timeout_of_try_acquire_ends_exactly_on_the_loop_clock() -> None:
     """A timeout is over when it is over, on the loop's clock, and not before."""
     async with aiolock.connect("memory://") as ours, aiolock.connect("memory://") as theirs:
         now = asyncio.get_running_loop().time
@@ -221,7 +237,7 @@ async def test_timeout_is_exact() -> None:
 
 
 @virtual
-async def test_timeout_with_the_answer() -> None:
+async def test_timeout_in_the_turn_of_the_answer_ends_try_acquire() -> None:
     """A timeout that ends in the very turn of the loop that brings the answer is not forgotten."""
     server = MemoryServer()
     faulty = FaultyStore(MemoryStore(server))
@@ -239,7 +255,7 @@ async def test_timeout_with_the_answer() -> None:
 
 
 @virtual
-async def test_timeout_without_an_answer() -> None:
+async def test_timeout_without_an_answer_raises_store_error() -> None:
     """When the store has not answered in the timeout nobody knows: no None, but a StoreError."""
     server = MemoryServer()
     faulty = FaultyStore(MemoryStore(server))
@@ -255,7 +271,7 @@ async def test_timeout_without_an_answer() -> None:
 
 
 @virtual
-async def test_store_that_refuses() -> None:
+async def test_acquire_on_a_failing_store_raises_store_error_and_is_undone() -> None:
     """A StoreError of the store comes out of `acquire`, and what it may have done is undone."""
     server = MemoryServer()
     faulty = FaultyStore(MemoryStore(server))
@@ -272,7 +288,9 @@ async def test_store_that_refuses() -> None:
         assert not await lock.locked()
 
 
-async def test_max_waiters(client: aiolock.LockClient, other: aiolock.LockClient) -> None:
+async def test_max_waiters_reached_raises_queue_full_at_once(
+    client: aiolock.LockClient, other: aiolock.LockClient
+) -> None:
     """QueueFull at once when so many wait already, of whatever client."""
     lock = client.lock("a", max_waiters=2)
     async with other.lock("a"):
@@ -295,7 +313,9 @@ async def test_max_waiters(client: aiolock.LockClient, other: aiolock.LockClient
 # --- Who asks, and who owns
 
 
-async def test_wait_for(client: aiolock.LockClient, other: aiolock.LockClient) -> None:
+async def test_acquire_under_wait_for_belongs_to_the_calling_task(
+    client: aiolock.LockClient, other: aiolock.LockClient
+) -> None:
     """Under `asyncio.wait_for` the lease is of the task that called `acquire`."""
     lock = client.lock("a")
     lease = await asyncio.wait_for(lock.acquire(), 5)
@@ -311,7 +331,9 @@ async def test_wait_for(client: aiolock.LockClient, other: aiolock.LockClient) -
     assert not await lock.locked()
 
 
-async def test_create_task(client: aiolock.LockClient) -> None:
+async def test_acquire_in_create_task_belongs_to_the_calling_task(
+    client: aiolock.LockClient,
+) -> None:
     """An acquisition is a coroutine: a task of its own may wait for it, for the one that asked."""
     lock = client.lock("a")
     lease = await asyncio.create_task(lock.acquire())
@@ -327,7 +349,7 @@ async def test_create_task(client: aiolock.LockClient) -> None:
     acquisition.close()
 
 
-async def test_child_task_is_another_owner(client: aiolock.LockClient) -> None:
+async def test_child_task_does_not_hold_the_lock_of_its_parent(client: aiolock.LockClient) -> None:
     """A child task does not hold what its parent holds, not even if the lock is re-entrant."""
     lock = client.lock("a", reentrant=True)
 
@@ -342,7 +364,7 @@ async def test_child_task_is_another_owner(client: aiolock.LockClient) -> None:
         assert lock.held()
 
 
-async def test_would_deadlock(world: World) -> None:
+async def test_acquire_again_without_reentrant_raises_would_deadlock_unsent(world: World) -> None:
     """Who asks again for a lock that is not re-entrant hears so at once; nothing is sent."""
     faulty = FaultyStore(world.store())
     async with aiolock.connect(faulty) as client:
@@ -361,7 +383,7 @@ async def test_would_deadlock(world: World) -> None:
             assert lock.held()
 
 
-async def test_never_awaited(client: aiolock.LockClient) -> None:
+async def test_acquire_never_awaited_warns_and_locks_nothing(client: aiolock.LockClient) -> None:
     """An acquisition that nobody awaits warns, as a coroutine does, and nothing is locked."""
     acquisition = client.lock("a").acquire()
     with pytest.warns(RuntimeWarning, match=r"AcquireContext of 'a'.*never awaited"):
@@ -375,7 +397,9 @@ async def test_never_awaited(client: aiolock.LockClient) -> None:
         del attempt
 
 
-async def test_try_acquire_belongs_to_the_task_that_called_it(client: aiolock.LockClient) -> None:
+async def test_try_acquire_awaited_by_another_task_belongs_to_the_calling_task(
+    client: aiolock.LockClient,
+) -> None:
     """Whichever task awaits it: `wait_for` and `create_task` have one of their own."""
     lock = client.lock("a")
     assert await asyncio.wait_for(lock.try_acquire(timeout=1), 5)
@@ -394,7 +418,9 @@ async def _tried(lock: aiolock.Lock) -> aiolock.Lease | None:
     return await lock.try_acquire()
 
 
-async def test_try_acquire_is_not_entered(client: aiolock.LockClient) -> None:
+async def test_try_acquire_entered_raises_type_error_and_locks_nothing(
+    client: aiolock.LockClient,
+) -> None:
     """It may give None, so it is awaited only; an error says so before anything is locked."""
     attempt: Any = client.lock("a").try_acquire()
     with pytest.raises(TypeError, match="context manager"):
@@ -404,7 +430,7 @@ async def test_try_acquire_is_not_entered(client: aiolock.LockClient) -> None:
     assert not await client.lock("a").locked()
 
 
-async def test_acquisition_is_good_once(client: aiolock.LockClient) -> None:
+async def test_acquire_context_used_twice_raises_runtime_error(client: aiolock.LockClient) -> None:
     """One acquisition gives one lease: for another one `acquire` has to be called again."""
     acquisition = client.lock("a").acquire()
     lease = await acquisition
@@ -419,7 +445,9 @@ async def test_acquisition_is_good_once(client: aiolock.LockClient) -> None:
 # --- Re-entrant
 
 
-async def test_reentrant(world: World, other: aiolock.LockClient) -> None:
+async def test_reentrant_acquire_sends_nothing_and_last_release_frees_the_lock(
+    world: World, other: aiolock.LockClient
+) -> None:
     """The holder acquires a re-entrant lock again at no cost; the last release gives it back."""
     faulty = FaultyStore(world.store())
     async with aiolock.connect(faulty) as client:
@@ -439,7 +467,9 @@ async def test_reentrant(world: World, other: aiolock.LockClient) -> None:
 
 
 @pytest.mark.parametrize("order", ["012", "021", "102", "120", "201", "210"])
-async def test_reentrant_in_any_order(client: aiolock.LockClient, order: str) -> None:
+async def test_reentrant_leases_released_in_any_order_end_one_by_one(
+    client: aiolock.LockClient, order: str
+) -> None:
     """The leases of a re-entrant lock are released one by one, in any order, and each once."""
     lock = client.lock("a", reentrant=True)
     leases = [await lock.acquire() for _ in range(3)]
@@ -459,7 +489,9 @@ async def test_reentrant_in_any_order(client: aiolock.LockClient, order: str) ->
     assert not await lock.locked()
 
 
-async def test_reentrant_release_by_the_lock(client: aiolock.LockClient) -> None:
+async def test_reentrant_lock_release_ends_the_last_acquisition_first(
+    client: aiolock.LockClient,
+) -> None:
     """`lock.release` ends the last acquisition first, and then the one before."""
     lock = client.lock("a", reentrant=True)
     outer, inner = await lock.acquire(), await lock.acquire()
@@ -473,7 +505,7 @@ async def test_reentrant_release_by_the_lock(client: aiolock.LockClient) -> None
         await lock.release()
 
 
-async def test_reentrant_ways_mix(client: aiolock.LockClient) -> None:
+async def test_reentrant_acquisitions_of_mixed_ways_all_count(client: aiolock.LockClient) -> None:
     """Awaited, entered and entered by `acquire`: all count, and each exit ends its own."""
     lock = client.lock("a", reentrant=True)
     lease = await lock.acquire()
@@ -489,7 +521,9 @@ async def test_reentrant_ways_mix(client: aiolock.LockClient) -> None:
 # --- Giving back
 
 
-async def test_release_by_the_lock(client: aiolock.LockClient) -> None:
+async def test_lock_release_ends_the_lease_of_the_current_task_only(
+    client: aiolock.LockClient,
+) -> None:
     """`lock.release` ends the lease that the current task holds, and no other task's."""
     lock, lease = client.lock("a"), await client.lock("a").acquire()
     assert lease is not None
@@ -506,7 +540,7 @@ async def test_release_by_the_lock(client: aiolock.LockClient) -> None:
         await lock.release()
 
 
-async def test_release_by_another_task(client: aiolock.LockClient) -> None:
+async def test_lease_released_by_another_task_frees_its_owner(client: aiolock.LockClient) -> None:
     """Whoever has the lease may release it, and then the owner holds nothing."""
     lock, lease = client.lock("a"), await client.lock("a").acquire()
     assert lease is not None
@@ -516,7 +550,9 @@ async def test_release_by_another_task(client: aiolock.LockClient) -> None:
         pass
 
 
-async def test_late_release_frees_nobody_else(client: aiolock.LockClient) -> None:
+async def test_release_after_a_loss_does_not_free_the_next_holder(
+    client: aiolock.LockClient,
+) -> None:
     """Two tasks share a Lock; A lost it, B has it: what A does late does not free B's."""
     lock = client.lock("a")
     entered, done = asyncio.Event(), asyncio.Event()
@@ -544,7 +580,7 @@ async def test_late_release_frees_nobody_else(client: aiolock.LockClient) -> Non
         assert lease.state == "held"
 
 
-async def test_entered_here_left_there(client: aiolock.LockClient) -> None:
+async def test_exit_in_another_task_releases_the_lock(client: aiolock.LockClient) -> None:
     """What one task has entered another may leave, as with fixtures and generators."""
     lock = client.lock("a")
     stack = contextlib.AsyncExitStack()
@@ -556,7 +592,9 @@ async def test_entered_here_left_there(client: aiolock.LockClient) -> None:
     assert not await lock.locked()
 
 
-async def test_entered_here_left_there_after_a_loss(client: aiolock.LockClient) -> None:
+async def test_exit_in_another_task_after_a_loss_keeps_the_next_holder(
+    client: aiolock.LockClient,
+) -> None:
     """Nor is it mixed up with what another task has entered since it was lost."""
     lock = client.lock("a")
     stack = contextlib.AsyncExitStack()
@@ -581,7 +619,7 @@ async def test_entered_here_left_there_after_a_loss(client: aiolock.LockClient) 
     assert (await task).state == "released"
 
 
-async def test_left_without_having_entered(client: aiolock.LockClient) -> None:
+async def test_aexit_without_having_entered_raises_not_held(client: aiolock.LockClient) -> None:
     """Leaving a lock that this task has not entered is NotHeld, and harms nobody."""
     lock = client.lock("a")
     with pytest.raises(NotHeld, match="not entered"):
@@ -595,7 +633,7 @@ async def test_left_without_having_entered(client: aiolock.LockClient) -> None:
 # --- The queue
 
 
-async def test_first_come_first_served(world: World) -> None:
+async def test_queue_of_several_clients_is_served_in_order_of_arrival(world: World) -> None:
     """The lock goes round in the order of arrival, across tasks and clients."""
     entered: list[int] = []
 
@@ -613,7 +651,7 @@ async def test_first_come_first_served(world: World) -> None:
         assert not await one.lock("a").locked()
 
 
-async def test_tasks_of_one_client_in_order(client: aiolock.LockClient) -> None:
+async def test_queue_of_one_client_is_served_in_order_of_asking(client: aiolock.LockClient) -> None:
     """Tasks of one client that ask in one turn of the loop are served in that order."""
     entered: list[int] = []
     lock = client.lock("a")
@@ -628,7 +666,7 @@ async def test_tasks_of_one_client_in_order(client: aiolock.LockClient) -> None:
     assert entered == list(range(100))
 
 
-async def test_one_at_a_time(world: World) -> None:
+async def test_lock_has_one_holder_at_a_time_with_rising_fences(world: World) -> None:
     """Never two bodies at once, and each fence is higher than the one before."""
     inside, fences = 0, list[int]()
 
@@ -650,7 +688,7 @@ async def test_one_at_a_time(world: World) -> None:
     assert fences == sorted(set(fences))
 
 
-async def test_not_blocking_does_not_overtake(
+async def test_try_acquire_behind_waiters_does_not_overtake_them(
     client: aiolock.LockClient, other: aiolock.LockClient
 ) -> None:
     """Who does not wait does not get the lock before those who do."""
@@ -665,7 +703,7 @@ async def test_not_blocking_does_not_overtake(
     await lease.release()
 
 
-async def test_cancelled_while_waiting(
+async def test_waiter_that_is_cancelled_leaves_the_queue(
     client: aiolock.LockClient, other: aiolock.LockClient
 ) -> None:
     """A waiter that is cancelled leaves the queue; those behind it move up."""
@@ -687,7 +725,7 @@ async def test_cancelled_while_waiting(
 
 
 @virtual
-async def test_dead_holder() -> None:
+async def test_waiter_behind_a_dead_holder_enters_at_the_end_of_its_lease() -> None:
     """When a holder has died the next waiter enters within 100 ms of the end of its lease."""
     server = MemoryServer()
     dead, form = WaiterId("dead", 1), Form(claim=5000)
@@ -708,7 +746,7 @@ async def test_dead_holder() -> None:
 
 
 @virtual
-async def test_dead_waiter(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_waiter_that_died_is_skipped_at_the_handoff(monkeypatch: pytest.MonkeyPatch) -> None:
     """A waiter whose process has died is skipped, and nobody waits for it."""
     looks.decided(monkeypatch)  # nobody removes it before its turn
     server = MemoryServer()
@@ -727,7 +765,7 @@ async def test_dead_waiter(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @virtual
-async def test_lost_push() -> None:
+async def test_waiter_whose_push_was_lost_gets_the_lock_in_time() -> None:
     """A waiter whose push was lost gets the lock all the same, and so do those behind it."""
     server = MemoryServer()
     faulty = FaultyStore(MemoryStore(server))
@@ -754,7 +792,7 @@ async def test_lost_push() -> None:
 
 
 @virtual
-async def test_idle_waiters_send_nothing() -> None:
+async def test_waiters_that_are_idle_send_one_command_in_ten_seconds_at_most() -> None:
     """A waiter that has nothing to do sends at most one command in ten seconds."""
     server = MemoryServer()
     faulty = FaultyStore(MemoryStore(server))
@@ -776,7 +814,9 @@ async def test_idle_waiters_send_nothing() -> None:
 # --- Looking at a lock
 
 
-async def test_status(client: aiolock.LockClient, other: aiolock.LockClient) -> None:
+async def test_status_names_holder_and_waiters_in_order(
+    client: aiolock.LockClient, other: aiolock.LockClient
+) -> None:
     """A status tells who holds and who waits, where, since when, in order."""
     lock = client.lock("a", ttl=20)
     empty = await lock.status()
@@ -802,7 +842,9 @@ async def test_status(client: aiolock.LockClient, other: aiolock.LockClient) -> 
         await queued(lock, 0)
 
 
-async def test_locked_and_held(client: aiolock.LockClient, other: aiolock.LockClient) -> None:
+async def test_locked_and_held_tell_any_holder_from_the_current_task(
+    client: aiolock.LockClient, other: aiolock.LockClient
+) -> None:
     """`locked` is whether anybody holds it; `held` whether this task does."""
     ours, theirs = client.lock("a"), other.lock("a")
     assert (await ours.locked(), ours.held()) == (False, False)
@@ -815,7 +857,9 @@ async def test_locked_and_held(client: aiolock.LockClient, other: aiolock.LockCl
     assert (await ours.locked(), ours.held()) == (False, False)
 
 
-async def test_break(client: aiolock.LockClient, other: aiolock.LockClient) -> None:
+async def test_break_takes_the_lock_and_hands_it_to_the_next_waiter(
+    client: aiolock.LockClient, other: aiolock.LockClient
+) -> None:
     """`break_` takes the lock from whoever holds it, tells them, and hands it to the next."""
     lock = client.lock("a")
     assert await lock.break_() is False
@@ -834,7 +878,7 @@ async def test_break(client: aiolock.LockClient, other: aiolock.LockClient) -> N
     assert not await lock.locked()
 
 
-async def test_lock_is_a_description(client: aiolock.LockClient) -> None:
+async def test_lock_is_immutable_and_its_repr_names_it(client: aiolock.LockClient) -> None:
     """A Lock is immutable, says what it is, and holds nothing."""
     lock = client.lock("order:42", ttl=12.5)
     assert (lock.name, lock.ttl) == ("order:42", 12.5)
@@ -851,7 +895,7 @@ async def test_lock_is_a_description(client: aiolock.LockClient) -> None:
 
 
 @virtual
-async def test_what_ended_is_forgotten() -> None:
+async def test_client_forgets_waiters_and_leases_that_have_ended() -> None:
     """A client forgets its waiters and its leases when they have ended, however they did."""
     async with aiolock.connect("memory://") as client:
         lock = client.lock("a", reentrant=True)
@@ -875,7 +919,7 @@ async def test_what_ended_is_forgotten() -> None:
 
 
 @virtual
-async def test_errors_name_the_lock_as_it_is_called() -> None:
+async def test_errors_of_a_lock_named_like_a_kind_name_it_as_its_user_does() -> None:
     """Also one whose name begins as the store's names of something else do."""
     server = MemoryServer()
     async with aiolock.connect(server) as ours, aiolock.connect(server) as theirs:

@@ -25,7 +25,7 @@ async def free(client: aiolock.LockClient, *names: str) -> bool:
     return not any([await client.lock(name).locked() for name in names])
 
 
-async def test_async_with(world: World) -> None:
+async def test_multilock_entered_holds_all_names_and_frees_them_after(world: World) -> None:
     """The body has all of them, each with its fence; after it all are free."""
     async with world.client() as ours, world.client() as theirs:
         both = ours.multilock("b", "a", "b")
@@ -45,7 +45,7 @@ async def test_async_with(world: World) -> None:
         assert await free(theirs, "a", "b")
 
 
-async def test_awaited(world: World) -> None:
+async def test_multilock_acquire_holds_all_names_or_none(world: World) -> None:
     """`acquire` gives one lease, whose release gives all back; or None, and none is held."""
     async with world.client() as ours, world.client() as theirs:
         both = ours.multilock("a", "b")
@@ -68,7 +68,7 @@ async def test_awaited(world: World) -> None:
 
 
 @virtual
-async def test_opposite_orders() -> None:
+async def test_multilocks_named_in_opposite_orders_do_not_deadlock() -> None:
     """Two who name the same locks in opposite orders do not wait for each other."""
     server = MemoryServer()
     async with aiolock.connect(server) as ours, aiolock.connect(server) as theirs:
@@ -88,7 +88,7 @@ async def test_opposite_orders() -> None:
 
 
 @virtual
-async def test_many_in_any_order() -> None:
+async def test_multilocks_of_random_names_all_get_their_turn() -> None:
     """Many who want several of the same names in any order all get them."""
     server, dice, entered = MemoryServer(), random.Random(7), 0
     async with aiolock.connect(server) as ours, aiolock.connect(server) as theirs:
@@ -108,7 +108,7 @@ async def test_many_in_any_order() -> None:
 
 
 @virtual
-async def test_one_timeout_for_all() -> None:
+async def test_timeout_of_a_multilock_counts_for_all_names_together() -> None:
     """The timeout is for all of them together."""
     loop = asyncio.get_running_loop()
     server = MemoryServer()
@@ -143,7 +143,7 @@ async def test_one_timeout_for_all() -> None:
     ],
 )
 @pytest.mark.parametrize("how", ["acquire", "async with", "try_acquire"])
-async def test_time_that_ends_before_the_store_answers_for_the_last(
+async def test_timeout_of_a_multilock_tells_a_slow_store_from_a_late_question(
     how: str, timeout: float, free_after: float, broken: bool, error: type[LockError]
 ) -> None:
     """If little of it was left, the store is not to blame: the time for all has passed."""
@@ -200,7 +200,7 @@ async def test_time_that_ends_before_the_store_answers_for_the_last(
 
 
 @virtual
-async def test_lost_when_one_is_lost() -> None:
+async def test_loss_of_one_lock_loses_the_multilock_and_frees_the_others() -> None:
     """The body is cancelled, `LeaseLost` names the one that was lost, and the others are free."""
     server = MemoryServer()
     async with aiolock.connect(server) as ours, aiolock.connect(server) as theirs:
@@ -222,7 +222,7 @@ async def test_lost_when_one_is_lost() -> None:
 
 
 @virtual
-async def test_all_are_lost_at_once() -> None:
+async def test_loss_of_all_locks_at_once_raises_one_lease_lost() -> None:
     """Where the store is gone all of them are lost, the body is cancelled, and it is one error."""
     faulty = FaultyStore(MemoryStore(MemoryServer()))
     async with aiolock.connect(faulty) as client:
@@ -236,7 +236,7 @@ async def test_all_are_lost_at_once() -> None:
 
 
 @virtual
-async def test_lost_while_another_is_waited_for() -> None:
+async def test_loss_of_the_first_while_waiting_for_the_second_raises_lease_lost() -> None:
     """Who loses the first while waiting for the second gets none, and hears it."""
     server = MemoryServer()
     async with aiolock.connect(server) as ours, aiolock.connect(server) as theirs:
@@ -261,7 +261,7 @@ async def test_lost_while_another_is_waited_for() -> None:
 
 
 @virtual
-async def test_signal() -> None:
+async def test_loss_with_on_lost_signal_sets_the_event_of_the_multilease() -> None:
     """With `on_lost="signal"` the event of all is set, and the body goes on."""
     server = MemoryServer()
     async with aiolock.connect(server) as ours, aiolock.connect(server) as theirs:
@@ -273,7 +273,7 @@ async def test_signal() -> None:
 
 
 @virtual
-async def test_signal_of_one_that_was_lost_while_another_was_waited_for() -> None:
+async def test_loss_while_waiting_with_on_lost_signal_sets_both_events() -> None:
     """Its own event is set as well as that of them all."""
     server = MemoryServer()
     async with aiolock.connect(server) as ours, aiolock.connect(server) as theirs:
@@ -293,7 +293,7 @@ async def test_signal_of_one_that_was_lost_while_another_was_waited_for() -> Non
 
 
 @virtual
-async def test_a_release_that_fails() -> None:
+async def test_release_whose_first_answer_fails_still_releases_the_others() -> None:
     """All of them are sent, whatever becomes of the first answer."""
     server = MemoryServer()
     faulty = FaultyStore(MemoryStore(server))
@@ -312,7 +312,7 @@ NAMES = [f"name:{number:03}" for number in range(300)]
 @pytest.mark.parametrize("how", ["acquire", "async with"])
 @pytest.mark.parametrize("steps", [0, 1, 2, 3])
 @virtual
-async def test_a_release_of_many_that_is_cancelled(how: str, steps: int) -> None:
+async def test_release_of_many_that_is_cancelled_is_carried_out(how: str, steps: int) -> None:
     """Others have turns before its end; cancelled in one of these, it releases all the same."""
     server = MemoryServer()
     async with aiolock.connect(server) as client:
@@ -342,7 +342,7 @@ async def test_a_release_of_many_that_is_cancelled(how: str, steps: int) -> None
 
 
 @virtual
-async def test_many_of_which_the_last_is_not_free() -> None:
+async def test_acquire_of_many_with_the_last_taken_releases_the_others() -> None:
     """All others are released again, and cancelled meanwhile they are, too."""
     server = MemoryServer()
     async with (
@@ -371,7 +371,7 @@ async def test_many_of_which_the_last_is_not_free() -> None:
 
 
 @pytest.mark.parametrize("how", ["acquire", "async with", "release"])
-async def test_many_are_released_in_parts_in_a_scope_that_was_cancelled(how: str) -> None:
+async def test_multilock_of_many_in_a_cancelled_scope_releases_in_parts(how: str) -> None:
     """Every pause is cancelled there, and the others have turns all the same."""
     server = MemoryServer()
     async with aiolock.connect(server) as ours, aiolock.connect(server) as theirs:
@@ -407,7 +407,9 @@ async def test_many_are_released_in_parts_in_a_scope_that_was_cancelled(how: str
 @pytest.mark.parametrize("number", [0, -1])
 @pytest.mark.parametrize("how", ["acquire", "async with"])
 @virtual
-async def test_one_of_many_is_lost_when_all_are_there(how: str, number: int) -> None:
+async def test_multilock_that_loses_one_of_many_before_entry_raises_lease_lost(
+    how: str, number: int
+) -> None:
     """Others have turns before the caller has its lease: what is lost then is known to be."""
     server = MemoryServer()
     async with aiolock.connect(server) as ours, aiolock.connect(server) as theirs:
@@ -437,7 +439,7 @@ async def test_one_of_many_is_lost_when_all_are_there(how: str, number: int) -> 
 
 
 @virtual
-async def test_many_are_verified_and_extended() -> None:
+async def test_verify_and_extend_of_many_reach_each_of_them() -> None:
     """Each of them is asked for, though in parts."""
     server = MemoryServer()
     async with aiolock.connect(server) as ours, aiolock.connect(server) as theirs:
@@ -453,7 +455,7 @@ async def test_many_are_verified_and_extended() -> None:
         assert not server.names()
 
 
-async def test_options_of_each() -> None:
+async def test_multilock_options_apply_to_each_lock() -> None:
     """Each lock has all options, as if it was made by itself."""
     async with aiolock.connect("memory://") as client:
         options: MultiLockOptions = {"ttl": 7, "max_hold": 60, "max_waiters": 3}
@@ -463,7 +465,7 @@ async def test_options_of_each() -> None:
             assert (lock._policy.key, lock._policy.lease) == (alone.key, alone.lease)
 
 
-async def test_held_already(world: World) -> None:
+async def test_multilock_with_a_name_already_held_raises_would_deadlock(world: World) -> None:
     """A task that holds one of them gets `WouldDeadlock`, and the others are given back."""
     async with world.client() as client, client.lock("b"):
         with pytest.raises(WouldDeadlock, match="'b'"):
@@ -474,14 +476,14 @@ async def test_held_already(world: World) -> None:
         assert await client.lock("a").try_acquire(timeout=5) is not None
 
 
-async def test_not_entered() -> None:
+async def test_aexit_of_a_multilock_not_entered_raises_not_held() -> None:
     """An exit without an entrance is an error that says so."""
     async with aiolock.connect("memory://") as client:
         with pytest.raises(NotHeld, match="has not entered"):
             await client.multilock("a").__aexit__(None, None, None)
 
 
-async def test_bad_arguments() -> None:
+async def test_multilock_with_invalid_arguments_raises_type_or_value_error() -> None:
     """What cannot be is refused before anything is sent."""
     faulty = FaultyStore(MemoryStore(MemoryServer()))
     async with aiolock.connect(faulty) as client:

@@ -25,7 +25,7 @@ def waiting_for(once: aiolock.Once) -> aiolock.Lock:
     return once._lock
 
 
-async def test_of_many_deliveries_one(world: World) -> None:
+async def test_once_delivered_many_times_runs_once(world: World) -> None:
     """Of many deliveries in two processes one runs; the others wait and see that it is done."""
     done: list[int] = []
     async with world.client() as ours, world.client() as theirs:
@@ -49,7 +49,7 @@ async def test_of_many_deliveries_one(world: World) -> None:
         assert 50 < status.closed <= 60
 
 
-async def test_a_run_that_fails(world: World) -> None:
+async def test_once_whose_run_fails_is_run_by_the_next(world: World) -> None:
     """After a run that failed the next one tries; what was raised comes out as it is."""
     async with world.client() as ours, world.client() as theirs:
         once = ours.once("a", remember=60)
@@ -73,7 +73,7 @@ async def test_a_run_that_fails(world: World) -> None:
             assert lease is None
 
 
-async def test_not_waiting(world: World) -> None:
+async def test_once_with_wait_false_skips_work_under_way(world: World) -> None:
     """With `wait=False`, whoever comes while it is being done skips it at once."""
     async with world.client() as ours, world.client() as theirs:
         async with ours.once("a", remember=60) as lease:
@@ -87,7 +87,7 @@ async def test_not_waiting(world: World) -> None:
 
 
 @virtual
-async def test_remembered_for_its_ttl() -> None:
+async def test_once_is_remembered_for_its_time_and_then_run_again() -> None:
     """It is remembered for so long from its end, and then done again."""
     server = MemoryServer()
     async with aiolock.connect(server) as client:
@@ -104,7 +104,7 @@ async def test_remembered_for_its_ttl() -> None:
 
 
 @virtual
-async def test_timeout() -> None:
+async def test_once_waiting_beyond_its_timeout_raises_acquire_timeout() -> None:
     """Whoever waits gives up after the timeout, and not before it is known that it is done."""
     server = MemoryServer()
     async with aiolock.connect(server) as ours, aiolock.connect(server) as theirs:
@@ -117,7 +117,7 @@ async def test_timeout() -> None:
 
 
 @virtual
-async def test_lost_on_the_way() -> None:
+async def test_once_that_loses_its_lease_raises_lease_lost_and_is_not_done() -> None:
     """A run that lost its lease raises `LeaseLost`, and is not taken for done."""
     server = MemoryServer()
     async with aiolock.connect(server) as ours, aiolock.connect(server) as theirs:
@@ -135,7 +135,7 @@ async def test_lost_on_the_way() -> None:
 
 
 @virtual
-async def test_lost_at_the_end() -> None:
+async def test_once_whose_loss_is_heard_at_its_end_raises_lease_lost() -> None:
     """So does one that hears of the loss by its own end."""
     server = MemoryServer()
     faulty = FaultyStore(MemoryStore(server))
@@ -150,7 +150,7 @@ async def test_lost_at_the_end() -> None:
 
 
 @virtual
-async def test_a_process_that_dies_over_it() -> None:
+async def test_once_whose_holder_died_is_run_when_its_lease_ends() -> None:
     """The next one does it when the lease of the dead one has ended."""
     loop = asyncio.get_running_loop()
     server = MemoryServer()
@@ -167,7 +167,7 @@ async def test_a_process_that_dies_over_it() -> None:
 
 @virtual
 @pytest.mark.parametrize("fault", ["refuse", "lose"])
-async def test_nobody_knows_whether_it_is_remembered(fault: str) -> None:
+async def test_once_whose_end_is_never_confirmed_raises_store_error(fault: str) -> None:
     """A body that has ended without an answer raises `StoreError`; it may be done again, or not."""
     loop = asyncio.get_running_loop()
     server = MemoryServer()
@@ -192,7 +192,7 @@ async def test_nobody_knows_whether_it_is_remembered(fault: str) -> None:
 
 @virtual
 @pytest.mark.parametrize("fault", ["refuse", "lose"])
-async def test_a_store_that_fails_for_a_moment_is_told_again(fault: str) -> None:
+async def test_finish_that_fails_for_a_moment_is_sent_again_until_remembered(fault: str) -> None:
     """The body has ended, so it is remembered as soon as the store works, once."""
     server = MemoryServer()
     faulty = FaultyStore(MemoryStore(server))
@@ -207,7 +207,7 @@ async def test_a_store_that_fails_for_a_moment_is_told_again(fault: str) -> None
 
 
 @virtual
-async def test_it_is_remembered_although_its_caller_was_told_of_a_failure() -> None:
+async def test_finish_after_its_caller_got_a_store_error_is_still_sent() -> None:
     """The caller waits for nine seconds; until the lease ends, the store is told all the same."""
     loop = asyncio.get_running_loop()
     server = MemoryServer()
@@ -225,7 +225,7 @@ async def test_it_is_remembered_although_its_caller_was_told_of_a_failure() -> N
 
 
 @virtual
-async def test_a_lease_that_has_ended_meanwhile_proves_nothing() -> None:
+async def test_finish_sent_again_for_a_broken_lease_raises_store_error() -> None:
     """The first copy may have been carried out, and be forgotten: nobody knows."""
     server = MemoryServer()
     faulty = FaultyStore(MemoryStore(server))
@@ -244,7 +244,7 @@ async def test_a_lease_that_has_ended_meanwhile_proves_nothing() -> None:
 
 
 @virtual
-async def test_closed_while_it_is_told_again() -> None:
+async def test_finish_under_way_when_the_client_closes_is_sent_once_more() -> None:
     """Closing the client tells the store once more, and waits for nothing else."""
     server = MemoryServer()
     faulty = FaultyStore(MemoryStore(server))
@@ -266,7 +266,7 @@ async def test_closed_while_it_is_told_again() -> None:
 
 
 @virtual
-async def test_cancelled_at_the_end() -> None:
+async def test_once_cancelled_while_it_finishes_is_remembered() -> None:
     """Cancelled while it waits for the answer, what is done is remembered."""
     server = MemoryServer()
     faulty = FaultyStore(MemoryStore(server))
@@ -288,7 +288,9 @@ async def test_cancelled_at_the_end() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=[kind.name for kind in KINDS])
-async def test_cancelled_at_every_step(world: World, kind: Kind) -> None:
+async def test_once_cancelled_at_any_step_is_done_or_run_by_another(
+    world: World, kind: Kind
+) -> None:
     """Wherever it is cancelled, it is done, or somebody else does it; nobody holds it or waits."""
     done = set[str]()
     async with world.client() as ours, world.client() as theirs:
@@ -320,7 +322,7 @@ async def test_cancelled_at_every_step(world: World, kind: Kind) -> None:
 
 
 @virtual
-async def test_the_word_that_it_is_done_is_lost() -> None:
+async def test_once_waiter_whose_push_was_lost_asks_again_and_skips() -> None:
     """Whoever waits and does not hear that it is done asks again, and is told then."""
     server = MemoryServer()
     faulty = FaultyStore(MemoryStore(server))
@@ -337,7 +339,7 @@ async def test_the_word_that_it_is_done_is_lost() -> None:
 
 
 @virtual
-async def test_the_word_that_it_is_done_is_old() -> None:
+async def test_once_waiter_that_hears_of_the_end_after_it_was_forgotten_runs() -> None:
     """Whoever hears of it when it is forgotten again does it, as if nobody had."""
     server = MemoryServer()
     faulty = FaultyStore(MemoryStore(server))
@@ -353,7 +355,7 @@ async def test_the_word_that_it_is_done_is_old() -> None:
             assert await waiting is not None
 
 
-async def test_the_reply_that_it_is_remembered_is_lost() -> None:
+async def test_finish_whose_confirmation_was_lost_raises_store_error() -> None:
     """Sent again and found nothing, it may have been its own doing: nobody knows."""
 
     class Forgetful(MemoryStore):
@@ -370,7 +372,7 @@ async def test_the_reply_that_it_is_remembered_is_lost() -> None:
                 pass
 
 
-async def test_a_key_is_not_a_template() -> None:
+async def test_once_key_with_braces_is_a_template_only_in_the_decorator() -> None:
     """What is entered is taken as it stands, and so is what an argument says."""
     async with aiolock.connect("memory://") as client:
         async with client.once("odd {", remember=60) as lease:
@@ -391,7 +393,7 @@ async def test_exit_without_entering_raises_not_held() -> None:
             await client.once("a", remember=60).__aexit__(None, None, None)
 
 
-async def test_decorated(world: World) -> None:
+async def test_once_decorator_runs_each_formatted_key_once(world: World) -> None:
     """Each call is a delivery; the key is formatted with its arguments."""
     calls: list[tuple[int, str]] = []
     async with world.client() as client:
@@ -427,7 +429,9 @@ async def test_decorated(world: World) -> None:
         ({"remember": 1, "ttl": 0}, ValueError, "ttl"),
     ],
 )
-async def test_bad_arguments(options: dict[str, Any], error: type[Exception], match: str) -> None:
+async def test_once_with_invalid_options_raises_type_or_value_error(
+    options: dict[str, Any], error: type[Exception], match: str
+) -> None:
     """What cannot be is refused before anything is sent."""
     faulty = FaultyStore(MemoryStore(MemoryServer()))
     async with aiolock.connect(faulty) as client:

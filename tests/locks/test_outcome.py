@@ -18,7 +18,7 @@ from tests.support.worlds import World, queued, virtual
 DAY = 86400.0
 
 
-async def test_of_many_one(world: World) -> None:
+async def test_outcome_asked_by_many_runs_once_and_is_the_same_for_all(world: World) -> None:
     """Of many in two processes one does it; all have what came of that, also later."""
     ran = list[int]()
     async with world.client() as ours, world.client() as theirs:
@@ -40,7 +40,7 @@ async def test_of_many_one(world: World) -> None:
         assert 50 < status.closed <= 60
 
 
-async def test_any_text(world: World) -> None:
+async def test_outcome_keeps_any_text_up_to_the_longest_result(world: World) -> None:
     """What is kept is a text, of any characters, and not too long."""
     async with world.client() as client:
         texts = ["", " ", "1 2", "a\n\0\x7f", "'\"\\%{}", "…\U0001f600", "ä" * LONGEST_RESULT]
@@ -58,7 +58,9 @@ async def test_any_text(world: World) -> None:
     ("result", "error"),
     [("x" * (LONGEST_RESULT + 1), ValueError), ("\ud800", ValueError), (b"x", TypeError)],
 )
-async def test_what_cannot_be_kept(result: str, error: type[Exception]) -> None:
+async def test_outcome_that_cannot_be_kept_raises_and_the_next_runs(
+    result: str, error: type[Exception]
+) -> None:
     """It is an error, and the next one does it."""
     async with aiolock.connect("memory://") as client:
         once = client.once("k", remember=60)
@@ -71,7 +73,7 @@ async def test_what_cannot_be_kept(result: str, error: type[Exception]) -> None:
                 await once.outcome(work)
 
 
-async def test_a_run_that_fails(world: World) -> None:
+async def test_outcome_of_a_run_that_fails_is_not_kept(world: World) -> None:
     """Nothing is kept of it; what it raised comes out, and the next one does it."""
     async with world.client() as client:
         once = client.once("k", remember=60)
@@ -87,7 +89,9 @@ async def test_a_run_that_fails(world: World) -> None:
         assert await once.outcome(works) == ("done", True)
 
 
-async def test_under_way(world: World) -> None:
+async def test_outcome_with_wait_false_of_work_under_way_raises_acquire_timeout(
+    world: World,
+) -> None:
     """With ``wait=False`` who comes meanwhile is told so at once."""
     async with world.client() as ours, world.client() as theirs:
 
@@ -104,7 +108,7 @@ async def test_under_way(world: World) -> None:
         assert again == ("done", False)
 
 
-async def test_what_a_late_one_leaves(world: World) -> None:
+async def test_outcome_of_a_run_that_lost_its_lease_overwrites_nothing(world: World) -> None:
     """One that lost its lease, and does not know it yet, overwrites nothing."""
     async with world.client() as ours, world.client() as theirs:
         once = ours.once("k", remember=60)
@@ -134,7 +138,7 @@ async def test_what_a_late_one_leaves(world: World) -> None:
         assert await once.outcome(works) == ("done", False)
 
 
-async def test_done_again(world: World) -> None:
+async def test_outcome_after_it_was_forgotten_is_that_of_the_new_run(world: World) -> None:
     """When it is not remembered any more, what comes of it then is kept."""
     results = iter(["one", "two"])
     async with world.client() as client:
@@ -150,7 +154,7 @@ async def test_done_again(world: World) -> None:
         assert outcome == ("two", True)
 
 
-async def test_without_a_result() -> None:
+async def test_outcome_of_work_done_without_a_result_raises_result_gone() -> None:
     """What was done by `async with` has none; that is said."""
     async with aiolock.connect("memory://") as client:
         once = client.once("k", remember=60)
@@ -165,7 +169,7 @@ async def test_without_a_result() -> None:
 
 
 @virtual
-async def test_a_store_that_fails_for_a_moment_is_told_again() -> None:
+async def test_outcome_whose_post_fails_for_a_moment_is_kept() -> None:
     """The work is done, so it is kept as soon as the store works."""
     faulty = FaultyStore(MemoryStore(MemoryServer()))
     async with aiolock.connect(faulty) as client:
@@ -182,7 +186,9 @@ async def test_a_store_that_fails_for_a_moment_is_told_again() -> None:
 
 @virtual
 @pytest.mark.parametrize(("ttl", "seconds"), [(3600, 30), (10, 10)])
-async def test_the_store_does_not_take_it(ttl: float, seconds: float) -> None:
+async def test_outcome_whose_post_is_refused_for_a_lease_raises_store_error(
+    ttl: float, seconds: float
+) -> None:
     """It is asked for as long as a lease; then nothing is remembered, and the next one does it."""
     loop = asyncio.get_running_loop()
     faulty = FaultyStore(MemoryStore(MemoryServer()))
@@ -207,7 +213,7 @@ async def test_the_store_does_not_take_it(ttl: float, seconds: float) -> None:
 
 @virtual
 @pytest.mark.parametrize("ends", ["released", "closed"])
-async def test_a_lease_that_the_work_has_ended(ends: str) -> None:
+async def test_outcome_of_work_that_ended_its_lease_is_posted_at_most_once(ends: str) -> None:
     """Others may do it by then, so a store that does not take the result is not asked again."""
     loop = asyncio.get_running_loop()
     faulty = FaultyStore(MemoryStore(MemoryServer()))
@@ -230,7 +236,7 @@ async def test_a_lease_that_the_work_has_ended(ends: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_cancelled_at_every_step(kind: Kind) -> None:
+async def test_outcome_cancelled_at_any_step_is_done_or_run_by_the_next(kind: Kind) -> None:
     """Whoever comes after one that was cancelled does it, or has what came of it."""
     server = MemoryServer()
     done = set[str]()

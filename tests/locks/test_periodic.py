@@ -58,7 +58,7 @@ async def cancelled(*tasks: asyncio.Task[object]) -> None:
 
 
 @virtual
-async def test_five_instances_take_turns() -> None:
+async def test_periodic_of_five_instances_takes_turns_once_each_period() -> None:
     """Of 100 periods each of 5 instances runs 20, and no period is left out or run twice."""
     runs = Runs(MemoryServer())
     async with contextlib.AsyncExitStack() as stack:
@@ -79,7 +79,7 @@ async def test_five_instances_take_turns() -> None:
 
 
 @virtual
-async def test_at_the_beginning_of_the_period() -> None:
+async def test_periodic_run_begins_with_its_period() -> None:
     """A period's run begins with it, by the store's clock, not when somebody happens to look."""
     server = MemoryServer()
     begun: list[float] = []
@@ -96,7 +96,7 @@ async def test_at_the_beginning_of_the_period() -> None:
 
 
 @virtual
-async def test_an_instance_dies_in_its_run() -> None:
+async def test_periodic_instance_that_dies_leaves_later_periods_to_the_others() -> None:
     """Its period is not run again; from the next one on the others share its part."""
     runs = Runs(MemoryServer())
     faulty = FaultyStore(MemoryStore(runs.server))
@@ -130,7 +130,7 @@ async def test_an_instance_dies_in_its_run() -> None:
 
 
 @virtual
-async def test_a_run_longer_than_the_period() -> None:
+async def test_periodic_run_longer_than_its_period_skips_the_periods_between() -> None:
     """The next run begins as soon as it ends, and what lay between is left out."""
     runs = Runs(MemoryServer())
     async with aiolock.connect(runs.server) as a, aiolock.connect(runs.server) as b:
@@ -146,7 +146,9 @@ async def test_a_run_longer_than_the_period() -> None:
 
 
 @virtual
-async def test_max_hold(caplog: pytest.LogCaptureFixture) -> None:
+async def test_max_hold_of_a_periodic_cancels_a_run_that_takes_too_long(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     """A run that takes too long is cancelled, and another period is another run."""
     caplog.set_level(logging.WARNING, "aiolock")
     runs = Runs(MemoryServer())
@@ -160,7 +162,7 @@ async def test_max_hold(caplog: pytest.LogCaptureFixture) -> None:
 
 
 @virtual
-async def test_min_hold() -> None:
+async def test_min_hold_of_a_periodic_sets_the_least_time_between_runs() -> None:
     """Two runs are at least so far apart, also where the period ends before."""
     runs = Runs(MemoryServer())
     async with aiolock.connect(runs.server) as client:
@@ -172,7 +174,9 @@ async def test_min_hold() -> None:
 
 
 @virtual
-async def test_a_job_that_fails(caplog: pytest.LogCaptureFixture) -> None:
+async def test_periodic_job_that_raises_is_logged_and_run_in_the_next_period(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     """What a job raises is logged, and it runs again in the next period; not in this one."""
     runs = Runs(MemoryServer())
     async with aiolock.connect(runs.server) as client:
@@ -190,7 +194,9 @@ async def test_a_job_that_fails(caplog: pytest.LogCaptureFixture) -> None:
 
 
 @virtual
-async def test_the_store_is_away_for_a_while(caplog: pytest.LogCaptureFixture) -> None:
+async def test_periodic_run_during_an_outage_retries_rarely_and_goes_on_after(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     """It is tried again, ever more rarely, and the job goes on when the store is back."""
     runs = Runs(MemoryServer())
     faulty = FaultyStore(MemoryStore(runs.server))
@@ -253,7 +259,7 @@ async def in_phase(
 
 @pytest.mark.parametrize("phase", PHASES)
 @virtual
-async def test_the_client_is_closed(phase: str) -> None:
+async def test_periodic_run_in_any_phase_ends_when_the_client_closes(phase: str) -> None:
     """Closing the client ends `run`, wherever it is, and nothing is left of it."""
     async with in_phase(phase) as (_, client, running):
         await client.aclose()
@@ -263,7 +269,7 @@ async def test_the_client_is_closed(phase: str) -> None:
 
 @pytest.mark.parametrize("phase", PHASES)
 @virtual
-async def test_cancelled(phase: str) -> None:
+async def test_periodic_run_cancelled_in_any_phase_leaves_nothing(phase: str) -> None:
     """Cancelling it ends `run`, wherever it is, and nothing is left of it."""
     async with in_phase(phase) as (_, _, running):
         await cancelled(running)
@@ -271,7 +277,9 @@ async def test_cancelled(phase: str) -> None:
 
 
 @virtual
-async def test_lost_midway(caplog: pytest.LogCaptureFixture) -> None:
+async def test_periodic_run_whose_lease_is_broken_is_cancelled_and_the_next_runs(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     """The run is cancelled, and said so; its period is not begun again, and the next one is."""
     runs = Runs(MemoryServer())
     async with aiolock.connect(runs.server) as client:
@@ -290,7 +298,9 @@ async def test_lost_midway(caplog: pytest.LogCaptureFixture) -> None:
 
 
 @virtual
-async def test_a_task_of_the_job_is_cancelled(caplog: pytest.LogCaptureFixture) -> None:
+async def test_periodic_job_with_a_cancelled_task_fails_and_run_goes_on(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     """That is a failure of the job, and not the end of `run`, which nobody has cancelled."""
     runs = Runs(MemoryServer())
 
@@ -310,7 +320,7 @@ async def test_a_task_of_the_job_is_cancelled(caplog: pytest.LogCaptureFixture) 
         assert running.cancelled()
 
 
-async def test_entered(world: World) -> None:
+async def test_periodic_entered_again_waits_for_the_next_period(world: World) -> None:
     """Without `run`: `async with` for each run, on every store."""
     async with world.client() as client:
         job = client.periodic("job", every=0.1)
@@ -327,7 +337,7 @@ async def test_entered(world: World) -> None:
 
 
 @virtual
-async def test_a_run_whose_lease_is_lost() -> None:
+async def test_periodic_entered_beyond_max_hold_raises_lease_lost() -> None:
     """A body that is entered by hand raises `LeaseLost`, as of any lock."""
     server = MemoryServer()
     async with aiolock.connect(server) as client:
@@ -348,7 +358,9 @@ async def test_a_run_whose_lease_is_lost() -> None:
         ({"every": 1, "min_hold": 2, "max_hold": 1}, ValueError, "max_hold"),
     ],
 )
-async def test_bad_arguments(options: dict[str, Any], error: type[Exception], match: str) -> None:
+async def test_periodic_with_invalid_options_raises_type_or_value_error(
+    options: dict[str, Any], error: type[Exception], match: str
+) -> None:
     """What cannot be is refused at once, by the name that the caller knows it by."""
     async with aiolock.connect("memory://") as client:
         with pytest.raises(error, match=match):

@@ -14,7 +14,7 @@ from aiolock.stores.redis import _scripts
 from tests.support.worlds import World, queued
 
 
-async def test_priority(world: World) -> None:
+async def test_priority_orders_waiters_by_number_then_by_arrival(world: World) -> None:
     """Lower numbers first, and among equals who came first; whichever process they are in."""
     entered = list[str]()
     async with world.client() as ours, world.client() as theirs:
@@ -37,7 +37,7 @@ async def test_priority(world: World) -> None:
         assert entered == ["a", "b", "c", "d", "e", "f", "g"]
 
 
-async def test_a_place_is_kept_through_a_new_question(world: World) -> None:
+async def test_priority_of_a_waiter_that_asks_again_keeps_its_place(world: World) -> None:
     """Who asks again keeps its place among those of its priority, and before those of a higher."""
     entered = list[tuple[int, str]]()
     async with world.client() as ours, world.client() as theirs:
@@ -64,14 +64,14 @@ async def test_a_place_is_kept_through_a_new_question(world: World) -> None:
 
 
 @pytest.mark.parametrize("priority", [10, -10, 0.5, True, "1", None])
-def test_what_is_no_priority(priority: object) -> None:
+def test_priority_that_is_no_small_int_is_refused(priority: object) -> None:
     """It is a small whole number; the error says which."""
     client = aiolock.connect("memory://")
     with pytest.raises((TypeError, ValueError), match="priority must be"):
         client.lock("p", priority=priority)  # type: ignore[arg-type]  # that is the test
 
 
-def test_the_step_of_a_priority_is_the_same_everywhere() -> None:
+def test_priority_step_of_the_redis_script_equals_that_of_the_protocol() -> None:
     """The script and the function that make tickets have the number of the protocol."""
     ticket = {"redis": _scripts.ACQUIRE.source, "postgres": _schema.statements()}
     for store, source in ticket.items():

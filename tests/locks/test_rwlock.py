@@ -39,7 +39,7 @@ class Book:
                 self.readers -= 1
 
 
-async def test_readers_share_and_a_writer_excludes(world: World) -> None:
+async def test_readers_share_the_lock_and_a_writer_waits_for_all(world: World) -> None:
     """Readers of all clients are in their bodies together; a writer waits for all of them."""
     async with world.client() as ours, world.client() as theirs:
         one, two = await asking(ours.rwlock("a").read()), await asking(theirs.rwlock("a").read())
@@ -58,7 +58,7 @@ async def test_readers_share_and_a_writer_excludes(world: World) -> None:
         await lease.release()
 
 
-async def test_many(world: World) -> None:
+async def test_rwlock_under_contention_never_mixes_readers_and_writers(world: World) -> None:
     """Whatever is asked for at once, nobody reads while somebody writes, and all get their turn."""
     book = Book()
     async with world.client() as ours, world.client() as theirs, asyncio.TaskGroup() as group:
@@ -72,7 +72,7 @@ async def test_many(world: World) -> None:
 
 
 @virtual
-async def test_order_of_arrival() -> None:
+async def test_rwlock_serves_by_arrival_with_readers_in_a_row_together() -> None:
     """A writer holds back the readers behind it, and readers in a row enter together."""
     server, book = MemoryServer(), Book()
     async with aiolock.connect(server) as ours, aiolock.connect(server) as theirs:
@@ -92,7 +92,7 @@ async def test_order_of_arrival() -> None:
 
 
 @virtual
-async def test_a_plain_lock_writes() -> None:
+async def test_lock_with_the_name_of_an_rwlock_is_its_write_lock() -> None:
     """A lock of the same name is the write lock."""
     server = MemoryServer()
     async with aiolock.connect(server) as ours, aiolock.connect(server) as theirs:
@@ -103,7 +103,7 @@ async def test_a_plain_lock_writes() -> None:
 
 
 @virtual
-async def test_no_upgrade() -> None:
+async def test_write_while_reading_raises_would_deadlock() -> None:
     """Whoever reads and wants to write hears at once why that cannot be."""
     async with aiolock.connect(MemoryServer()) as client:
         for reentrant in (False, True):
@@ -117,7 +117,7 @@ async def test_no_upgrade() -> None:
 
 
 @virtual
-async def test_reentrant() -> None:
+async def test_reentrant_rwlock_read_within_write_or_read_shares_the_grant() -> None:
     """A task that writes may read, and one that reads may read again, where that is wanted."""
     async with aiolock.connect(MemoryServer()) as client:
         plain = client.rwlock("a")
@@ -136,7 +136,7 @@ async def test_reentrant() -> None:
 # Downgrading
 
 
-async def test_downgrade(world: World) -> None:
+async def test_downgrade_lets_waiting_readers_in_and_keeps_writers_out(world: World) -> None:
     """A writer goes on as a reader: those behind it read beside it, and `status` has no writer."""
     async with world.client() as ours, world.client() as theirs:
         async with ours.rwlock("a").write() as lease:
@@ -164,7 +164,7 @@ async def test_downgrade(world: World) -> None:
 
 
 @virtual
-async def test_downgraded_and_renewed() -> None:
+async def test_downgrade_of_a_lease_keeps_it_renewed_until_release() -> None:
     """A lease that was downgraded is renewed like any other, and given back once."""
     server = MemoryServer()
     async with aiolock.connect(server) as ours, aiolock.connect(server) as theirs:
@@ -178,7 +178,7 @@ async def test_downgraded_and_renewed() -> None:
 
 
 @virtual
-async def test_downgrade_of_nothing_that_can_be() -> None:
+async def test_downgrade_of_no_held_write_lease_raises_type_error_or_lease_lost() -> None:
     """Only a write lock's lease is downgraded, and only while it is ours."""
     server = MemoryServer()
     async with aiolock.connect(server) as ours, aiolock.connect(server) as theirs:
@@ -197,7 +197,7 @@ async def test_downgrade_of_nothing_that_can_be() -> None:
 
 
 @virtual
-async def test_downgrade_that_comes_too_late() -> None:
+async def test_downgrade_of_a_grant_unknown_to_the_store_loses_the_lease() -> None:
     """Where the store knows the grant no more, the lease is lost."""
     server = MemoryServer()
     async with aiolock.connect(server) as client:
@@ -210,7 +210,7 @@ async def test_downgrade_that_comes_too_late() -> None:
 
 @virtual
 @pytest.mark.parametrize("how", ["lose", "refuse"])
-async def test_downgrade_that_nobody_confirms(how: str) -> None:
+async def test_downgrade_without_an_answer_raises_store_error_and_can_be_repeated(how: str) -> None:
     """Nobody knows which of the two it is, and whichever it is, it is renewed and given back."""
     server = MemoryServer()
     faulty = FaultyStore(MemoryStore(server))
@@ -235,7 +235,7 @@ async def test_downgrade_that_nobody_confirms(how: str) -> None:
 
 
 @virtual
-async def test_downgrade_cancelled() -> None:
+async def test_downgrade_that_is_cancelled_is_carried_out() -> None:
     """Cancelled, it is carried out all the same; nobody else who awaits it is cancelled too."""
     server = MemoryServer()
     faulty = FaultyStore(MemoryStore(server))
@@ -259,7 +259,7 @@ async def test_downgrade_cancelled() -> None:
 
 
 @virtual
-async def test_a_reader_is_lost_alone() -> None:
+async def test_loss_of_one_reader_leaves_the_other_readers_held() -> None:
     """Of readers, one that cannot renew is cancelled; the others are not, and a writer waits on."""
     loop = asyncio.get_running_loop()
     server = MemoryServer()
@@ -290,7 +290,7 @@ async def test_a_reader_is_lost_alone() -> None:
 
 
 @virtual
-async def test_break_of_all_readers() -> None:
+async def test_break_of_a_read_lock_loses_all_readers() -> None:
     """Whoever breaks the lock takes it from all who read, and each of them is told."""
     server = MemoryServer()
     async with aiolock.connect(server) as ours, aiolock.connect(server) as theirs:
@@ -305,7 +305,7 @@ async def test_break_of_all_readers() -> None:
 
 
 @virtual
-async def test_request_reaches_all_readers() -> None:
+async def test_request_release_by_a_writer_reaches_all_readers() -> None:
     """A writer that asks for the lock is heard by all who read, a downgraded one among them."""
     server = MemoryServer()
     async with aiolock.connect(server) as ours, aiolock.connect(server) as theirs:
@@ -320,7 +320,7 @@ async def test_request_reaches_all_readers() -> None:
 
 
 @virtual
-async def test_lock_delay_of_a_reader() -> None:
+async def test_lock_delay_of_a_lost_reader_delays_writers_only() -> None:
     """After a reader was lost nobody writes for a while; others read."""
     loop = asyncio.get_running_loop()
     server = MemoryServer()

@@ -21,7 +21,9 @@ async def take(
     return await semaphore.acquire(permits, timeout=timeout)
 
 
-async def test_never_more_than_there_are(world: World) -> None:
+async def test_semaphore_under_contention_gives_no_more_permits_than_there_are(
+    world: World,
+) -> None:
     """However many want permits, in however many processes, no more are out than there are."""
     out = most = entered = 0
     async with world.client() as ours, world.client() as theirs:
@@ -45,7 +47,7 @@ async def test_never_more_than_there_are(world: World) -> None:
         assert (status.holders, status.waiters, status.limit) == ((), (), 4)
 
 
-async def test_async_with(world: World) -> None:
+async def test_semaphore_entered_takes_one_permit_and_status_counts_them(world: World) -> None:
     """`async with` takes one, and the semaphore says who has how many."""
     async with world.client() as client:
         semaphore = client.semaphore("s", 3)
@@ -61,7 +63,7 @@ async def test_async_with(world: World) -> None:
 
 
 @virtual
-async def test_in_order() -> None:
+async def test_semaphore_waiter_for_many_permits_is_not_overtaken() -> None:
     """One that wants many is not overtaken by those that want few."""
     server, order = MemoryServer(), list[str]()
     async with aiolock.connect(server) as ours, aiolock.connect(server) as theirs:
@@ -85,7 +87,7 @@ async def test_in_order() -> None:
 
 
 @virtual
-async def test_whoever_gives_up_holds_nobody_back() -> None:
+async def test_semaphore_waiter_that_gives_up_lets_those_behind_enter() -> None:
     """When one that wants many gives up, those behind it that fit enter at once."""
     loop = asyncio.get_running_loop()
     async with aiolock.connect(MemoryServer()) as client:
@@ -103,7 +105,7 @@ async def test_whoever_gives_up_holds_nobody_back() -> None:
 
 
 @virtual
-async def test_resize() -> None:
+async def test_resize_changes_the_number_of_permits_at_once() -> None:
     """Another number of permits counts at once, for everybody."""
     server = MemoryServer()
     async with aiolock.connect(server) as ours, aiolock.connect(server) as theirs:
@@ -128,7 +130,7 @@ async def test_resize() -> None:
 
 
 @virtual
-async def test_resize_is_remembered() -> None:
+async def test_resize_of_an_unused_semaphore_is_remembered_for_a_month() -> None:
     """For a month, also when nobody uses it; a limit that was only declared, for a minute."""
     async with aiolock.connect(MemoryServer()) as client:
         await (await take(client.semaphore("s", 2))).release()
@@ -146,7 +148,7 @@ async def test_resize_is_remembered() -> None:
             assert lease.state == "held"
 
 
-async def test_other_limits(world: World) -> None:
+async def test_semaphore_of_another_limit_raises_limit_mismatch(world: World) -> None:
     """Whoever declares another limit is told which one is in use, and what to do."""
     async with world.client() as ours, world.client() as theirs:
         async with ours.semaphore("s", 2):
@@ -168,7 +170,7 @@ async def test_other_limits(world: World) -> None:
             pass
 
 
-async def test_the_numbers_that_may_be_declared(world: World) -> None:
+async def test_resize_allows_declaring_the_new_limit_and_the_one_before(world: World) -> None:
     """After a resize the new one, and that of whoever resized, or the one before."""
     async with world.client() as client:
 
@@ -195,7 +197,7 @@ async def test_the_numbers_that_may_be_declared(world: World) -> None:
 
 @virtual
 @pytest.mark.parametrize("clients", [1, 2])
-async def test_permits_come_back_when_each_lease_ends(clients: int) -> None:
+async def test_permits_of_several_holders_come_back_as_each_lease_ends(clients: int) -> None:
     """Of several that are gone, each lets somebody enter when its own lease ends."""
     loop = asyncio.get_running_loop()
     server = MemoryServer()
@@ -222,7 +224,7 @@ async def test_permits_come_back_when_each_lease_ends(clients: int) -> None:
 
 
 @virtual
-async def test_a_lost_permit() -> None:
+async def test_loss_of_permits_cancels_the_body_and_hands_them_to_the_next() -> None:
     """The body that loses its permits is cancelled, and they are given to the next."""
     server = MemoryServer()
     faulty = FaultyStore(MemoryStore(server))
@@ -245,7 +247,7 @@ async def test_a_lost_permit() -> None:
 
 
 @virtual
-async def test_not_more_than_so_many_begin_in_a_second() -> None:
+async def test_min_hold_of_a_semaphore_bounds_the_rate_of_grants() -> None:
     """With `min_hold` a permit is not given again for a while: so many begin in that time."""
     loop = asyncio.get_running_loop()
     begun: list[float] = []
@@ -264,7 +266,7 @@ async def test_not_more_than_so_many_begin_in_a_second() -> None:
 
 
 @virtual
-async def test_max_waiters() -> None:
+async def test_semaphore_acquire_beyond_max_waiters_raises_queue_full() -> None:
     """As of a lock, no more wait than may."""
     async with aiolock.connect(MemoryServer()) as client:
         semaphore = client.semaphore("s", 1, max_waiters=1)
@@ -277,7 +279,7 @@ async def test_max_waiters() -> None:
 
 
 @virtual
-async def test_resize_that_nobody_confirms() -> None:
+async def test_resize_without_an_answer_raises_store_error() -> None:
     """`StoreError`: nobody knows."""
     faulty = FaultyStore(MemoryStore(MemoryServer()))
     async with aiolock.connect(faulty) as client:
@@ -298,7 +300,9 @@ async def test_resize_that_nobody_confirms() -> None:
     ],
 )
 @virtual
-async def test_wrong_permits(permits: Any, error: type[Exception], text: str) -> None:
+async def test_semaphore_acquire_of_invalid_permits_is_refused_before_it_is_sent(
+    permits: Any, error: type[Exception], text: str
+) -> None:
     """What nobody can have is an error before anything is sent."""
     faulty = FaultyStore(MemoryStore(MemoryServer()))
     async with aiolock.connect(faulty) as client:

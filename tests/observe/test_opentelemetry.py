@@ -106,7 +106,9 @@ def id_of(span: ReadableSpan) -> int:
 
 
 @virtual
-async def test_a_free_lock_is_one_span(exported: Exported) -> None:
+async def test_lock_that_is_free_makes_one_hold_span_in_the_current_span(
+    exported: Exported,
+) -> None:
     """Its hold, in the span of the task that acquired it."""
     async with aiolock.connect(MemoryServer(), observer=exported.observer) as client:
         with exported.tracer.start_as_current_span("request"):
@@ -130,7 +132,9 @@ async def test_a_free_lock_is_one_span(exported: Exported) -> None:
 
 
 @virtual
-async def test_who_waits_is_linked_to_who_handed_over(exported: Exported) -> None:
+async def test_wait_and_hold_spans_after_a_handoff_link_to_the_hold_before(
+    exported: Exported,
+) -> None:
     """Each wait and each hold is in the span of its own task, and links to the hold before."""
     async with aiolock.connect(MemoryServer(), observer=exported.observer) as client:
 
@@ -156,7 +160,7 @@ async def test_who_waits_is_linked_to_who_handed_over(exported: Exported) -> Non
 
 
 @virtual
-async def test_what_comes_from_another_process_has_no_link(exported: Exported) -> None:
+async def test_wait_span_after_a_handoff_of_another_client_has_no_link(exported: Exported) -> None:
     """Nothing is carried through the store: who waited for another client is not linked."""
     async with Scene(exported.observer) as scene:
         async with scene.theirs.lock("order:1"):
@@ -168,7 +172,9 @@ async def test_what_comes_from_another_process_has_no_link(exported: Exported) -
 
 
 @virtual
-async def test_a_slow_store_is_seen(exported: Exported, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_acquire_that_takes_long_on_a_free_lock_makes_a_wait_span(
+    exported: Exported, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A lock that was free, but long in coming, has a span of that, too."""
     monkeypatch.setattr(_opentelemetry, "_NOTICEABLE", 0.0)
     async with (
@@ -179,7 +185,7 @@ async def test_a_slow_store_is_seen(exported: Exported, monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize("why", GAVE_UP)
-def test_gave_up(exported: Exported, why: str) -> None:
+def test_wait_span_of_an_ended_wait_has_its_outcome_and_error(exported: Exported, why: str) -> None:
     """A span each; an error is what its caller did not want."""
 
     @virtual
@@ -203,7 +209,9 @@ def test_gave_up(exported: Exported, why: str) -> None:
 
 
 @pytest.mark.parametrize("why", LOST)
-def test_lost(exported: Exported, why: str) -> None:
+def test_hold_span_of_a_lost_lease_ends_with_the_reason_as_error(
+    exported: Exported, why: str
+) -> None:
     """The hold ends with an error that says why, wherever it was noticed."""
 
     @virtual
@@ -225,7 +233,9 @@ def test_lost(exported: Exported, why: str) -> None:
 
 
 @virtual
-async def test_lost_before_it_was_released(exported: Exported) -> None:
+async def test_loss_known_after_the_release_makes_a_lost_span_in_its_hold(
+    exported: Exported,
+) -> None:
     """The hold has ended when the loss is known: a span in it says so."""
     async with Scene(exported.observer) as scene:
         await scene.lose("known from the answer to the release")
@@ -240,7 +250,7 @@ async def test_lost_before_it_was_released(exported: Exported) -> None:
 
 
 @virtual
-async def test_nothing_is_held_of_a_latch(exported: Exported) -> None:
+async def test_latch_wait_makes_a_wait_span_and_no_hold(exported: Exported) -> None:
     """It is waited for, and passed."""
     async with Scene(exported.observer) as scene:
         await scene.pass_by()
@@ -250,7 +260,9 @@ async def test_nothing_is_held_of_a_latch(exported: Exported) -> None:
 
 
 @virtual
-async def test_metrics(exported: Exported) -> None:
+async def test_metrics_have_the_agreed_names_and_units_and_no_lock_names(
+    exported: Exported,
+) -> None:
     """Their names and units, and never the name of a lock."""
     async with Scene(exported.observer) as scene:
         await scene.everything()
@@ -273,7 +285,7 @@ async def test_metrics(exported: Exported) -> None:
 
 
 @virtual
-async def test_what_goes_on(exported: Exported) -> None:
+async def test_gauges_count_current_holders_and_waiters(exported: Exported) -> None:
     """How many hold and wait now."""
     async with Scene(exported.observer) as scene:
         lock = scene.ours.lock("order:1")
@@ -287,7 +299,9 @@ async def test_what_goes_on(exported: Exported) -> None:
         assert exported.nothing_left
 
 
-async def test_too_many_families(exported: Exported) -> None:
+async def test_families_above_the_limit_are_counted_together_but_named_in_spans(
+    exported: Exported,
+) -> None:
     """Those above the limit are counted together, and their spans tell them apart."""
     async with aiolock.connect(MemoryServer(), observer=exported.observer) as client:
         for number in range(_labels.MOST + 50):
@@ -300,7 +314,7 @@ async def test_too_many_families(exported: Exported) -> None:
     assert len({attributes(span)["aiolock.lock.family"] for span in spans}) == _labels.MOST + 50
 
 
-async def test_few_holds_are_remembered(
+async def test_ended_holds_are_remembered_up_to_a_limit(
     exported: Exported, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What has ended is kept for who comes next, and not for ever."""
@@ -314,7 +328,7 @@ async def test_few_holds_are_remembered(
 
 
 @virtual
-async def test_what_is_not_sampled_is_not_linked() -> None:
+async def test_holds_that_are_not_sampled_are_not_remembered_but_counted() -> None:
     """A trace that nobody keeps leads nowhere; the metrics are the same."""
     exported = Exported(sampled=False)
     async with Scene(exported.observer) as scene:
@@ -326,7 +340,7 @@ async def test_what_is_not_sampled_is_not_linked() -> None:
 
 
 @virtual
-async def test_without_an_sdk(caplog: pytest.LogCaptureFixture) -> None:
+async def test_observer_without_an_sdk_raises_no_error(caplog: pytest.LogCaptureFixture) -> None:
     """With the API alone it does nothing, and does no harm."""
     observer = aiolock.observe.opentelemetry()
     assert isinstance(observer, OpenTelemetry)
@@ -338,7 +352,9 @@ async def test_without_an_sdk(caplog: pytest.LogCaptureFixture) -> None:
 
 
 @virtual
-async def test_who_shares_says_so(exported: Exported) -> None:
+async def test_hold_spans_of_readers_and_permits_have_the_shared_attribute(
+    exported: Exported,
+) -> None:
     """A reader, and permits of a semaphore."""
     async with aiolock.connect(MemoryServer(), observer=exported.observer) as client:
         async with client.rwlock("page:1").read(), client.semaphore("pool", 2):
@@ -351,7 +367,7 @@ async def test_who_shares_says_so(exported: Exported) -> None:
 
 
 @pytest.mark.one_loop
-def test_spans_of_a_thread_are_children_of_its_span(exported: Exported) -> None:
+def test_spans_of_a_sync_client_are_children_of_the_threads_span(exported: Exported) -> None:
     """Also those of a wait, of a decorator, and of a call that takes a lock by hand."""
     memory = MemoryServer()
 
@@ -378,7 +394,7 @@ def test_spans_of_a_thread_are_children_of_its_span(exported: Exported) -> None:
 
 
 @pytest.mark.one_loop
-def test_the_span_of_a_thread_is_that_of_each_call(exported: Exported) -> None:
+def test_spans_of_a_sync_client_belong_to_the_span_of_each_call(exported: Exported) -> None:
     """One thread serves many requests; none gets the spans of another."""
     with aiolock.sync.connect(MemoryServer(), observer=exported.observer) as client:
         lock = client.lock("order:1")

@@ -65,7 +65,7 @@ def scraped(monkeypatch: pytest.MonkeyPatch) -> Iterator[Scraped]:
 
 
 @virtual
-async def test_waited_and_held(scraped: Scraped) -> None:
+async def test_histograms_observe_each_wait_and_hold(scraped: Scraped) -> None:
     """How long each of them waited for it, and how long each had it."""
     async with Scene(scraped.observer) as scene:
         await scene.hand_over()
@@ -79,7 +79,7 @@ async def test_waited_and_held(scraped: Scraped) -> None:
 
 
 @virtual
-async def test_what_goes_on(scraped: Scraped) -> None:
+async def test_gauges_show_current_holders_and_waiters_and_the_oldest(scraped: Scraped) -> None:
     """How many hold and wait now, and for how long the first of them does."""
     async with Scene(scraped.observer) as scene:
         lock = scene.ours.lock("order:1")
@@ -99,7 +99,7 @@ async def test_what_goes_on(scraped: Scraped) -> None:
 
 
 @pytest.mark.parametrize("why", GAVE_UP)
-def test_gave_up(scraped: Scraped, why: str) -> None:
+def test_wait_histogram_counts_an_ended_wait_by_its_outcome(scraped: Scraped, why: str) -> None:
     """Each reason is an outcome of its own, and nobody is left waiting."""
 
     @virtual
@@ -114,7 +114,9 @@ def test_gave_up(scraped: Scraped, why: str) -> None:
 
 
 @pytest.mark.parametrize("why", LOST)
-def test_lost(scraped: Scraped, why: str) -> None:
+def test_lost_counter_counts_a_loss_by_its_reason_and_the_hold_as_lost(
+    scraped: Scraped, why: str
+) -> None:
     """Each reason is one word; the hold has ended, and nothing is held any more."""
 
     @virtual
@@ -131,7 +133,9 @@ def test_lost(scraped: Scraped, why: str) -> None:
 
 
 @virtual
-async def test_lost_before_it_was_released(scraped: Scraped) -> None:
+async def test_loss_known_after_the_release_is_counted_and_ends_no_second_hold(
+    scraped: Scraped,
+) -> None:
     """A loss that the answer to the release tells of is counted, and ends no second hold."""
     async with Scene(scraped.observer) as scene:
         await scene.lose("known from the answer to the release")
@@ -142,7 +146,7 @@ async def test_lost_before_it_was_released(scraped: Scraped) -> None:
 
 
 @virtual
-async def test_nothing_is_held_of_a_latch(scraped: Scraped) -> None:
+async def test_latch_wait_is_counted_and_no_hold(scraped: Scraped) -> None:
     """It is waited for, and passed."""
     async with Scene(scraped.observer) as scene:
         await scene.pass_by()
@@ -152,7 +156,7 @@ async def test_nothing_is_held_of_a_latch(scraped: Scraped) -> None:
 
 
 @virtual
-async def test_links_and_deadlocks(scraped: Scraped) -> None:
+async def test_link_and_deadlock_metrics_count_each_once(scraped: Scraped) -> None:
     """A link that is down counts until it is there again; a deadlock is counted once."""
     async with Scene(scraped.observer) as scene:
         scene.break_link(scene.ours)
@@ -165,7 +169,7 @@ async def test_links_and_deadlocks(scraped: Scraped) -> None:
         assert scraped("aiolock_deadlocks_total", "") == 1
 
 
-async def test_what_may_go_wrong_is_there_before(scraped: Scraped) -> None:
+async def test_counters_of_failures_exist_with_zero_from_the_start(scraped: Scraped) -> None:
     """The counters begin at 0, for what was not there has not increased, to Prometheus."""
     async with aiolock.connect(MemoryServer(), observer=scraped.observer) as client:
         async with client.lock("order:1"):
@@ -176,7 +180,7 @@ async def test_what_may_go_wrong_is_there_before(scraped: Scraped) -> None:
         assert scraped.all("aiolock_link_breaks_total") == {"": 0}
 
 
-async def test_one_registry_for_several(scraped: Scraped) -> None:
+async def test_observers_of_one_registry_share_its_metrics(scraped: Scraped) -> None:
     """Who asks again for the same registry counts into the same metrics."""
     again = aiolock.observe.prometheus(registry=scraped.registry)
     server = MemoryServer()
@@ -191,7 +195,7 @@ async def test_one_registry_for_several(scraped: Scraped) -> None:
         assert elsewhere("aiolock_held") == 0
 
 
-def test_a_registry_is_not_kept() -> None:
+def test_registry_that_is_dropped_is_forgotten() -> None:
     """One that nobody uses any more is forgotten."""
     gc.collect()
     before = len(_prometheus._metrics)
@@ -202,14 +206,14 @@ def test_a_registry_is_not_kept() -> None:
     assert len(_prometheus._metrics) == before
 
 
-def test_the_default_registry() -> None:
+def test_observer_without_a_registry_uses_the_default_one() -> None:
     """Without a registry it is that which `start_http_server` serves."""
     aiolock.observe.prometheus()
     aiolock.observe.prometheus()
     assert b"aiolock_wait_seconds" in generate_latest()
 
 
-async def test_names_are_no_labels(scraped: Scraped) -> None:
+async def test_family_labels_are_as_many_as_families_not_names(scraped: Scraped) -> None:
     """However many names, there is one series for each family; also where none was given."""
     async with aiolock.connect(MemoryServer(), observer=scraped.observer) as client:
         for number in range(300):
@@ -220,7 +224,7 @@ async def test_names_are_no_labels(scraped: Scraped) -> None:
     assert set(scraped.all("aiolock_held")) == {"order lock", "job-* lock", "given lock"}
 
 
-async def test_too_many_families(scraped: Scraped) -> None:
+async def test_families_above_the_limit_are_counted_together(scraped: Scraped) -> None:
     """Those above the limit are counted together."""
     async with aiolock.connect(MemoryServer(), observer=scraped.observer) as client:
         for number in range(_labels.MOST + 50):
@@ -237,12 +241,12 @@ async def test_too_many_families(scraped: Scraped) -> None:
     assert f"{_labels.OTHER} semaphore" in families
 
 
-def test_words_of_all_losses() -> None:
+def test_loss_labels_cover_each_loss_reason_and_other() -> None:
     """Each reason of the engine's has a word of its own, and what a later store says has one."""
     assert set(_labels.LOSSES) == {*(reason.name.lower() for reason in LossReason), "other"}
 
 
-def test_kinds_that_pass() -> None:
+def test_passing_kinds_of_the_labels_are_those_of_the_engine() -> None:
     """Those of which nothing is held are those that the engine lets pass."""
     client = aiolock.connect(MemoryServer())
     for passing in (client.latch("a", 1), client.event("a"), client.barrier("a", 2)):
@@ -254,7 +258,7 @@ def test_kinds_that_pass() -> None:
     assert len(_labels.PASSES) == 3
 
 
-def test_a_request_of_two_threads(scraped: Scraped) -> None:
+def test_families_new_for_a_known_family_returns_the_same(scraped: Scraped) -> None:
     """Each family is made once, whoever asks first."""
     request = LockRequest("lock", "a:1", "a", "client", 1, "")
     families = scraped.observer._metrics.families  # type: ignore[attr-defined]
@@ -297,14 +301,14 @@ except ImportError as error:
     ("extra", "module"),
     [("prometheus", "prometheus_client"), ("opentelemetry", "opentelemetry")],
 )
-def test_without_the_extra(extra: str, module: str) -> None:
+def test_observer_without_its_extra_raises_import_error_naming_it(extra: str, module: str) -> None:
     """The error says what to install."""
     command = [sys.executable, "-c", WITHOUT.format(module=module, extra=extra)]
     said = subprocess.run(command, capture_output=True, text=True, check=True)
     assert said.stdout.strip().endswith(f": pip install 'aiolock-redis[{extra}]'"), said
 
 
-def test_an_import_of_aiolock_imports_neither() -> None:
+def test_import_of_aiolock_loads_no_metrics_library() -> None:
     """Who does not want them does not pay for them, or need them."""
     source = "import sys, aiolock; print(*(name for name, here in sys.modules.items() if here))"
     done = subprocess.run(

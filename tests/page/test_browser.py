@@ -59,7 +59,7 @@ def browser(driver: Chrome, server: Server) -> Iterator[Browser]:
     assert not strangers
 
 
-def test_live(browser: Browser, server: Server) -> None:
+def test_page_shows_rows_live_and_no_buttons_to_a_reader(browser: Browser, server: Server) -> None:
     """Rows come, change and go by themselves; who may only look has nothing to press."""
     browser.open("/read/")
     browser.until(lambda: "Nothing is held or waited for" in browser.text("main"))
@@ -78,7 +78,9 @@ def test_live(browser: Browser, server: Server) -> None:
     browser.until(lambda: not browser.names())
 
 
-def test_search(browser: Browser, server: Server) -> None:
+def test_page_search_shows_matching_locks_and_is_kept_in_the_address(
+    browser: Browser, server: Server
+) -> None:
     """It is the server that searches; the address says what is shown."""
     for n in range(3):
         server.hold(f"order:{n}")
@@ -98,7 +100,7 @@ def test_search(browser: Browser, server: Server) -> None:
     browser.until(lambda: not browser.names())
 
 
-def test_hostile_names(browser: Browser, server: Server) -> None:
+def test_page_shows_hostile_names_as_text(browser: Browser, server: Server) -> None:
     """They are text, and what cannot be seen in them is written out."""
     for name in HOSTILE:
         server.hold(name)
@@ -121,7 +123,9 @@ def test_hostile_names(browser: Browser, server: Server) -> None:
     assert browser.run("return window.hacked") is None
 
 
-def test_take_away(browser: Browser, server: Server) -> None:
+def test_page_asks_for_release_and_breaks_after_confirmation(
+    browser: Browser, server: Server
+) -> None:
     """Asked for, and taken away once somebody has said yes to that."""
     lease = server.hold("report")
     browser.open("/admin/")
@@ -143,7 +147,9 @@ def test_take_away(browser: Browser, server: Server) -> None:
     browser.until(lambda: not browser.names())
 
 
-def test_trouble(browser: Browser, server: Server) -> None:
+def test_page_shows_a_failing_store_or_closed_client_and_goes_on(
+    browser: Browser, server: Server
+) -> None:
     """A store that fails, and a client that is closed, are said so; then it goes on."""
     server.hold("report")
     browser.open("/read/")
@@ -164,7 +170,9 @@ def test_trouble(browser: Browser, server: Server) -> None:
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [360, 1280])
-def test_looks(browser: Browser, server: Server, width: int, scheme: str) -> None:
+def test_page_fits_its_width_with_readable_contrast_on_phone_and_in_dark(
+    browser: Browser, server: Server, width: int, scheme: str
+) -> None:
     """Nothing stands out at the side, and all text can be read, also on a phone and in the dark."""
     for name in (*HOSTILE, "report"):
         server.hold(name)
@@ -200,7 +208,9 @@ def contrast(one: float, other: float) -> float:
     return (light + 0.05) / (dark + 0.05)
 
 
-def test_key(browser: Browser, server: Server) -> None:
+def test_page_key_is_read_from_the_fragment_and_sent_to_the_page_alone(
+    browser: Browser, server: Server
+) -> None:
     """It comes behind the #, stays in the tab, and is sent to the page alone."""
     browser.expected = ("403",)
     server.hold("order:42")

@@ -68,7 +68,7 @@ async def reading(client: aiolock.LockClient, count: int) -> list[aiolock.Lease]
     return await asyncio.gather(*(asyncio.create_task(read()) for _ in range(count)))
 
 
-async def test_files(page: Page) -> None:
+async def test_page_serves_its_files_by_relative_addresses_with_safe_headers(page: Page) -> None:
     """The page, and all that it names, and nothing else; by relative addresses."""
     async with Visitor(page) as visitor:
         html = await visitor.get("/")
@@ -91,7 +91,7 @@ async def test_files(page: Page) -> None:
         assert not re.search(r"\son\w+=|style=|<script(?! type=\"module\" src=)", html.text)
 
 
-async def test_methods_and_paths(page: Page) -> None:
+async def test_page_refuses_unknown_paths_and_methods_with_safe_headers(page: Page) -> None:
     """What there is not, and what is asked for otherwise; everything with the same headers."""
     async with visiting(page) as visitor:
         for path in ("/", "/page.css", "/session", "/events", "/lock?kind=lock&name=a"):
@@ -111,7 +111,9 @@ async def test_methods_and_paths(page: Page) -> None:
 
 
 @pytest.mark.parametrize("root", ["", "/ops"])
-async def test_mounted(client: aiolock.LockClient, root: str) -> None:
+async def test_page_mounted_in_fastapi_serves_under_its_prefix(
+    client: aiolock.LockClient, root: str
+) -> None:
     """In an application of FastAPI, itself behind a prefix or not."""
     app = FastAPI()
     app.mount("/locks", web(client))
@@ -124,7 +126,7 @@ async def test_mounted(client: aiolock.LockClient, root: str) -> None:
         assert (await visitor.get(f"{root}/locks/nothing")).status_code == 404
 
 
-async def test_mounted_by_others(page: Page) -> None:
+async def test_page_with_root_path_serves_paths_with_and_without_it(page: Page) -> None:
     """Where the path is given without what stands before it; and where the slash was forgotten."""
     async with Visitor(page, root_path="/a/locks") as visitor:
         for path in ("/", "/a/locks/"):
@@ -134,7 +136,7 @@ async def test_mounted_by_others(page: Page) -> None:
         assert (await visitor.get("/a/locksmith")).status_code == 404
 
 
-async def test_no_http(page: Page) -> None:
+async def test_page_closes_a_websocket(page: Page) -> None:
     """A WebSocket is refused."""
     sent = list[Any]()
 
@@ -148,7 +150,9 @@ async def test_no_http(page: Page) -> None:
     assert sent == ["websocket.close"]
 
 
-async def test_one_lock(client: aiolock.LockClient, page: Page) -> None:
+async def test_lock_route_shows_holders_and_waiters_or_answers_400(
+    client: aiolock.LockClient, page: Page
+) -> None:
     """Who holds it, and who waits, in order."""
     api = client.semaphore("api", 3)
     async with api.acquire(permits=3, label="sync"):
@@ -172,7 +176,9 @@ async def test_one_lock(client: aiolock.LockClient, page: Page) -> None:
         await asyncio.wait([waits])
 
 
-async def test_one_of_many_parties(client: aiolock.LockClient) -> None:
+async def test_lock_route_with_many_holders_shows_some_and_counts_the_rest(
+    client: aiolock.LockClient,
+) -> None:
     """So many are shown, and how many there are besides."""
     page = Page(client, limits=Limits(parties=2))
     readers = await reading(client, 5)
@@ -184,7 +190,9 @@ async def test_one_of_many_parties(client: aiolock.LockClient) -> None:
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-async def test_hostile_names(client: aiolock.LockClient, page: Page, name: str) -> None:
+async def test_page_shows_and_breaks_a_lock_of_a_hostile_name(
+    client: aiolock.LockClient, page: Page, name: str
+) -> None:
     """Whatever a lock is called, it is that one which is shown, and which is broken."""
     lease = await client.lock(name).acquire()
     async with Viewer(page) as viewer, visiting(page) as visitor:
@@ -203,7 +211,7 @@ async def test_hostile_names(client: aiolock.LockClient, page: Page, name: str) 
         await viewer.until(names=[])
 
 
-async def test_take_away(
+async def test_break_and_ask_routes_act_on_the_holders_and_are_logged(
     client: aiolock.LockClient, page: Page, caplog: pytest.LogCaptureFixture
 ) -> None:
     """From one holder, from all, or only asked for; the log says so."""
@@ -225,7 +233,7 @@ async def test_take_away(
         assert str(readers[0].fence) in said[1]
 
 
-async def test_take_away_from_some(
+async def test_break_route_that_fails_for_one_holder_breaks_the_others(
     client: aiolock.LockClient,
     store: FaultyStore,
     page: Page,
@@ -254,7 +262,9 @@ async def test_take_away_from_some(
         assert any(fences[0] in text for text in caplog.messages)
 
 
-async def test_store_that_fails(client: aiolock.LockClient, store: FaultyStore, page: Page) -> None:
+async def test_ask_and_lock_routes_answer_503_while_the_store_fails(
+    client: aiolock.LockClient, store: FaultyStore, page: Page
+) -> None:
     """An order, and a question, say why it was not answered."""
     async with visiting(page) as visitor, client.lock("a"):
         store.refuse("request")
@@ -267,7 +277,7 @@ async def test_store_that_fails(client: aiolock.LockClient, store: FaultyStore, 
             assert "refused" in answer.json()["error"]
 
 
-async def test_client_that_is_not_open() -> None:
+async def test_page_of_a_client_that_is_not_open_answers_503_until_it_is() -> None:
     """The page itself is there, and says so; once it is open all of it is."""
     client = aiolock.connect(MemoryServer())
     page = web(client, may_break=lambda _: True)
@@ -284,7 +294,7 @@ async def test_client_that_is_not_open() -> None:
             await viewer.until(held=0)
 
 
-async def test_wrong_arguments(client: aiolock.LockClient) -> None:
+async def test_web_with_invalid_options_raises_type_error(client: aiolock.LockClient) -> None:
     """A clear error, before anything else."""
     for options in ({"may_break": True}, {"may_see": "admin"}, {"hosts": "localhost"}):
         with pytest.raises(TypeError, match="must be"):

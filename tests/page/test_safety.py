@@ -27,7 +27,7 @@ async def page(client: aiolock.LockClient) -> Page:
     return web(client, may_break=lambda _: True)
 
 
-async def test_read_only(client: aiolock.LockClient) -> None:
+async def test_page_without_may_break_refuses_orders(client: aiolock.LockClient) -> None:
     """Unless somebody says who may."""
     async with visiting(web(client)) as visitor, client.lock("a") as lease:
         assert visitor.session["may_break"] is False
@@ -39,7 +39,9 @@ async def test_read_only(client: aiolock.LockClient) -> None:
         assert not lease.requested.is_set()
 
 
-async def test_permission(client: aiolock.LockClient) -> None:
+async def test_page_permissions_are_asked_of_the_application_with_the_scope(
+    client: aiolock.LockClient,
+) -> None:
     """Of the application: it is given the scope, and may be async."""
     asked = list[str]()
 
@@ -94,7 +96,7 @@ async def test_permission(client: aiolock.LockClient) -> None:
         (415, {"Content-Type": ""}),
     ],
 )
-async def test_sent_by_another_site(
+async def test_break_route_refuses_requests_that_the_page_did_not_send(
     client: aiolock.LockClient, page: Page, status: int, headers: dict[str, str]
 ) -> None:
     """Only what this page has sent is carried out."""
@@ -112,7 +114,7 @@ async def test_sent_by_another_site(
             await asyncio.wait_for(lease.lost.wait(), 10)
 
 
-async def test_there_is_no_cookie(page: Page) -> None:
+async def test_page_sets_no_cookie(page: Page) -> None:
     """Every program on the host would get it, whatever port it listens at."""
     async with visiting(page) as visitor:
         for path in ("/", "/session", "/lock?kind=lock&name=a", "/server.js"):
@@ -121,7 +123,9 @@ async def test_there_is_no_cookie(page: Page) -> None:
         assert not visitor.cookies
 
 
-async def test_another_process_of_the_server(client: aiolock.LockClient, page: Page) -> None:
+async def test_page_of_another_process_carries_out_orders(
+    client: aiolock.LockClient, page: Page
+) -> None:
     """It carries out the orders of a page that was loaded from this one."""
     async with visiting(page) as one, Visitor(web(client, may_break=lambda _: True)) as other:
         other.headers = one.headers
@@ -130,7 +134,9 @@ async def test_another_process_of_the_server(client: aiolock.LockClient, page: P
 
 @pytest.mark.parametrize("path", ["/events", "/session", "/lock?kind=lock&name=a"])
 @pytest.mark.parametrize("site", ["cross-site", "same-site"])
-async def test_asked_by_another_site(page: Page, path: str, site: str) -> None:
+async def test_data_routes_refuse_requests_of_another_site(
+    page: Page, path: str, site: str
+) -> None:
     """It could not read the answer, and is not worth the work."""
     async with Visitor(page) as visitor:
         answer = await visitor.get(path, headers={"Sec-Fetch-Site": site})
@@ -159,7 +165,9 @@ async def test_asked_by_another_site(page: Page, path: str, site: str) -> None:
         (400, b'{"kind":"lock","name":"a","fences":[' + b'"1",' * 300 + b'"1"]}'),
     ],
 )
-async def test_wrong_bodies(page: Page, status: int, body: bytes) -> None:
+async def test_break_route_refuses_invalid_bodies_and_says_why(
+    page: Page, status: int, body: bytes
+) -> None:
     """They are refused, and say why."""
     async with visiting(page) as visitor:
         headers = {"Content-Type": "application/json"}
@@ -175,14 +183,16 @@ async def test_wrong_bodies(page: Page, status: int, body: bytes) -> None:
         *(("evil.test", 421), ("locks.test.evil.test", 421), ("", 421), ("[", 421), ("a@b", 421)),
     ],
 )
-async def test_hosts(client: aiolock.LockClient, host: str, status: int) -> None:
+async def test_page_with_hosts_refuses_other_host_names(
+    client: aiolock.LockClient, host: str, status: int
+) -> None:
     """Where the names are given, another one that leads here is not served."""
     page = web(client, hosts=["Locks.test"])
     async with Visitor(page) as visitor:
         assert (await visitor.get("/session", headers={"Host": host})).status_code == status
 
 
-async def test_key(client: aiolock.LockClient) -> None:
+async def test_entrance_serves_only_files_without_its_key(client: aiolock.LockClient) -> None:
     """Where there is nothing else: whoever sends it is served, and others get the files alone."""
     app = Entrance(web(client, may_break=lambda _: True), "k" * 32)
     paths = (

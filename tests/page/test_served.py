@@ -44,7 +44,7 @@ class Life:
         return said
 
 
-async def test_lifespan() -> None:
+async def test_lifespan_opens_and_closes_the_client() -> None:
     """It opens the client, and closes it."""
     client = aiolock.connect(MemoryServer())
     page = web(client)
@@ -57,7 +57,7 @@ async def test_lifespan() -> None:
             await client.lock("a").locked()
 
 
-async def test_lifespan_of_an_open_client() -> None:
+async def test_lifespan_of_an_open_client_does_not_close_it() -> None:
     """One that is open already is somebody else's to close."""
     async with aiolock.connect(MemoryServer()) as client:
         life = Life(web(client))
@@ -66,7 +66,7 @@ async def test_lifespan_of_an_open_client() -> None:
         assert not await client.lock("a").locked()
 
 
-async def test_lifespan_without_a_store() -> None:
+async def test_lifespan_without_a_store_fails_unless_the_client_is_open() -> None:
     """The start fails, and says why; an open client whose store is away now is open."""
     life = Life(web(aiolock.connect("redis://127.0.0.1:1/0")))
     assert await life("startup") == "lifespan.startup.failed"
@@ -87,7 +87,9 @@ async def address_of(process: asyncio.subprocess.Process) -> str:
 
 
 @pytest.mark.parametrize("options", [(), ("--may-break",), ("--host", "0.0.0.0")])
-async def test_web(redis_server: RedisServer, prefix: str, options: tuple[str, ...]) -> None:
+async def test_web_command_serves_only_with_its_key_and_ends_at_sigint(
+    redis_server: RedisServer, prefix: str, options: tuple[str, ...]
+) -> None:
     """Whoever has the address sees the page, and nobody else; Ctrl-C ends it at once."""
     async with (
         aiolock.connect(redis_server.url, prefix=prefix) as client,
@@ -139,7 +141,9 @@ async def test_web(redis_server: RedisServer, prefix: str, options: tuple[str, .
         (("--port", "70000"), "from 0 to 65535"),
     ],
 )
-def test_wrong_use(options: tuple[str, ...], says: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_web_command_with_wrong_options_exits_2_with_one_line(
+    options: tuple[str, ...], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     """In one line, before the store is asked."""
     assert main(["web", "--url", "redis://127.0.0.1:1", "--port", "0", *options]) == 2
     errors = capsys.readouterr().err
@@ -148,7 +152,7 @@ def test_wrong_use(options: tuple[str, ...], says: str, capsys: pytest.CaptureFi
     assert says in errors
 
 
-def test_without_uvicorn(
+def test_web_command_without_uvicorn_names_the_extra(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """It says what to install."""
@@ -157,7 +161,9 @@ def test_without_uvicorn(
     assert "pip install 'aiolock-redis[web]'" in capsys.readouterr().err
 
 
-def test_port_that_is_taken(capsys: pytest.CaptureFixture[str], redis_server: RedisServer) -> None:
+def test_web_command_with_a_taken_port_exits_2(
+    capsys: pytest.CaptureFixture[str], redis_server: RedisServer
+) -> None:
     """As any other program says it."""
     assert main(["web", "--url", "memory://", "--port", str(redis_server.port)]) == 2
     assert os.strerror(98) in capsys.readouterr().err

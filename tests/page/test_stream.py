@@ -48,7 +48,9 @@ def lookers() -> list[str]:
     return [task.get_name() for task in asyncio.all_tasks() if task.get_name() == "aiolock page"]
 
 
-async def test_rows(client: aiolock.LockClient, page: Page) -> None:
+async def test_stream_sends_rows_of_held_and_waited_locks_as_they_change(
+    client: aiolock.LockClient, page: Page
+) -> None:
     """What is held and waited for, as it changes."""
     async with Viewer(page) as viewer:
         assert viewer.status == 200
@@ -76,7 +78,7 @@ async def test_rows(client: aiolock.LockClient, page: Page) -> None:
         assert times["age"] < 5
 
 
-async def test_which_rows() -> None:
+async def test_stream_sends_the_rows_of_its_search_sort_and_limit() -> None:
     """Those that are searched for, first those that are asked for, and no more than so many."""
     age = 0.0  # the server's clock stands still while it is looked at
     async with aiolock.connect(MemoryServer(lambda: 1e9 + age)) as client:
@@ -116,7 +118,7 @@ async def _which_rows(client: aiolock.LockClient, leases: list[aiolock.Lease]) -
         await lease.release()
 
 
-async def test_marks(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_stream_marks_a_dead_holder(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever is dead, and what grows."""
     monkeypatch.setattr(History, "growth", lambda _, key, *__: 7 * (key == ("lock", "b")))
     server = MemoryServer()
@@ -131,7 +133,7 @@ async def test_marks(monkeypatch: pytest.MonkeyPatch) -> None:
         await lease.release()
 
 
-async def test_deadlock() -> None:
+async def test_stream_shows_a_deadlock_while_it_lasts() -> None:
     """It is shown while it lasts, and which locks are in it."""
     both = [asyncio.Event(), asyncio.Event()]
 
@@ -166,7 +168,9 @@ async def test_deadlock() -> None:
         await asyncio.wait(tasks)
 
 
-async def test_store_that_fails(client: aiolock.LockClient, store: FaultyStore, page: Page) -> None:
+async def test_stream_while_the_store_fails_sends_the_error_and_the_age(
+    client: aiolock.LockClient, store: FaultyStore, page: Page
+) -> None:
     """The page says so, and how old is what it shows; then it goes on."""
     async with client.lock("a"), Viewer(page) as viewer:
         await viewer.until(held=1)
@@ -185,7 +189,9 @@ async def test_store_that_fails(client: aiolock.LockClient, store: FaultyStore, 
         await viewer.until(error="")
 
 
-async def test_store_that_hangs(client: aiolock.LockClient, store: FaultyStore) -> None:
+async def test_stream_while_the_store_hangs_sends_heartbeats(
+    client: aiolock.LockClient, store: FaultyStore
+) -> None:
     """The stream begins all the same, and says that it is alive; whoever leaves, leaves."""
     page = Page(client, limits=replace(SOON, first=0.02, heartbeat=0.02))
     store.hold("snapshot")
@@ -198,7 +204,7 @@ async def test_store_that_hangs(client: aiolock.LockClient, store: FaultyStore) 
     assert not lookers()
 
 
-async def test_mistake(
+async def test_stream_after_an_unexpected_error_says_so_and_logs_it(
     client: aiolock.LockClient,
     page: Page,
     monkeypatch: pytest.MonkeyPatch,
@@ -218,7 +224,9 @@ async def test_mistake(
         await viewer.until(error="")
 
 
-async def test_client_that_is_closed(page: Page, client: aiolock.LockClient) -> None:
+async def test_stream_ends_when_the_client_closes_and_restarts_after_opening(
+    page: Page, client: aiolock.LockClient
+) -> None:
     """The streams end; and go on once it is open again."""
     async with Viewer(page) as viewer:
         await viewer.until(held=0)
@@ -231,7 +239,9 @@ async def test_client_that_is_closed(page: Page, client: aiolock.LockClient) -> 
             await again.until(held=0)
 
 
-async def test_nobody_watches(store: FaultyStore, page: Page) -> None:
+async def test_stream_without_viewers_does_not_ask_the_store(
+    store: FaultyStore, page: Page
+) -> None:
     """Then nobody looks; and all who watch look once."""
     assert not lookers()
     async with Viewer(page) as one, Viewer(page) as two, Viewer(page) as three:
@@ -244,7 +254,9 @@ async def test_nobody_watches(store: FaultyStore, page: Page) -> None:
     assert store.calls["snapshot"] == calls
 
 
-async def test_coming_and_going(store: FaultyStore, client: aiolock.LockClient) -> None:
+async def test_stream_of_a_returning_viewer_does_not_ask_the_store_again(
+    store: FaultyStore, client: aiolock.LockClient
+) -> None:
     """Who comes again at once is shown what is known, and the store is not asked more often."""
     page = web(client)
     for _ in range(20):
@@ -255,7 +267,9 @@ async def test_coming_and_going(store: FaultyStore, client: aiolock.LockClient) 
     assert not lookers()
 
 
-async def test_politeness(client: aiolock.LockClient, store: FaultyStore) -> None:
+async def test_stream_of_a_slow_store_asks_it_less_often(
+    client: aiolock.LockClient, store: FaultyStore
+) -> None:
     """A store that takes long to answer is asked less often."""
     page = Page(client, limits=replace(SOON, share=10))
     store.hold("snapshot")
@@ -266,7 +280,7 @@ async def test_politeness(client: aiolock.LockClient, store: FaultyStore) -> Non
         assert (await viewer.event("times"))["every"] > 3
 
 
-async def test_too_many_viewers(client: aiolock.LockClient) -> None:
+async def test_stream_beyond_its_limit_of_viewers_answers_503(client: aiolock.LockClient) -> None:
     """They are told so; and there is room again when one leaves."""
     page = Page(client, limits=replace(SOON, viewers=2))
     async with Viewer(page):
@@ -277,7 +291,9 @@ async def test_too_many_viewers(client: aiolock.LockClient) -> None:
             assert third.status == 200
 
 
-async def test_slow_viewer(client: aiolock.LockClient, page: Page) -> None:
+async def test_stream_to_a_slow_viewer_sends_the_latest_and_delays_no_other(
+    client: aiolock.LockClient, page: Page
+) -> None:
     """It gets the latest when it takes it; others do not wait for it."""
     async with Viewer(page) as slow, Viewer(page) as quick:
         await slow.until(held=0)
@@ -298,7 +314,7 @@ async def test_slow_viewer(client: aiolock.LockClient, page: Page) -> None:
             assert len(times["points"]) >= 8
 
 
-async def test_viewer_that_takes_nothing(client: aiolock.LockClient) -> None:
+async def test_stream_to_a_viewer_that_reads_nothing_ends(client: aiolock.LockClient) -> None:
     """After a while its place is somebody else's."""
     page = Page(client, limits=replace(SOON, patience=0.05))
     async with Viewer(page) as viewer:
@@ -309,7 +325,7 @@ async def test_viewer_that_takes_nothing(client: aiolock.LockClient) -> None:
                 await asyncio.sleep(0.01)
 
 
-async def test_viewer_that_fails(client: aiolock.LockClient, page: Page) -> None:
+async def test_stream_whose_send_fails_ends(client: aiolock.LockClient, page: Page) -> None:
     """A server that says so by an error has said that it is gone."""
 
     async def send(message: object) -> None:
@@ -323,7 +339,9 @@ async def test_viewer_that_fails(client: aiolock.LockClient, page: Page) -> None
     assert not lookers()
 
 
-async def test_stream_ends(client: aiolock.LockClient) -> None:
+async def test_stream_ends_after_its_time_and_resumes_with_the_history(
+    client: aiolock.LockClient,
+) -> None:
     """After a while, and the browser comes again: so whoever may not see it any more, does not."""
     page = Page(client, limits=replace(SOON, stream=1.0))
     async with Viewer(page) as viewer:
@@ -335,7 +353,7 @@ async def test_stream_ends(client: aiolock.LockClient) -> None:
         assert len(times["points"]) > 2
 
 
-async def test_look_that_takes_longer_than_a_stream(
+async def test_stream_waits_for_a_snapshot_that_outlasts_its_time(
     client: aiolock.LockClient, store: FaultyStore
 ) -> None:
     """It is waited for, or nobody would ever see it."""
@@ -348,7 +366,9 @@ async def test_look_that_takes_longer_than_a_stream(
         await viewer.end()
 
 
-async def test_end(client: aiolock.LockClient) -> None:
+async def test_end_of_the_page_ends_all_streams_and_refuses_new_ones(
+    client: aiolock.LockClient,
+) -> None:
     """A server that stops ends all of them at once, and there are no more."""
     page = web(client)
     async with Viewer(page) as one, Viewer(page) as two:
@@ -360,7 +380,7 @@ async def test_end(client: aiolock.LockClient) -> None:
             assert (await visitor.get("/events")).status_code == 503
 
 
-def test_another_event_loop() -> None:
+def test_page_works_again_in_another_event_loop() -> None:
     """An application that starts again, as in tests, has its page again."""
     client = aiolock.connect(MemoryServer())
     page = Page(client, limits=SOON)
@@ -374,7 +394,7 @@ def test_another_event_loop() -> None:
     asyncio.run(start())
 
 
-async def test_many_locks() -> None:
+async def test_stream_of_ten_thousand_locks_sends_a_small_message() -> None:
     """Ten thousand: one message is small, and nobody waits long for it to be made."""
     server = MemoryServer()
     async with aiolock.connect(server) as client:
@@ -388,7 +408,7 @@ async def test_many_locks() -> None:
         await asyncio.gather(*(lease.release() for lease in leases))
 
 
-async def test_history() -> None:
+async def test_history_is_bounded_and_growth_counts_only_growing_queues() -> None:
     """It is bounded, in time and in number; a queue grows where it does not shrink between."""
     limits = Limits(tracked=2)
     history = History(limits)

@@ -97,7 +97,7 @@ def in_order(*asked: int, who: str = "") -> list[Entry]:
     return [Entry(10 * place, moment, 10 * place, who) for place, moment in enumerate(asked)]
 
 
-def test_quantile() -> None:
+def test_quantile_interpolates_between_values_and_refuses_none() -> None:
     """A quantile lies between the two values that it falls between."""
     values = [40, 10, 30, 20]
     assert [quantile(values, share) for share in (0, 0.5, 1)] == [10, 25, 40]
@@ -107,22 +107,22 @@ def test_quantile() -> None:
         quantile([], 0.5)
 
 
-def test_spread() -> None:
+def test_spread_is_median_quartiles_and_number_of_rounds() -> None:
     """A spread is the median, the quartiles and how many rounds there were."""
     assert spread([5, 1, 2, 4, 3]) == Spread(3, 2, 4, 5)
 
 
-def test_ratios_by_round() -> None:
+def test_ratios_of_equal_rounds_compare_round_by_round() -> None:
     """A round in which both were slow does not show in the ratio."""
     assert ratios([10, 1000, 10], [5, 500, 5]) == Spread(2, 2, 2, 3)
 
 
-def test_ratios_of_unequal_rounds() -> None:
+def test_ratios_of_unequal_rounds_compare_the_medians() -> None:
     """Where one has fewer rounds, the medians are compared."""
     assert ratios([10, 20, 30], [5, 5]) == Spread(4, 4, 4, 1)
 
 
-def test_ratios_of_rounds_in_which_nothing_came_through() -> None:
+def test_ratios_leave_out_rounds_without_a_result() -> None:
     """They are left out; without another one there is no ratio, and no verdict."""
     assert ratios([10, 10, 30], [0, 5, 5]) == Spread(4, 3, 5, 2)
     assert amount(ratios([10, 20], [0, 0]), "×") == "–"
@@ -131,14 +131,14 @@ def test_ratios_of_rounds_in_which_nothing_came_through() -> None:
     assert bar.cell("a") == "–"
 
 
-def test_crowd_that_nobody_came_through_has_no_rate() -> None:
+def test_rate_of_a_crowd_without_entries_is_zero() -> None:
     """As on a machine that stands still."""
     crowd = Contended([], ended=False, elapsed=0.0, client=0.0, server=0.0, connections=0)
     assert crowd.rate == 0.0
     assert _crowd("crowd", crowd, 10)["crowd.handoffs"] == 0.0
 
 
-async def test_round_in_which_nothing_came_through_is_a_failure_of_that_scenario() -> None:
+async def test_scenario_in_which_nothing_was_measured_is_recorded_as_failed() -> None:
     """The others go on."""
 
     async def nothing(*_: object) -> Outcome:
@@ -153,7 +153,7 @@ async def test_round_in_which_nothing_came_through_is_a_failure_of_that_scenario
     assert team.record.failures == {"nothing": "nothing was measured"}
 
 
-def test_in_turn() -> None:
+def test_in_turn_gives_each_a_turn_per_round_with_rotating_starts() -> None:
     """Everybody has a turn in each round, and each round begins with another one."""
     turns = list(in_turn("abc", 4))
     assert "".join(who for _, who in turns) == "abc" + "bca" + "cab" + "abc"
@@ -170,19 +170,21 @@ def test_in_turn() -> None:
         pytest.param((4, 1, 2, 3), 3, 3, id="the last goes first"),
     ],
 )
-def test_order(asked: Sequence[int], pairs: int, waits: int) -> None:
+def test_inversions_count_pairs_and_overtaken_counts_those_passed(
+    asked: Sequence[int], pairs: int, waits: int
+) -> None:
     """Inversions count pairs, overtaken counts those who were passed."""
     assert inversions(in_order(*asked)) == pairs
     assert overtaken(in_order(*asked)) == waits
 
 
-def test_order_with_a_margin() -> None:
+def test_inversions_within_the_margin_do_not_count() -> None:
     """Who asked within the margin of another may go before it."""
     assert inversions(in_order(3, 1), margin=2) == overtaken(in_order(3, 1), margin=2) == 0
     assert inversions(in_order(4, 1), margin=2) == overtaken(in_order(4, 1), margin=2) == 1
 
 
-def test_overlaps_and_handovers() -> None:
+def test_overlaps_and_handovers_count_meetings_and_changes_of_holder() -> None:
     """Two inside at once are seen, and so is a task that takes the lock from itself."""
     apart = [Entry(0, 0, 5, "a"), Entry(6, 0, 9, "a"), Entry(10, 0, 11, "b")]
     assert (overlaps(apart), handovers(apart)) == (0, 1)
@@ -198,7 +200,9 @@ def test_overlaps_and_handovers() -> None:
         pytest.param(((0, 9), (1, 3), (2, 4), (5, 6)), 3, id="one stays"),
     ],
 )
-def test_most_inside(bodies: Sequence[tuple[int, int]], most: int) -> None:
+def test_most_inside_is_the_highest_number_of_bodies_at_once(
+    bodies: Sequence[tuple[int, int]], most: int
+) -> None:
     """The highest number of bodies at once is counted, not how often they meet."""
     assert most_inside([Entry(entered, 0, left, "") for entered, left in bodies]) == most
 
@@ -207,12 +211,12 @@ def test_most_inside(bodies: Sequence[tuple[int, int]], most: int) -> None:
     ("value", "text"),
     [(0, "0"), (0.01234, "0.0123"), (4.567, "4.57"), (45.67, "45.7"), (12345.6, "12,346")],
 )
-def test_number(value: float, text: str) -> None:
+def test_number_is_rounded_to_three_digits_or_to_an_integer(value: float, text: str) -> None:
     """A number has as many digits as say something."""
     assert table.number(value) == text
 
 
-def test_markdown() -> None:
+def test_markdown_table_is_aligned_as_text() -> None:
     """A table is Markdown that reads as text."""
     assert table.markdown(("a", "figure"), [("x", 1), ("long", 22)]) == (
         "| a    | figure |\n| ---- | ------ |\n| x    | 1      |\n| long | 22     |\n"
@@ -223,7 +227,9 @@ def test_markdown() -> None:
     ("at_least", "median", "reached"),
     [(True, 8.0, True), (True, 7.9, False), (False, 8.0, True), (False, 8.1, False)],
 )
-def test_bar(*, at_least: bool, median: float, reached: bool) -> None:
+def test_bar_is_reached_when_its_median_is_on_the_right_side(
+    *, at_least: bool, median: float, reached: bool
+) -> None:
     """A bar is reached when the median is on its right side; the table says so."""
     measured = Measured(Spread(median, 1, 9, 3))
     bar = Bar("w", "×", 8, at_least, {"asyncio": measured})
@@ -234,7 +240,7 @@ def test_bar(*, at_least: bool, median: float, reached: bool) -> None:
     assert bar.cell("uvloop") == "–"
 
 
-def test_table_of_bars() -> None:
+def test_table_of_bars_has_a_row_for_each_promise_and_a_column_for_each_way() -> None:
     """There is a row for each promise, and a column for each way to measure any of them."""
     one, two = Measured(spread([1]), "1 : 1"), Measured(spread([3]))
     promised = [Bar("a", "×", 2, True, {"x": one, "y": two}), Bar("b", "", 2, True, {"y": two})]
@@ -264,12 +270,14 @@ def _rows(text: str) -> list[list[str]]:
         pytest.param([0, 1, 2.5, 9], [-0.83, 1.17, 3.17, 9], id="one pushes the next"),
     ],
 )
-def test_labels_are_spread_out(wanted: Sequence[float], places: Sequence[float]) -> None:
+def test_spread_out_places_labels_near_their_lines_without_overlap(
+    wanted: Sequence[float], places: Sequence[float]
+) -> None:
     """Labels are as near to their lines as they can be without being on each other."""
     assert spread_out(wanted, 2) == pytest.approx(places, abs=0.01)
 
 
-def test_tap_counts_clients_only() -> None:
+def test_tap_counts_only_commands_that_clients_sent() -> None:
     """Commands inside scripts, and the benchmark's own, are not what clients sent."""
     tap = Tap()
     tap.listen(
@@ -285,7 +293,7 @@ def test_tap_counts_clients_only() -> None:
     assert tap.total == 3
 
 
-async def test_contest() -> None:
+async def test_contest_runs_every_scenario_with_every_kind_of_contestant() -> None:
     """Every scenario runs with every kind of contestant, and its figures make sense."""
     polling = PEERS[1]  # redis-py with a short pause: the default one takes seconds
     entered_by = dict.fromkeys((FLOOR, AIOLOCK, SET_AND_DEL, polling), HERE)
@@ -326,7 +334,7 @@ async def test_contest() -> None:
     assert 1 <= len(records[AIOLOCK].samples["chain"]) < 2 * TINY.chain
 
 
-async def test_semaphore_and_readers() -> None:
+async def test_contest_measures_semaphores_and_readers_only_where_offered() -> None:
     """Who has semaphores or readers is measured with them, and nobody else."""
     entered_by = dict.fromkeys((AIOLOCK, PEERS[1]), HERE)
     with RedisServer() as server:
@@ -353,7 +361,7 @@ async def test_semaphore_and_readers() -> None:
     )
 
 
-async def test_contestants_on_uvloop() -> None:
+async def test_contest_on_uvloop_runs_without_failures() -> None:
     """Those that need nothing installed do the same on uvloop; without waiting, if they may."""
     contestants = [on_uvloop(each) for each in (AIOLOCK, UNCONFIRMED, REDIS_PY)]
     size = replace(TINY, crowds={3: 2})
@@ -368,14 +376,14 @@ async def test_contestants_on_uvloop() -> None:
 
 
 @pytest.mark.parametrize("name", ["asyncio", "uvloop"])
-def test_loop_of_a_worker(name: str) -> None:
+def test_worker_new_loop_is_of_the_named_library(name: str) -> None:
     """A worker has the loop that its contestant is to run on."""
     loop = worker.new_loop(name)
     assert type(loop).__module__.partition(".")[0] == name
     loop.close()
 
 
-async def test_the_slow_have_one_round() -> None:
+async def test_contest_gives_slow_contestants_one_round() -> None:
     """Who is slow takes part in the first round only."""
 
     async def count(_: RedisServer, __: Sequence[Worker], ___: Size) -> Outcome:
@@ -390,7 +398,7 @@ async def test_the_slow_have_one_round() -> None:
     assert turns == {SET_AND_DEL.title: [1.0] * 3, "slow": [1.0]}
 
 
-def test_cores_are_kept_awake() -> None:
+def test_cores_awake_spins_a_process_per_core_and_ends_them() -> None:
     """A process for each core spins behind all others, and is gone afterwards."""
     with cores_awake() as spinning:
         if hasattr(os, "SCHED_IDLE"):
@@ -409,7 +417,9 @@ def test_cores_are_kept_awake() -> None:
     "contestant",
     [pytest.param(each, id=each.module) for each in (AIOLOCK, *PEERS) if "permits" in each.has],
 )
-async def test_semaphores_keep_their_limit(contestant: Contestant, permits: int) -> None:
+async def test_semaphore_of_each_contestant_uses_all_permits_and_no_more(
+    contestant: Contestant, permits: int
+) -> None:
     """Of each contestant's semaphore all permits are used, by two processes, and no more."""
     wanted = contestant.requirements
     if wanted and not environments.is_there(contestant.module, wanted):
@@ -431,7 +441,7 @@ async def test_semaphores_keep_their_limit(contestant: Contestant, permits: int)
     assert most_inside(crowd.entries) == permits
 
 
-async def test_failures_are_reported() -> None:
+async def test_contest_records_failures_and_goes_on_with_the_others() -> None:
     """Who cannot start, fails or hangs is in the record with the reason, and the others go on."""
     absent = Contestant("absent", "no_such_module")
 
@@ -453,7 +463,7 @@ async def test_failures_are_reported() -> None:
     assert len(entered[SET_AND_DEL].record.figures["alone.us"]) == 2
 
 
-async def test_worker_that_ends() -> None:
+async def test_worker_that_ends_raises_peer_failed_at_once() -> None:
     """A worker that is gone is a failure at once, not a time-out."""
     async with workers(SET_AND_DEL, HERE) as (worker,):
         worker.say(workload="none", url="", at_once=1, settings={}, options={})
@@ -464,7 +474,7 @@ async def test_worker_that_ends() -> None:
             pytest.fail("/bin/false is no worker")
 
 
-async def test_ours_alone() -> None:
+async def test_ours_measures_leases_waiters_and_commands_of_aiolock_alone() -> None:
     """Leases, waiters, a lone waiter and what is sent are measured of aiolock alone."""
     with RedisServer() as server:
         alone = await ours.measure(
@@ -485,7 +495,7 @@ async def test_ours_alone() -> None:
     )
 
 
-async def test_uncontended_runs() -> None:
+async def test_free_lock_benchmark_prints_its_bars() -> None:
     """The benchmark of a free lock prints its bars."""
     text = await free_lock.measure(replace(TINY, processes=(2, 1, 1)))
     assert text.count("| free lock, one task: acquire + release") == 2
@@ -493,7 +503,7 @@ async def test_uncontended_runs() -> None:
     assert "did not come through" not in text
 
 
-async def test_handoff_runs() -> None:
+async def test_handoff_benchmark_prints_its_bars() -> None:
     """The benchmark of a wanted lock prints its bars."""
     text = await handoff.measure(replace(TINY, limit=1))
     for promise in ("hand-offs a second", "two processes", "inversions", "connections"):
@@ -501,7 +511,7 @@ async def test_handoff_runs() -> None:
     assert "did not come through" not in text
 
 
-async def test_replicas_run() -> None:
+async def test_replicas_benchmark_prints_a_whole_table() -> None:
     """The benchmark of waiting for replicas runs, and its table is whole."""
     head, rule, *rows = await replicas.measure(rounds=1, times=2)
     assert [line.count("|") for line in (rule, *rows)] == [head.count("|")] * 4
@@ -510,7 +520,9 @@ async def test_replicas_run() -> None:
 
 
 @pytest.mark.long
-async def test_quorum_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_quorum_benchmark_writes_a_whole_table_and_its_bars(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The benchmark of several servers runs, and its table and its bars are whole."""
     monkeypatch.setattr(quorum, "_CALM", 0.1)
     subjects = [quorum.OURS, quorum.ALONE]
@@ -529,7 +541,7 @@ async def test_quorum_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     assert written["subjects"][quorum.OURS.title]["timelines"].keys() == {"stopped", "killed"}
 
 
-def test_quorum_where_nobody_entered() -> None:
+def test_quorum_bar_without_entries_is_not_reached() -> None:
     """What was not seen once in a short run on a machine that stands still is a bar not reached."""
     records = {subject: quorum.Record() for subject in (quorum.OURS, quorum.ALONE)}
     for record in records.values():
@@ -540,7 +552,7 @@ def test_quorum_where_nobody_entered() -> None:
 
 
 @pytest.mark.long
-async def test_stores_run(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_stores_benchmark_prints_its_bars(monkeypatch: pytest.MonkeyPatch) -> None:
     """The benchmark of the stores prints its bars."""
     databases.need_postgres()
     databases.need_mariadb()
@@ -557,7 +569,7 @@ async def test_stores_run(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "did not come through" not in text
 
 
-async def test_cluster_runs() -> None:
+async def test_cluster_benchmark_prints_a_line_for_each_number_of_masters() -> None:
     """The benchmark of a cluster prints a line for one server, and for each number of masters."""
     text = await cluster.measure((3,), rounds=1, times=20)
     assert [line.split("|")[1].strip() for line in text.splitlines()[2:]] == [
@@ -567,13 +579,15 @@ async def test_cluster_runs() -> None:
     ]
 
 
-async def test_floor_in_c() -> None:
+async def test_c_floor_is_a_plausible_number_of_microseconds() -> None:
     """The floor is a plausible number of microseconds."""
     with RedisServer() as server:
         assert 1 < await redis_server.c_floor(server, requests=50, runs=1) < 1e6
 
 
-async def test_environment_that_cannot_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_environment_that_does_not_install_is_named_with_the_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A peer that does not install is named with pip's reason."""
     monkeypatch.setattr(environments, "FOLDER", tmp_path)
     wrong = Contestant("wrong", "wrong", ("this is no requirement",))
@@ -582,7 +596,9 @@ async def test_environment_that_cannot_be(tmp_path: Path, monkeypatch: pytest.Mo
     assert missing[wrong].startswith("does not install: ERROR: Invalid requirement")
 
 
-async def test_environment_is_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_environment_is_kept_until_its_requirements_change(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """An environment with the same requirements is kept, another one is made anew."""
     monkeypatch.setattr(environments, "FOLDER", tmp_path)
     made: list[tuple[str, ...]] = []
@@ -607,7 +623,7 @@ def promised(limits: bars.Promise, *columns: Column) -> dict[str, float]:
     return {title: each.spread.median for title, each in measured.items() if each is not None}
 
 
-def test_columns_compare_on_their_own_loop() -> None:
+def test_bars_compare_aiolock_on_each_loop_with_that_loop() -> None:
     """On each loop aiolock is compared with what ran on that loop, and with one floor."""
     records = {
         AIOLOCK: Record({"crowd200.rate": [30.0], "chain.us": [30.0]}),
@@ -628,7 +644,7 @@ def test_columns_compare_on_their_own_loop() -> None:
     assert bars.promises([Column("nothing", {})]) == []
 
 
-def test_order_counts_all_crowds_of_one_process() -> None:
+def test_order_bar_counts_inversions_of_all_crowds_of_one_process() -> None:
     """An inversion in any round of any crowd counts; several processes have no common order."""
     figures = {"crowd5.inverted": [0.0, 1.0], "yielding.inverted": [2.0, 0.0]}
     record = Record(figures | {"processes.inverted": [9.0, 9.0]})
@@ -663,7 +679,7 @@ def sample_ours() -> Ours:
     return Ours(0.05, {2: 2, 4: 1.5, 50: 1.1}, holding, 10_000, 30, lines, restarted)
 
 
-def test_results(tmp_path: Path) -> None:
+def test_results_are_written_as_tables_and_json(tmp_path: Path) -> None:
     """The results are a table of all bars, the tables behind it, and the same as JSON."""
     fast = REDSYNC
     records = sample_records()
@@ -693,7 +709,7 @@ def test_results(tmp_path: Path) -> None:
     ]
 
 
-def test_plots(tmp_path: Path) -> None:
+def test_plots_are_drawn_from_the_results_without_a_background(tmp_path: Path) -> None:
     """The plots are drawn from the results, for light pages and dark ones: without a background."""
     if not environments.is_there("plots", environments.PLOTS):
         pytest.skip("no matplotlib; `make bench` installs it")

@@ -62,7 +62,9 @@ async def work() -> None:
 # arq does not know what newer versions of redis-py call deprecated.
 @pytest.mark.filterwarnings("ignore:Call to .*deprecated:DeprecationWarning")
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
-def test_page(page: Path, redis_server: RedisServer, tmp_path: Path) -> None:
+def test_page_code_blocks_run_in_order(
+    page: Path, redis_server: RedisServer, tmp_path: Path
+) -> None:
     """What a page shows works as it stands there."""
     text = page.read_text("utf-8").replace(URL, redis_server.url)
     text = text.replace(FILE, f"sqlite:///{tmp_path}/locks.db")
@@ -116,7 +118,9 @@ def run(folder: Path, *command: str) -> str:
 
 @pytest.mark.long
 @pytest.mark.parametrize("page", PROGRAMS, ids=name_of)
-def test_programs(page: Path, redis_server: RedisServer, tmp_path: Path) -> None:
+def test_page_programs_run_one_by_one(
+    page: Path, redis_server: RedisServer, tmp_path: Path
+) -> None:
     """The programs of a page run one by one as they stand there, and say that they did."""
     for name in programs(page, redis_server.url, tmp_path):
         said = run(tmp_path, "-W", "error", name)
@@ -126,7 +130,7 @@ def test_programs(page: Path, redis_server: RedisServer, tmp_path: Path) -> None
 @pytest.mark.long
 @pytest.mark.timeout(400)  # the first time mypy reads much: 10 s of a core, for the tutorial
 @pytest.mark.parametrize("page", PROGRAMS, ids=name_of)
-def test_types_of_programs(page: Path, tmp_path: Path) -> None:
+def test_page_programs_pass_mypy_strict(page: Path, tmp_path: Path) -> None:
     """The programs of a page pass mypy --strict as they stand there."""
     if importlib.util.find_spec("mypy") is None:
         # With the installed wheel there are the tools that run tests, and none that check sources.
@@ -148,7 +152,7 @@ def opened(runner: asyncio.Runner, url: str) -> Iterator[aiolock.LockClient]:
         runner.run(client.aclose())
 
 
-def test_reference_is_complete() -> None:
+def test_reference_shows_each_public_name() -> None:
     """Each public name stands on a page of the reference, by itself or with its whole module."""
     pages = "\n".join(page.read_text("utf-8") for page in ROOT.glob("docs/reference/*.md"))
     shown = set(re.findall(r"^::: (aiolock[\w.]*)", pages, re.MULTILINE))
@@ -165,7 +169,7 @@ def test_reference_is_complete() -> None:
     assert not missing, f"docs/reference/ forgets: {missing}"
 
 
-def test_links_of_the_readme() -> None:
+def test_readme_links_are_absolute_and_lead_to_existing_files() -> None:
     """They are absolute, for it is the package's page as well, and lead to what there is."""
     text = (ROOT / "README.md").read_text("utf-8")
     links = re.findall(r"\]\(([^)]+)\)|^\[[^\]]+\]: (\S+)$", text, re.MULTILINE)
@@ -180,7 +184,7 @@ def test_links_of_the_readme() -> None:
     assert defined == set(re.findall(r"\]\[([^\]]+)\]", text))
 
 
-async def test_acl_rule_is_enough(own_server: RedisServer) -> None:
+async def test_acl_rule_of_the_docs_suffices_for_a_client(own_server: RedisServer) -> None:
     """A user with the rule that the documentation names can do all that a client does."""
     page = (ROOT / "docs/howto/server.md").read_text("utf-8")
     rule = re.search(r"^ACL SETUSER locks on >password (.+)$", page, re.MULTILINE)

@@ -72,7 +72,7 @@ async def sell_out(item: str, shops: list[httpx.AsyncClient]) -> None:
         assert (await shop.get(f"/items/{item}")).json() == {"left": 0}
 
 
-async def test_two_shops_never_oversell(
+async def test_fastapi_example_in_two_processes_sells_exactly_the_stock(
     redis_server: RedisServer, prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two processes that sell from one stock on Redis sell exactly what there is."""
@@ -82,7 +82,9 @@ async def test_two_shops_never_oversell(
         await sell_out(prefix, [one, other])
 
 
-async def test_shop_without_a_server(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_fastapi_example_without_a_server_uses_memory_and_sells_the_stock(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """With nothing set, locks and stock are in the memory of the process, and work the same."""
     monkeypatch.delenv("AIOLOCK_URL", raising=False)
     monkeypatch.setenv("SHOP_PATIENCE", "20")
@@ -92,7 +94,7 @@ async def test_shop_without_a_server(monkeypatch: pytest.MonkeyPatch) -> None:
         assert (await alone.get("/items/apple")).json() == {"left": 0}
 
 
-async def test_shop_says_when_it_is_busy(
+async def test_fastapi_example_whose_lock_is_held_answers_423_with_retry_after(
     redis_server: RedisServer, prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A request that did not get its turn in time is told so, and may try again."""
@@ -108,7 +110,9 @@ async def test_shop_says_when_it_is_busy(
         assert (await client.post(f"/items/{prefix}/sales")).status_code == 201
 
 
-async def test_shop_that_shuts_down_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_fastapi_example_that_shuts_down_answers_503_to_waiters(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """A request that waits when the client is closed is told that it may try elsewhere: 503."""
     monkeypatch.delenv("AIOLOCK_URL", raising=False)
     monkeypatch.syspath_prepend(EXAMPLES)
@@ -125,7 +129,9 @@ async def test_shop_that_shuts_down_says_so(monkeypatch: pytest.MonkeyPatch) -> 
     assert reply.headers["Retry-After"] == "1"
 
 
-async def test_shop_that_owes_sells_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_fastapi_example_with_negative_stock_answers_409(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Whatever has brought the stock below nothing, it sells no more."""
     monkeypatch.delenv("AIOLOCK_URL", raising=False)
     monkeypatch.syspath_prepend(EXAMPLES)
@@ -173,7 +179,7 @@ async def until(came_true: Callable[[], bool]) -> None:
             await asyncio.sleep(0.01)
 
 
-async def test_users_are_set_up_once(
+async def test_worker_example_sets_up_each_user_once_for_repeated_messages(
     own_server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two workers that get every message three times set every user up once."""
@@ -194,7 +200,7 @@ async def test_users_are_set_up_once(
     assert not said
 
 
-async def test_worker_finishes_what_it_has_begun(
+async def test_worker_example_told_to_end_while_waiting_finishes_its_message(
     own_server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A worker that is told to end while it waits for a lock still does that message."""
@@ -211,7 +217,7 @@ async def test_worker_finishes_what_it_has_begun(
     assert own_server.call("EXISTS", "signups", "taken") == 0
 
 
-async def test_worker_that_loses_its_lock_puts_the_message_back(
+async def test_worker_example_that_loses_its_lock_puts_the_message_back(
     own_server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A message whose lock was lost on the way is taken again."""
@@ -224,7 +230,7 @@ async def test_worker_that_loses_its_lock_puts_the_message_back(
         await expect(busy, "ada is put back: the lock 'user:ada'", "ada is being set up")
 
 
-async def test_script(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_script_example_takes_its_lock_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     """The script takes its lock and says so."""
     monkeypatch.delenv("AIOLOCK_URL", raising=False)
     async with Worker(str(EXAMPLES / "script.py")) as script:
@@ -233,7 +239,7 @@ async def test_script(monkeypatch: pytest.MonkeyPatch) -> None:
         assert await script.wait() == 0
 
 
-async def test_periodic_job_goes_on_when_one_instance_is_killed(
+async def test_periodic_example_goes_on_when_one_instance_is_killed(
     own_server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Three instances run it in turn, once in each period; two, when one of them was killed."""
@@ -262,7 +268,7 @@ async def test_periodic_job_goes_on_when_one_instance_is_killed(
     assert runs(one) + runs(two) + runs(three) <= periods, "no period twice"
 
 
-async def test_transfers_keep_the_sum(
+async def test_transfer_example_keeps_the_sum_without_deadlock(
     own_server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two processes move money to and fro: nobody deadlocks, and no transfer gets lost."""
@@ -293,7 +299,7 @@ async def publish(server: RedisServer, user: str, *, to: int) -> None:
     server.call("PUBLISH", "signups", user)
 
 
-async def test_users_of_whom_all_hear_are_set_up_once(
+async def test_consumer_example_sets_up_each_user_once_for_several_consumers(
     own_server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Three consumers that all get every message, twice, set every user up once."""
@@ -313,7 +319,7 @@ async def test_users_of_whom_all_hear_are_set_up_once(
     assert not said
 
 
-async def test_a_user_whose_consumer_is_killed_is_set_up_by_the_next(
+async def test_consumer_example_that_is_killed_leaves_its_user_to_the_next(
     own_server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """When a consumer dies over a message, another that has it too does the work."""
@@ -338,7 +344,7 @@ def cache(role: str) -> Worker:
     return Worker(str(EXAMPLES / "cache.py"), role)
 
 
-async def test_nobody_reads_half_of_what_is_refreshed(
+async def test_cache_example_readers_see_only_whole_editions(
     own_server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whatever readers in two processes see is of one edition, while one after the other comes."""
@@ -356,7 +362,7 @@ async def test_nobody_reads_half_of_what_is_refreshed(
         assert len(set(rates.split())) == 1
 
 
-async def test_readers_enter_beside_who_has_downgraded(
+async def test_cache_example_readers_enter_beside_a_downgraded_writer(
     own_server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """While the one that has written reads, all others read too, and nobody writes."""
@@ -374,7 +380,7 @@ async def test_readers_enter_beside_who_has_downgraded(
             assert await rates.write().try_acquire() is None
 
 
-async def test_crawlers_share_the_permits(
+async def test_crawler_example_in_two_processes_shares_the_permits(
     own_server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two processes never have more than three requests under way, and at times have three."""
@@ -406,7 +412,7 @@ async def test_crawlers_share_the_permits(
     assert most == 3
 
 
-async def test_batch_meets_and_is_reported(
+async def test_batch_example_counts_after_all_loaded_and_reports_after_all_counted(
     own_server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nobody counts shares before all parts are loaded, nor reports before all are counted."""
@@ -439,7 +445,7 @@ async def test_batch_meets_and_is_reported(
     assert texts(reporter) == ["part 0 is 11.0 %", "part 1 is 33.3 %", "part 2 is 55.6 %"]
 
 
-async def test_the_next_leads_when_the_primary_is_killed(
+async def test_primary_example_follows_the_next_leader_after_kill_and_resignation(
     own_server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All follow one primary; when it is killed, and when it resigns, they follow the next."""
@@ -482,7 +488,7 @@ def shop_database(postgres_server: PostgresServer) -> Iterator[str]:
     postgres_server.execute("DROP DATABASE shop WITH (FORCE)")
 
 
-async def test_stock_in_postgres_is_not_oversold(
+async def test_postgres_stock_example_with_a_stopped_shop_does_not_oversell(
     shop_database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each is sold once, though one shop is stopped while it pays, for longer than its lease."""
@@ -589,7 +595,7 @@ def begun(*workers: Worker) -> list[int]:
     return sorted(int(match[1]) for match in found if match)
 
 
-async def test_job_on_a_database_runs_once_in_each_period_and_in_turn(
+async def test_database_job_example_runs_once_in_each_period_and_in_turn(
     jobs: Jobs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Three instances: no period is run twice, and all take their turns."""
@@ -607,7 +613,7 @@ async def test_job_on_a_database_runs_once_in_each_period_and_in_turn(
     assert all(row[5] >= row[4] for row in rows), "whoever was asked to end has finished its run"
 
 
-async def test_job_on_a_database_goes_on_when_one_instance_is_killed_in_its_run(
+async def test_database_job_example_goes_on_when_an_instance_is_killed_in_its_run(
     jobs: Jobs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its period stays unfinished and is not run again; the others run those that follow."""
@@ -666,7 +672,7 @@ def outcomes(*workers: Worker) -> Counter[str]:
 GOT_IT, FULL = "has got seat ", "is sent away at once, the queue is full"
 
 
-async def test_booking_has_three_outcomes(
+async def test_booking_example_times_out_books_in_turn_or_refuses_beyond_twenty(
     own_server: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In vain, who waits too briefly; in turn, the first twenty; at once, all who come then."""
@@ -693,7 +699,7 @@ async def test_booking_has_three_outcomes(
     assert rush.seats() == [(seat,) for seat in range(1, 21)]
 
 
-async def test_booking_on_a_database_lets_twenty_wait(
+async def test_booking_example_on_a_database_lets_twenty_wait(
     jobs_database: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of 25 who come at the same time twenty wait, and five are sent away."""

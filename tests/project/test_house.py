@@ -290,25 +290,25 @@ def check(found: set[str], known: set[str], rule: str) -> None:
     assert not known - found, "these keep the rule now: take them out of the list"
 
 
-def test_no_class_is_spread_over_files() -> None:
+def test_classes_of_the_package_are_not_spread_over_files() -> None:
     """A base in another file is a class of its own, or several classes have it in common."""
     check(HOUSE.spread(), SPREAD, "hold an object of it, or write it in the file of its class")
 
 
-def test_no_base_calls_down() -> None:
+def test_base_classes_of_the_package_do_not_call_down() -> None:
     """What a class uses of itself is written in it, or in a base of it."""
     found = HOUSE.calling_down()
     check(set(found), CALLING_DOWN, f"pass these as callables, or as objects: {found}")
 
 
-def test_no_private_method_of_another_file_is_extended() -> None:
+def test_private_methods_of_another_file_are_not_extended() -> None:
     """No ``super()._method()``: a class in another file is used by what it offers."""
     found = HOUSE.extending()
     check(set(found), EXTENDING, f"hold an object of it, and call it: {found}")
 
 
 @pytest.mark.one_loop
-async def test_one_acquisition_goes_through_little_code() -> None:
+async def test_acquisition_on_redis_goes_through_no_more_code_than_listed() -> None:
     """Whoever reads how a lock on one Redis is acquired, waited for, renewed and released."""
     rows = await house.measure()
     total = rows.pop("all of these")
@@ -325,7 +325,7 @@ BASE = "class Base:\n    def open(self): self._connect()\n    def _connect(self)
 SUB = "from a.base import Base\nclass Sub(Base): pass\n"
 
 
-def test_a_spread_class_is_seen() -> None:
+def test_house_spread_finds_a_base_that_only_one_class_has() -> None:
     """A base that only one class has is a part of that class, unless it is made for itself."""
     files = {"a/base.py": BASE, "a/sub.py": SUB}
     assert House(files).spread() == {"a/base.py: Base"}
@@ -339,7 +339,7 @@ def test_a_spread_class_is_seen() -> None:
     assert not House({"a/base.py": BASE + "class Sub(Base): pass\n"}).spread()
 
 
-def test_an_interface_and_a_suite_are_not_spread() -> None:
+def test_house_spread_ignores_interfaces_and_suites() -> None:
     """A base without code is an interface; of a suite of tests, each part is run by itself."""
     stub = "class Base(Protocol):\n    def open(self):\n        'Opens.'\n        ...\n"
     assert not House({"a/base.py": stub, "a/sub.py": SUB}).spread()
@@ -347,7 +347,7 @@ def test_an_interface_and_a_suite_are_not_spread() -> None:
     assert not House({"a/base.py": suite, "a/sub.py": SUB}).spread()
 
 
-def test_a_base_that_calls_down_is_seen() -> None:
+def test_house_calling_down_finds_a_base_that_calls_a_method_below() -> None:
     """By whichever name it calls itself, whatever it is that a class below writes."""
     sub = SUB.replace(" pass", "\n    def _connect(self): return 2\n")
     for text in (
@@ -362,7 +362,7 @@ def test_a_base_that_calls_down_is_seen() -> None:
         assert found == {"a/base.py: Base": {"_connect"}}, text
 
 
-def test_a_hook_that_a_class_below_sets_is_seen() -> None:
+def test_house_calling_down_finds_an_attribute_set_below() -> None:
     """An attribute as well: in the body of the class, or of an object if the base has no value."""
     base = "class Base:\n    kind: str\n    def name(self): return self.kind\n"
     for below in ("\n    kind = 'x'\n", "\n    def __init__(self): self.kind = 'x'\n"):
@@ -373,7 +373,7 @@ def test_a_hook_that_a_class_below_sets_is_seen() -> None:
     assert found == {"a/base.py: Base": {"kind"}}
 
 
-def test_an_interface_of_users_does_not_call_down() -> None:
+def test_house_calling_down_ignores_interfaces_for_users() -> None:
     """What no class of the package writes, users write; what a base sets itself is no hook."""
     assert not House({"a/base.py": BASE, "a/sub.py": SUB}).calling_down()
     state = "class Base:\n    def __init__(self): self.n = 0\n    def more(self): return self.n\n"
@@ -381,7 +381,7 @@ def test_an_interface_of_users_does_not_call_down() -> None:
     assert not House({"a/base.py": state, "a/sub.py": sub}).calling_down()
 
 
-def test_an_extended_private_method_is_seen() -> None:
+def test_house_extending_finds_an_extended_private_method() -> None:
     """Of a class in another file; a public method, and one of the same file, may be extended."""
     sub = SUB.replace(" pass", "\n    def _connect(self): return super()._connect()\n")
     found = House({"a/base.py": BASE, "a/sub.py": sub}).extending()

@@ -234,27 +234,27 @@ def ours(module: str) -> set[str]:
     return {name for name in imports(module) if name.partition(".")[0] == "aiolock"}
 
 
-def test_every_module_has_a_layer() -> None:
+def test_modules_of_the_package_each_have_a_layer() -> None:
     """A new module is given its place here, and one that is gone is taken out."""
     beside = {name for name in MODULES if name.startswith(BESIDE) or name == "aiolock.__main__"}
     assert MODULES.keys() - beside == {*CORE, *SYNC}
 
 
 @pytest.mark.parametrize("module", CORE)
-def test_core_imports_what_is_below(module: str) -> None:
+def test_core_modules_import_only_modules_below(module: str) -> None:
     """A module of the core imports only modules of the core that are below it."""
     late = {"aiolock.page", "aiolock.sync"} if module == "aiolock" else set[str]()  # when asked for
     assert ours(module) - late <= set(CORE[: CORE.index(module)])
 
 
 @pytest.mark.parametrize("module", SYNC)
-def test_sync_imports_what_is_below(module: str) -> None:
+def test_sync_modules_import_only_modules_below(module: str) -> None:
     """What threads use imports only what is below it, and all of the core is."""
     assert ours(module) <= {*CORE, *SYNC[: SYNC.index(module)]}
 
 
 @pytest.mark.parametrize("module", [m for m in MODULES if m.startswith("aiolock.stores")])
-def test_stores_import_the_protocol(module: str) -> None:
+def test_store_modules_import_only_the_protocol_and_their_own(module: str) -> None:
     """A store imports the protocol, its machine, the errors, its own modules; no other store."""
     own = ".".join(module.split(".")[:3])
     if module == "aiolock.stores.quorum._memory":
@@ -264,7 +264,7 @@ def test_stores_import_the_protocol(module: str) -> None:
     assert others <= STORE | set(below)
 
 
-def test_a_store_on_one_server_imports_nothing_of_a_cluster() -> None:
+def test_redis_stores_without_cluster_import_no_cluster_modules() -> None:
     """Neither the pipeline nor what is above it knows of slots and redirects."""
     folder = "aiolock.stores.redis.cluster"
     cluster = {module for module in MODULES if module.startswith(folder)}
@@ -278,7 +278,7 @@ def test_a_store_on_one_server_imports_nothing_of_a_cluster() -> None:
     assert not found & cluster
 
 
-def test_the_machine_is_pure() -> None:
+def test_machine_module_imports_only_the_protocol_and_pure_modules() -> None:
     """The protocol's state machine has no clock, no event loop and no I/O."""
     assert ours(MACHINE) == {"aiolock.protocol", HOLDERS}
     assert ours(HOLDERS) == {"aiolock.protocol"}
@@ -289,7 +289,7 @@ def test_the_machine_is_pure() -> None:
 
 
 @pytest.mark.parametrize("module", [m for m in MODULES if m.startswith("aiolock.testing")])
-def test_testing_imports_the_protocol(module: str) -> None:
+def test_testing_modules_import_no_store_and_no_core(module: str) -> None:
     """What store authors test with knows no store, and nothing of the core."""
     own = "aiolock.testing"
     of_leases = {"aiolock._dropped"} if module == own else set[str]()  # for their users' tests
@@ -297,7 +297,7 @@ def test_testing_imports_the_protocol(module: str) -> None:
 
 
 @pytest.mark.parametrize("module", ["aiolock._locks", "aiolock._engine"])
-def test_layers_of_the_core(module: str) -> None:
+def test_locks_and_engine_import_only_layers_below_and_no_store(module: str) -> None:
     """What users hold may know the engine, which knows nothing of that; neither knows a store."""
     below_all = ["aiolock.observer", "aiolock._dropped", *WRAPPERS, *STORE]
     layers = ["aiolock._client", "aiolock._locks", "aiolock._engine", *below_all]
@@ -308,19 +308,19 @@ def test_layers_of_the_core(module: str) -> None:
 
 
 @pytest.mark.parametrize("module", [m for m in MODULES if ".cli" in m or m.endswith("__main__")])
-def test_commands_use_what_is_public(module: str) -> None:
+def test_cli_modules_import_only_public_modules(module: str) -> None:
     """The commands use aiolock as anybody would."""
     assert not [name for name in ours(module) if "._" in name]
 
 
 @pytest.mark.parametrize("module", [m for m in MODULES if m.startswith("aiolock.page")])
-def test_the_page_uses_what_is_public(module: str) -> None:
+def test_page_modules_import_only_the_public_package(module: str) -> None:
     """So does the page."""
     assert {name for name in ours(module) if not name.startswith("aiolock.page")} <= {"aiolock"}
 
 
 @pytest.mark.parametrize("module", [m for m in MODULES if m.startswith("aiolock.integrations.")])
-def test_integrations_import_what_is_below(module: str) -> None:
+def test_integration_modules_import_only_their_framework_and_below(module: str) -> None:
     """What they have in common imports no framework, and each framework's module no other."""
     name = module.rpartition(".")[2]
     below = {"aiolock", *DECORATORS}
@@ -338,7 +338,7 @@ def test_integrations_import_what_is_below(module: str) -> None:
 
 
 @pytest.mark.parametrize("package", OUTSIDE)
-def test_packages_outside_import_what_is_public(package: str) -> None:
+def test_outside_packages_import_no_private_names(package: str) -> None:
     """No private module, and no private name, of another package; not even for type checkers."""
     found = list[str]()
     for module, path in (MODULES | PLUGIN).items():
@@ -360,13 +360,13 @@ def _names(source: str) -> set[str]:
     return {name for name in names if name.startswith(("aiolock.", "pytest_aiolock."))}
 
 
-def test_a_private_name_of_a_public_module_is_seen() -> None:
+def test_imported_names_include_private_names_of_public_modules() -> None:
     """The test above sees those as well."""
     source = "def f():\n    from aiolock.store import _hidden\n    import aiolock._client\n"
     assert _names(source) == {"aiolock.store._hidden", "aiolock._client"}
 
 
-def test_drivers_stay_in_their_store() -> None:
+def test_drivers_are_imported_only_by_their_store() -> None:
     """Only the store that needs it imports a driver."""
     for module in MODULES:
         roots = {name.partition(".")[0] for name in imports(module)}
@@ -376,12 +376,12 @@ def test_drivers_stay_in_their_store() -> None:
             assert "psycopg" not in roots, module
 
 
-def test_one_module_opens_stores_by_name() -> None:
+def test_importlib_is_used_only_by_the_target_module() -> None:
     """Stores are loaded by name, in one module, so that nobody loads a driver in vain."""
     assert [m for m in CORE if "importlib" in imports(m)] == ["aiolock._target"]
 
 
-def test_import_is_seen_wherever_it_is() -> None:
+def test_run_time_imports_include_inner_ones_and_exclude_type_checking() -> None:
     """These tests see an import inside a function, and do not see one for type checkers."""
     tree = _parsed(
         "if TYPE_CHECKING:\n    import a\nelse:\n    import b\ndef f():\n    from c import d\n"

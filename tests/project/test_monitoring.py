@@ -100,7 +100,9 @@ def labels_of(selector: str) -> set[str]:
 
 
 @pytest.mark.parametrize("query", QUERIES, ids=lambda query: query.where)
-def test_query(query: Query, exported: Mapping[str, set[str]]) -> None:
+def test_query_uses_only_exported_metrics_and_labels(
+    query: Query, exported: Mapping[str, set[str]]
+) -> None:
     """It asks for metrics and labels that there are, and shows labels that are left."""
     expression = query.expression
     used = SELECTOR.findall(expression)
@@ -118,7 +120,7 @@ def test_query(query: Query, exported: Mapping[str, set[str]]) -> None:
 
 
 @pytest.mark.parametrize("query", QUERIES, ids=lambda query: query.where)
-def test_brackets(query: Query) -> None:
+def test_query_brackets_match_and_only_counters_are_ranged(query: Query) -> None:
     """Each one that opens is closed; a rate is of a range, and a counter is not shown bare."""
     open_ = list[str]()
     for character in STRING.sub("", query.expression):
@@ -133,7 +135,7 @@ def test_brackets(query: Query) -> None:
         assert (f"{text}[" in query.expression) == counts
 
 
-def test_everything_is_shown(exported: Mapping[str, set[str]]) -> None:
+def test_dashboard_shows_every_exported_metric(exported: Mapping[str, set[str]]) -> None:
     """No metric that is exported is missing from the dashboard."""
     asked = {name for query in of_dashboard() for name, _ in SELECTOR.findall(query.expression)}
     shown = {re.sub(r"_(bucket|count|sum)$", "", name) for name in asked}
@@ -141,7 +143,9 @@ def test_everything_is_shown(exported: Mapping[str, set[str]]) -> None:
     assert shown == there - {"aiolock_lost", "aiolock_deadlocks", "aiolock_link_breaks"}
 
 
-def test_names(exported: Mapping[str, set[str]]) -> None:
+def test_metric_names_follow_conventions_and_labels_are_bounded(
+    exported: Mapping[str, set[str]],
+) -> None:
     """They follow the conventions, and no label has as many values as there are names."""
     suffixes = ("_total", "_seconds", "_bucket", "_sum", "_count", "_created")
     plain = {name for name in exported if not name.endswith(suffixes)}
@@ -150,13 +154,13 @@ def test_names(exported: Mapping[str, set[str]]) -> None:
 
 
 @pytest.mark.skipif(not shutil.which("promtool"), reason="there is no promtool here")
-def test_promtool() -> None:
+def test_promtool_accepts_the_rules_and_the_configuration() -> None:
     """Prometheus itself takes the configuration and the rules."""
     for what, name in (("rules", "alerts.yml"), ("config", "prometheus.yml")):
         subprocess.run(["promtool", "check", what, name], cwd=FOLDER, check=True)
 
 
-def test_panels() -> None:
+def test_dashboard_panels_do_not_overlap_and_use_the_chosen_source() -> None:
     """No two of them overlap, or have the same number; all ask the source that was chosen."""
     dashboard = read("grafana.json")
     taken = set[tuple[int, int]]()
@@ -180,7 +184,7 @@ def test_panels() -> None:
     assert set(re.findall(r"\$\{?([a-z]+)", text)) == variables
 
 
-def test_compose() -> None:
+def test_compose_file_refers_to_existing_files_and_services() -> None:
     """It refers to files that there are, and its services find each other."""
     services = read("compose.yaml")["services"]
     mounted = dict[str, str]()
@@ -215,7 +219,7 @@ def test_compose() -> None:
     assert mounted[home] == "./grafana.json"
 
 
-def test_image() -> None:
+def test_dockerfile_copies_existing_files_and_installs_an_existing_extra() -> None:
     """What it copies is there, and it installs an extra that there is."""
     text = (FOLDER / "Dockerfile").read_text("utf-8")
     copied = [line.split()[1:-1] for line in text.splitlines() if line.startswith("COPY ")]
@@ -224,7 +228,9 @@ def test_image() -> None:
     assert "\nprometheus = [" in (ROOT / "pyproject.toml").read_text("utf-8")
 
 
-async def test_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_monitoring_worker_example_serves_its_metrics_and_ends(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """The example waits, holds and serves what it counts; and it ends when it is told to."""
     monkeypatch.setenv("AIOLOCK_URL", "memory://")
     monkeypatch.setenv("METRICS_PORT", "0")

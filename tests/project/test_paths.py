@@ -35,6 +35,7 @@ OTHERS = {
     "docs/howto/django.md": re.compile(r"asgi\.py|urls\.py"),  # files of a user
     "docs/howto/tracing.md": re.compile(r"aiolock\.(?!sync\b).+"),  # attributes and metrics
     "docs/howto/workers.md": re.compile(r"aiolock\.tasks"),  # a logger
+    "docs/stores/postgres.md": re.compile(r"aiolock\.in_parts"),  # a setting
 }
 
 
@@ -99,7 +100,7 @@ def test_page_names_only_existing_tests(page: Path) -> None:
     "name",
     ["stores/machines.py", "_pipe.py", "tests/stores/nowhere/", "aiolock.stores.missing"],
 )
-def test_path_that_does_not_exist_is_found(name: str) -> None:
+def test_is_missing_of_a_path_that_does_not_exist_is_true(name: str) -> None:
     """These tests see such a name."""
     assert is_missing(name)
 
@@ -107,7 +108,7 @@ def test_path_that_does_not_exist_is_found(name: str) -> None:
 @pytest.mark.parametrize(
     "name", ["stores/machine.py", "_pipeline.py", "tests/stores/", "aiolock.store.Store", "make"]
 )
-def test_path_that_exists_is_found(name: str) -> None:
+def test_is_missing_of_a_path_that_exists_is_false(name: str) -> None:
     """These tests take nothing for missing that exists."""
     assert not is_missing(name)
 

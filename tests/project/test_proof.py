@@ -40,12 +40,12 @@ def wrong() -> Iterator[str]:
                 yield f"{row.name}: {file} has no {name}"
 
 
-def test_safeguards_exist_with_their_tests() -> None:
+def test_safeguards_name_existing_source_lines_and_tests() -> None:
     """Each safeguard's lines occur once in the source, and the test that misses it exists."""
     assert list(wrong()) == []
 
 
-def test_nothing_in_proof_is_to_run_alone() -> None:
+def test_proof_tests_are_not_marked_alone() -> None:
     """`make proof` has no run in which nothing runs beside a test, as `make test` has."""
     sources = (TESTS / "proof").rglob("*.py")
     assert [path for path in sources if "mark.alone" in path.read_text("utf-8")] == []

@@ -22,7 +22,9 @@ from tests.support.servers import RedisServer
 from tests.support.worlds import asking
 
 
-async def test_postgresql(postgres_server: PostgresServer, prefix: str) -> None:
+async def test_postgres_role_can_use_locks_and_reaches_no_table(
+    postgres_server: PostgresServer, prefix: str
+) -> None:
     """The role of an application calls functions, and reaches no table, also by their parts."""
     tables = postgres_server.execute("SELECT tablename FROM pg_tables WHERE schemaname = 'aiolock'")
     parts = postgres_server.execute(
@@ -47,7 +49,9 @@ async def test_postgresql(postgres_server: PostgresServer, prefix: str) -> None:
             app.execute("CREATE FUNCTION aiolock.mine() RETURNS int LANGUAGE sql AS 'SELECT 1'")
 
 
-async def test_mysql(mariadb_server: MariaDBServer, prefix: str) -> None:
+async def test_mysql_user_can_use_locks_and_change_nothing_else(
+    mariadb_server: MariaDBServer, prefix: str
+) -> None:
     """The user of an application changes rows of three tables, and nothing else."""
     mariadb_server.execute("CREATE TABLE IF NOT EXISTS orders (id INT)")
     async with aiolock.connect(mariadb_server.url("app"), prefix=prefix) as client:
@@ -73,7 +77,9 @@ def umask() -> Iterator[None]:
 
 
 @pytest.mark.skipif(os.name != "posix", reason="there are no modes")
-async def test_sqlite(tmp_path: Path, umask: None) -> None:
+async def test_sqlite_files_under_umask_077_are_closed_to_others(
+    tmp_path: Path, umask: None
+) -> None:
     """With a umask of 077 nobody else reads the file, or enters the directory of the clients."""
     path = tmp_path / "locks.db"
     async with aiolock.connect(f"sqlite:///{path}") as client:
@@ -84,7 +90,9 @@ async def test_sqlite(tmp_path: Path, umask: None) -> None:
     assert not any(mode & 0o077 for mode in made.values()), made
 
 
-async def test_a_forged_grant(redis_server: RedisServer, prefix: str) -> None:
+async def test_forged_grant_on_redis_is_lost_at_its_first_renewal(
+    redis_server: RedisServer, prefix: str
+) -> None:
     """Who may publish makes a waiter enter, until its first renewal; the holder keeps the lock."""
     peek = Peek(redis_server, prefix, "lock:a")
     async with (

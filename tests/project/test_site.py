@@ -57,7 +57,7 @@ def nav() -> list[tuple[str, str]]:
     return list(entries(config["nav"]))
 
 
-def test_every_page_stands_once_in_the_navigation(nav: list[tuple[str, str]]) -> None:
+def test_navigation_has_each_page_once_with_unique_labels(nav: list[tuple[str, str]]) -> None:
     """No page is left out, none is there twice, and no two are called the same."""
     assert Counter(page for _, page in nav) == Counter(map(name_of, PAGES))
     assert [label for label, times in Counter(label for label, _ in nav).items() if times > 1] == []
@@ -79,7 +79,7 @@ def test_every_page_stands_once_in_the_navigation(nav: list[tuple[str, str]]) ->
         ("Glossary", "reference/glossary.md"),
     ],
 )
-def test_the_fields_words_lead_to_their_page(
+def test_navigation_and_title_use_the_words_of_the_field(
     words: str, page: str, nav: list[tuple[str, str]]
 ) -> None:
     """Who knows what a thing is called finds it by that, in the navigation and by its title."""
@@ -87,7 +87,7 @@ def test_the_fields_words_lead_to_their_page(
     assert (DOCS / page).read_text("utf-8").startswith(f"# {words}")
 
 
-def test_titles_are_unique_and_come_before_what_the_page_is_for() -> None:
+def test_page_titles_are_unique_and_followed_by_text() -> None:
     """A page has one title, which no other one has, and then says in words what it is for."""
     titles = Counter[str]()
     for page in PAGES:
@@ -114,7 +114,7 @@ def anchors_of(page: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
-def test_links_lead_somewhere(page: Path) -> None:
+def test_page_links_lead_to_existing_pages_and_anchors(page: Path) -> None:
     """A link between pages leads to a page, and to a place on it, that are there."""
     wrong: list[str] = []
     for inline, reference in LINK.findall(text_of(page)):
@@ -130,7 +130,7 @@ def test_links_lead_somewhere(page: Path) -> None:
     assert wrong == []
 
 
-def test_links_into_the_reference_lead_somewhere() -> None:
+def test_reference_links_lead_to_names_shown_there() -> None:
     """What is linked as `#aiolock.…` is on that page of the reference, itself or its owner."""
     wrong: list[str] = []
     for page in PAGES:
@@ -142,7 +142,7 @@ def test_links_into_the_reference_lead_somewhere() -> None:
     assert wrong == []
 
 
-def test_each_error_is_explained() -> None:
+def test_errors_page_explains_each_error_loss_reason_and_state() -> None:
     """For each public error there is what it means, why it comes and what to do."""
     errors = [name for name, it in vars(aiolock.errors).items() if inspect.isclass(it)]
     page = (DOCS / "reference/errors.md").read_text("utf-8")
@@ -157,7 +157,7 @@ def test_each_error_is_explained() -> None:
         assert said.value.partition(":")[0] in page, f"{said} is not explained"
 
 
-def test_what_mkdocs_is_told_of_the_pages() -> None:
+def test_mkdocs_hooks_name_existing_pages_and_plain_descriptions() -> None:
     """Each page has a description, in plain words; what is said of single pages is of some."""
     spec = importlib.util.spec_from_file_location("hooks", ROOT / "docs-theme" / "hooks.py")
     assert spec is not None
@@ -174,7 +174,7 @@ def test_what_mkdocs_is_told_of_the_pages() -> None:
             assert not re.search(r"\]\(|`|::", said), f"{name_of(page)}: {said!r}"
 
 
-def test_nothing_is_loaded_from_elsewhere() -> None:
+def test_site_loads_nothing_from_other_hosts() -> None:
     """The site asks no other host for anything: fonts, scripts, pictures."""
     config = (ROOT / "mkdocs.yml").read_text("utf-8")
     assert re.search(r"^  font: false\b", config, re.MULTILINE)

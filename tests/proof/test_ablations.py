@@ -33,7 +33,7 @@ SAFEGUARDS = [safeguard for table in tables().values() for safeguard in table]
 
 @pytest.mark.skipif(not ON_THE_TREE, reason="on the tree only: it is the same source")
 @pytest.mark.parametrize("safeguard", SAFEGUARDS, ids=lambda s: s.name.replace(" ", "_"))
-def test_a_test_fails_without(safeguard: Safeguard, tmp_path: Path) -> None:
+def test_safeguard_removed_fails_its_named_test(safeguard: Safeguard, tmp_path: Path) -> None:
     """The test that is named passes with the safeguard, elsewhere, and fails without it, here."""
     source = (PACKAGE / safeguard.file).read_text("utf-8")
     assert source.count(safeguard.lines) == 1, "the safeguard has moved: bring the table up to date"
@@ -49,7 +49,7 @@ def test_a_test_fails_without(safeguard: Safeguard, tmp_path: Path) -> None:
         assert code == 1, f"nobody misses it: {code}\n{printed[-4000:]}"
 
 
-def test_the_docs_show_this_table() -> None:
+def test_ablations_page_shows_each_safeguard_with_its_test() -> None:
     """Each safeguard stands in the docs, with the test that misses it; the site is made so."""
     page = (ROOT / "docs" / "ablations.md").read_text("utf-8")
     assert page.count("\n<!-- the tables of tests/proof/ablations/ -->\n") == 1

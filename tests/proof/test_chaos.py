@@ -43,7 +43,9 @@ TASKS = 8
     RUNS,
     ids=[f"{store}_seed_{seed}_{seconds:g}_s" for store, seed, seconds in RUNS],
 )
-async def test_chaos(tmp_path: Path, store: str, seed: str, seconds: float) -> None:
+async def test_chaos_run_on_each_store_keeps_every_promise(
+    tmp_path: Path, store: str, seed: str, seconds: float
+) -> None:
     """Whatever is killed, stopped, cut off, paused, wiped or cancelled, every promise is kept."""
     if store == "postgres":
         databases.need_postgres()
@@ -58,7 +60,7 @@ async def test_chaos(tmp_path: Path, store: str, seed: str, seconds: float) -> N
 
 
 @pytest.mark.one_loop
-async def test_a_server_that_stands_still_while_processes_start(
+async def test_chaos_run_with_a_paused_server_at_start_explains_its_silence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first of them works already: that it got no answer is known, and explains what it did."""
@@ -109,7 +111,7 @@ class Slow:
 
 
 @pytest.mark.one_loop
-async def test_a_file_is_closed_when_nobody_is_at_work_on_it(tmp_path: Path) -> None:
+async def test_sqlite_owner_close_waits_for_a_statement_under_way(tmp_path: Path) -> None:
     """Who looks at it and is cancelled leaves a thread behind: a close would end the process."""
     owner = sqlite._Owner(tmp_path / "locks.db", 1.0)
     owner.close()

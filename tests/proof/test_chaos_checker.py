@@ -1364,25 +1364,25 @@ WRONG: dict[str, Story] = {
 
 
 @pytest.mark.parametrize("story", RIGHT)
-def test_right(story: str) -> None:
+def test_checker_of_a_right_history_finds_no_violation(story: str) -> None:
     """A history that keeps every promise breaks no rule."""
     assert rules_broken(RIGHT[story]) == set()
 
 
 @pytest.mark.parametrize("story", WRONG)
-def test_wrong(story: str) -> None:
+def test_checker_of_a_wrong_history_finds_exactly_its_rule(story: str) -> None:
     """A history that breaks one promise is found by the rule for it, and by no other."""
     rule = story.partition("-")[0]
     assert rules_broken(WRONG[story]) == {rule}
 
 
-def test_every_rule_is_tested() -> None:
+def test_wrong_histories_cover_every_rule() -> None:
     """There is a wrong history for each rule."""
     found = {story.partition("-")[0] for story in WRONG}
     assert found == {rule.__name__ for rule in RULES} - OF_SEVERAL
 
 
-def test_violation_shows_what_was_written_down() -> None:
+def test_violation_excerpt_shows_events_of_its_attempts_and_faults() -> None:
     """A violation comes with all events of its attempts, and the faults at the time."""
     (violation,) = check(
         Run(
@@ -1419,7 +1419,7 @@ def test_violation_shows_what_was_written_down() -> None:
     ]
 
 
-def test_windows() -> None:
+def test_windows_cover_touch_and_clear_since_are_exact() -> None:
     """Windows that overlap are one; what they cover, touch and leave clear is exact."""
     windows = Windows([(50, 60), (10, 20), (15, 30), (30, 40)])
     assert windows.cover(0, 100) == 40
@@ -1438,7 +1438,7 @@ def test_windows() -> None:
     assert not Windows().touch(0, 100)
 
 
-def test_history_survives_a_kill(tmp_path: Path) -> None:
+def test_history_cut_off_in_a_line_is_read_without_it(tmp_path: Path) -> None:
     """What was written is read back in order, but for a line that was cut off in the middle."""
     events = told(HAND_OFF)
     history.write(tmp_path, events)
@@ -1455,7 +1455,7 @@ def test_history_survives_a_kill(tmp_path: Path) -> None:
     [(HAND_OFF, 0, "right"), (WRONG["order-overtaken"], 1, "WRONG: 1 violations")],
     ids=["right", "wrong"],
 )
-def test_verdict_of_the_command(
+def test_check_option_prints_figures_and_the_verdict(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], story: Story, code: int, verdict: str
 ) -> None:
     """The command prints figures and verdict, and fails with an excerpt when a rule is broken."""
@@ -1470,7 +1470,7 @@ def test_verdict_of_the_command(
 
 
 @pytest.mark.parametrize("store", faults.ATTACKS)
-def test_seed_decides_the_plan(store: str) -> None:
+def test_plan_of_a_seed_is_repeatable_and_has_every_fault(store: str) -> None:
     """One seed gives one plan, another gives another, and a long one has every kind of fault."""
     slots, attack = ["0", "1"], faults.ATTACKS[store]
     plan = faults.plan("1", 600.0, slots, attack)
@@ -1484,7 +1484,7 @@ def test_seed_decides_the_plan(store: str) -> None:
         assert lane[-1].at + lane[-1].seconds <= 600.0
 
 
-def test_seed_decides_what_a_task_does() -> None:
+def test_draw_of_a_seed_is_repeatable() -> None:
     """One seed gives one sequence of attempts, another gives another."""
 
     def choices(seed: str) -> list[object]:

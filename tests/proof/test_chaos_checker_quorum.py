@@ -891,24 +891,24 @@ WRONG: dict[str, Story] = {
 
 
 @pytest.mark.parametrize("story", RIGHT)
-def test_right(story: str) -> None:
+def test_checker_of_a_right_quorum_history_finds_no_violation(story: str) -> None:
     """A request that a majority cannot be asked is no fault."""
     assert rules_broken([VOTING, *RIGHT[story]]) == set()
 
 
 @pytest.mark.parametrize("story", WRONG)
-def test_wrong(story: str) -> None:
+def test_checker_of_a_wrong_quorum_history_finds_exactly_its_rule(story: str) -> None:
     """A fault of a minority is no excuse; one rule finds it, and no other."""
     assert rules_broken([VOTING, *WRONG[story]]) == {story.partition("-")[0]}
 
 
-def test_every_rule_of_several_servers_is_tested() -> None:
+def test_wrong_histories_cover_every_quorum_rule() -> None:
     """There is a wrong history for each."""
     assert {story.partition("-")[0] for story in WRONG} >= OF_SEVERAL
 
 
 @pytest.mark.parametrize("store", ["quorum", "quorum5"])
-def test_whom_a_fault_hits(store: str) -> None:
+def test_hit_of_a_fault_is_a_minority_of_servers_unless_it_says_otherwise(store: str) -> None:
     """A minority, but for the faults that say otherwise, and for one process now and then."""
     servers = ATTACKS[store].servers
     minority = (servers - 1) // 2
@@ -925,7 +925,7 @@ def test_whom_a_fault_hits(store: str) -> None:
     assert hit(Fault(0.0, "cut", "1", 1.0, 1), 0) == ()
 
 
-def test_the_longest_ttl_is_short() -> None:
+def test_quorum_longest_ttl_of_chaos_runs_is_two_seconds() -> None:
     """The runs draw none that is longer; and what was emptied may vote again within a run."""
     rng = random.Random(1)
     drawn = [draw(rng, OF_A_QUORUM) for _ in range(3000)]

@@ -424,7 +424,9 @@ def by_client(pushes: Any) -> dict[str, list[str]]:
 
 @pytest.mark.skipif(INSTALLED, reason="on the tree only: it is the same source")
 @pytest.mark.parametrize("forms", FORMS)
-def test_the_functions_and_the_machine_agree(stage: psycopg.Connection[Any], forms: str) -> None:
+def test_postgres_functions_agree_with_the_machine(
+    stage: psycopg.Connection[Any], forms: str
+) -> None:
     """Whatever is asked of them, in whatever order, they say and tell the same."""
     agree(stage, forms, 1000 * [*FORMS].index(forms))
 
@@ -451,7 +453,9 @@ def agree(
 @pytest.mark.skipif(INSTALLED, reason="on the tree only: it is the same source")
 @pytest.mark.usefixtures("few")
 @pytest.mark.parametrize("forms", ["readers", "permits", "groups"])
-def test_they_agree_if_few_enter_at_a_time(stage: psycopg.Connection[Any], forms: str) -> None:
+def test_postgres_functions_agree_with_the_machine_if_few_enter_at_once(
+    stage: psycopg.Connection[Any], forms: str
+) -> None:
     """The same, if one enters in each step, and one lease ends."""
     agree(stage, forms, 50_000 + 1000 * [*FORMS].index(forms))
 
@@ -460,7 +464,7 @@ def test_they_agree_if_few_enter_at_a_time(stage: psycopg.Connection[Any], forms
 @pytest.mark.usefixtures("in_parts")
 @pytest.mark.parametrize("few_enter", [False, True])
 @pytest.mark.parametrize("forms", FORMS)
-def test_they_agree_on_each_part(
+def test_postgres_functions_agree_with_the_machine_if_done_in_parts(
     stage: psycopg.Connection[Any], request: pytest.FixtureRequest, forms: str, *, few_enter: bool
 ) -> None:
     """The same, if each step looks at two waiters; and on what it leaves to the next one."""
@@ -513,7 +517,7 @@ WAYS = (gives_up_what_is_not_there, gives_up_behind_another, releases, renews)
 
 @pytest.mark.skipif(INSTALLED, reason="on the tree only: it is the same source")
 @pytest.mark.parametrize("does", WAYS, ids=lambda does: does.__name__)
-def test_what_is_forgotten_is_not_read_again(
+def test_semaphore_limit_forgotten_by_any_operation_is_not_read_again(
     stage: psycopg.Connection[Any], does: Callable[[Both], None]
 ) -> None:
     """A semaphore had one permit; nobody remembers that, so it has three, whoever comes first."""
@@ -526,7 +530,9 @@ def test_what_is_forgotten_is_not_read_again(
 
 
 @pytest.mark.skipif(INSTALLED, reason="on the tree only: it is the same source")
-def test_a_place_behind_the_dead(stage: psycopg.Connection[Any]) -> None:
+def test_newcomer_to_a_full_queue_of_dead_waiters_has_place_1(
+    stage: psycopg.Connection[Any],
+) -> None:
     """A queue is full of the dead: a newcomer is the first, and comes behind none of them."""
     both = Both(stage, [], 91_000)
     both.acquire_as(ADA, PLAIN, 30_000)
@@ -539,7 +545,9 @@ def test_a_place_behind_the_dead(stage: psycopg.Connection[Any]) -> None:
 
 
 @pytest.mark.skipif(INSTALLED, reason="on the tree only: it is the same source")
-def test_a_place_that_is_asked_for_again(stage: psycopg.Connection[Any]) -> None:
+def test_waiter_that_asks_again_with_any_ticket_keeps_its_ticket(
+    stage: psycopg.Connection[Any],
+) -> None:
     """Whoever has a place keeps it, whatever ticket it asks with."""
     both = Both(stage, [], 91_001)
     both.acquire_as(ADA, PLAIN, 30_000)
@@ -555,7 +563,9 @@ def test_a_place_that_is_asked_for_again(stage: psycopg.Connection[Any]) -> None
 
 @pytest.mark.skipif(INSTALLED, reason="on the tree only: it is the same source")
 @pytest.mark.parametrize("priority", [0, -18])
-def test_newcomers_look_for_the_dead(stage: psycopg.Connection[Any], priority: int) -> None:
+def test_newcomers_remove_dead_waiters_by_ticket_and_queue_length(
+    stage: psycopg.Connection[Any], priority: int
+) -> None:
     """By their tickets, which may be below zero, and by how long the queue is."""
     both, form, found = Both(stage, [], 91_002 - priority), Form(claim=3000, priority=priority), 0
     both.acquire_as(ADA, PLAIN, 30_000_000)
@@ -573,7 +583,7 @@ def test_newcomers_look_for_the_dead(stage: psycopg.Connection[Any], priority: i
 
 
 @pytest.mark.skipif(INSTALLED, reason="on the tree only: it is the same source")
-def test_the_first_behind_the_dead(stage: psycopg.Connection[Any]) -> None:
+def test_newcomer_that_removes_dead_waiters_has_place_1(stage: psycopg.Connection[Any]) -> None:
     """A newcomer that removes them is told that it is the first."""
     both = Both(stage, [], 91_100)
     both.acquire_as(ADA, PLAIN, 30_000)

@@ -84,7 +84,7 @@ def searched(
         pytest.param(fixed(setting(PAIR, *EVERY_FAULT, begun=True)), id="nobody_renews"),
     ],
 )
-def test_nothing_is_wrong(within: Setting) -> None:
+def test_model_with_any_fault_has_no_wrong_state(within: Setting) -> None:
     """Whatever happens: one body at a time, nothing is left behind, and whoever waits gets in."""
     result = searched(within)
     assert result.found is None, str(result)
@@ -103,7 +103,7 @@ def test_nothing_is_wrong(within: Setting) -> None:
         pytest.param(setting(TWO_AND_ONE, "stray", ttl=1, begun=True), id="2_tasks_of_3"),
     ],
 )
-def test_late_copies(within: Setting) -> None:
+def test_model_with_late_copies_has_no_wrong_state(within: Setting) -> None:
     """What was given up does not act, whenever a connection that broke delivers it."""
     result = searched(within)
     assert result.found is None, str(result)
@@ -126,7 +126,7 @@ def test_late_copies(within: Setting) -> None:
         pytest.param(runs(setting(THREE_AND_ONE, "deaf", ttl=1), 1, 0, 0), id="overtaken"),
     ],
 )
-def test_runs(within: Setting) -> None:
+def test_model_with_local_handoffs_has_no_wrong_state(within: Setting) -> None:
     """A client that hands the lock on among its tasks does as the server would, and in order."""
     result = searched(within)
     assert result.found is None, str(result)
@@ -147,7 +147,9 @@ COSTS: list[tuple[Fault, tuple[int, ...], int]] = [
 
 
 @pytest.mark.parametrize(("kind", "tasks", "ticks"), COSTS, ids=[kind for kind, *_ in COSTS])
-def test_what_a_fault_costs(kind: Fault, tasks: tuple[int, ...], ticks: int) -> None:
+def test_fault_in_the_model_idles_the_lock_for_no_more_than_its_ticks(
+    kind: Fault, tasks: tuple[int, ...], ticks: int
+) -> None:
     """For so many ticks, at most, is the lock idle while somebody waits; a claim is 1, a ttl 3."""
     result = searched(setting(tasks, kind, ttl=3, patience=ticks))
     assert result.found is None, str(result)
@@ -300,13 +302,13 @@ SPARE: dict[str, tuple[str, Wrong, Setting]] = {
 }
 
 
-def test_every_safeguard_is_missed() -> None:
+def test_safeguards_are_all_in_the_tables_of_ablations() -> None:
     """The tables below leave out no safeguard."""
     assert {field.name for field in fields(Safeguards)} == {*WITHOUT, *SPARE}
 
 
 @pytest.mark.parametrize("safeguard", WITHOUT)
-def test_without(safeguard: str) -> None:
+def test_search_without_a_safeguard_finds_the_wrong_state(safeguard: str) -> None:
     """Without this safeguard, the search finds what it was there for."""
     wrong, within = WITHOUT[safeguard]
     found = searched(within, safeguard, wrong=frozenset({wrong})).found
@@ -318,7 +320,7 @@ def test_without(safeguard: str) -> None:
 
 
 @pytest.mark.parametrize("safeguard", SPARE)
-def test_spare(safeguard: str) -> None:
+def test_search_without_both_of_two_safeguards_finds_the_wrong_state(safeguard: str) -> None:
     """One of the two is enough in this setting, none is not."""
     other, wrong, within = SPARE[safeguard]
     for left_out in (safeguard, other):
@@ -329,7 +331,9 @@ def test_spare(safeguard: str) -> None:
     assert found.wrong == wrong
 
 
-def test_the_way_there_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+def test_search_command_prints_the_steps_to_a_wrong_state(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     """The command prints how a wrong state comes about, each step with what it leads to."""
     assert main(["--clients", "2", "--kinds", "cancel", "--without", "release_or_leave"]) == 1
     told = capsys.readouterr().out
@@ -340,7 +344,9 @@ def test_the_way_there_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     assert "nothing is wrong" in capsys.readouterr().out
 
 
-def test_the_server_of_the_model_is_the_memory_store(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_model_server_answers_and_pushes_as_the_memory_store(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Whatever is asked of both in whatever order, they answer and push the same."""
     chance = looks.decided(monkeypatch)
     assert compare(chance, depth=6) > 300
@@ -349,7 +355,7 @@ def test_the_server_of_the_model_is_the_memory_store(monkeypatch: pytest.MonkeyP
     assert compare(chance, depth=6, passes=True) > 300
 
 
-def test_the_runs_of_the_model_are_the_real_ones(caplog: pytest.LogCaptureFixture) -> None:
+def test_model_local_handoffs_act_as_the_real_client(caplog: pytest.LogCaptureFixture) -> None:
     """The same where a store says who stands before whom: they hand on and report as it does."""
     caplog.set_level(logging.ERROR)
     for seed in range(100):
@@ -357,7 +363,7 @@ def test_the_runs_of_the_model_are_the_real_ones(caplog: pytest.LogCaptureFixtur
 
 
 @pytest.mark.parametrize("acts", range(2))
-def test_the_client_of_the_model_is_the_real_one(
+def test_model_client_sends_and_enters_as_the_real_client(
     acts: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     """In plays that are drawn, real clients send what the model sends, and enter when it does."""

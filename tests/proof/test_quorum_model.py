@@ -563,7 +563,7 @@ class Differential(RuleBasedStateMachine):
         self.real.close()
 
 
-def test_who_comes_before_several_inquires_of_all_that_are_behind_it(
+def test_inquiry_of_a_writer_goes_to_all_readers_behind_it(
     redis_server: RedisServer,
 ) -> None:
     """A writer wants the votes of all readers behind it, and of none before it."""
@@ -581,7 +581,7 @@ def test_who_comes_before_several_inquires_of_all_that_are_behind_it(
     real.close()
 
 
-def test_votes_are_known_for_as_long_as_the_longest_lease(redis_server: RedisServer) -> None:
+def test_votes_are_kept_for_as_long_as_the_longest_lease(redis_server: RedisServer) -> None:
     """A later reader with a short lease makes the server forget no other reader."""
     real, long, short = Scripts(redis_server), "s10000:ada:1", "s10000:bob:1"
     real.redis.set(real.marker, "run 0 charter")
@@ -599,7 +599,7 @@ def test_votes_are_known_for_as_long_as_the_longest_lease(redis_server: RedisSer
     real.close()
 
 
-def test_a_forgotten_number_is_as_high_as_what_the_asker_proposes(
+def test_vote_number_after_it_was_forgotten_is_as_high_as_proposed(
     redis_server: RedisServer,
 ) -> None:
     """The waiter that gets the vote may have asked long before the last numbers."""
@@ -623,7 +623,7 @@ def test_a_forgotten_number_is_as_high_as_what_the_asker_proposes(
     state.teardown()
 
 
-def test_who_leaves_the_line_lets_those_in_that_it_kept_back(redis_server: RedisServer) -> None:
+def test_release_of_a_waiting_writer_grants_the_reader_behind_it(redis_server: RedisServer) -> None:
     """A writer that gives up, between a reader that has a vote and one that stands behind it."""
     real, behind = Scripts(redis_server), "s10000:bob:1"
     for client in CLIENTS:
@@ -637,7 +637,7 @@ def test_who_leaves_the_line_lets_those_in_that_it_kept_back(redis_server: Redis
     real.close()
 
 
-def test_the_votes_of_readers_stand_as_that_of_a_writer(redis_server: RedisServer) -> None:
+def test_reserve_of_shared_votes_finds_them_by_waiter_and_number(redis_server: RedisServer) -> None:
     """A vote that is shared is found by its waiter and its number, whichever of them it is."""
 
     class OnThisServer(Differential):
@@ -658,7 +658,7 @@ def test_the_votes_of_readers_stand_as_that_of_a_writer(redis_server: RedisServe
     state.teardown()
 
 
-def test_scripts_agree_with_the_machine(
+def test_voting_scripts_agree_with_the_machine(
     redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Any requests in any order give the same answers, pushes and state."""

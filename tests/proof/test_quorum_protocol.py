@@ -53,12 +53,12 @@ _FAR = 4000
 # All orders of events
 
 
-def test_every_order_of_events() -> None:
+def test_search_of_every_order_of_events_finds_no_violation() -> None:
     """Two clients and three servers: never two inside, fences grow, no client waits for ever."""
     assert Search(2, 1).run() > 10_000
 
 
-def test_orders_that_are_left_out() -> None:
+def test_search_at_once_has_fewer_orders_and_cut_short_is_incomplete() -> None:
     """Where answers are read at once there are fewer; a search that is cut short says so."""
     search = Search(2, 1, at_once=True)
     assert search.run() == 10_605
@@ -77,7 +77,7 @@ def test_orders_that_are_left_out() -> None:
     ],
     ids=["one_reads", "the_first_writes", "the_second_writes"],
 )
-def test_every_order_of_readers_and_writers(search: Search) -> None:
+def test_search_of_every_order_of_readers_and_writers_finds_no_violation(search: Search) -> None:
     """Readers may be inside together, without a writer; and no client waits for ever."""
     assert search.run() > 10_000
 
@@ -117,7 +117,7 @@ class _OneLess(VoteSet):
         "readers_wait_for_who_writes",
     ],
 )
-def test_without(search: Search, finds: str) -> None:
+def test_search_without_a_safeguard_finds_a_violation(search: Search, finds: str) -> None:
     """The search finds a violation without each of these safeguards."""
     with pytest.raises(Wrong, match=f"^{finds}"):
         search.run()
@@ -127,7 +127,7 @@ def test_without(search: Search, finds: str) -> None:
 
 
 @pytest.mark.parametrize(("world", "servers"), RUNS, ids=[f"{w}-{n}" for w, n in RUNS])
-def test_simulation(world: str, servers: int) -> None:
+def test_simulation_of_each_world_finds_no_violation(world: str, servers: int) -> None:
     """In any fault: never two inside, fences grow, all live are served; in order without faults."""
     entered = beside = 0
     for seed in range(RUNS[world, servers]):
@@ -140,7 +140,7 @@ def test_simulation(world: str, servers: int) -> None:
 
 
 @pytest.mark.parametrize("ablation", ABLATIONS, ids=lambda ablation: ablation.name)
-def test_simulation_without(ablation: Ablation) -> None:
+def test_simulation_without_a_part_of_the_protocol_finds_a_violation(ablation: Ablation) -> None:
     """The simulation finds a violation without each part of the protocol."""
     found = ""
     for seed in range(ablation.seed, ablation.seed + _FAR):
@@ -153,7 +153,7 @@ def test_simulation_without(ablation: Ablation) -> None:
     assert found == ablation.finds
 
 
-def test_clocks_that_do_not_run_alike() -> None:
+def test_simulation_with_clocks_too_far_apart_finds_two_holders() -> None:
     """The assumption about clocks is needed: at three in a hundred there are two inside."""
 
     def campaign() -> None:

@@ -991,7 +991,7 @@ def as_granted(text: str) -> str:
     [WAITERS, READERS, TO_BE_DONE, PERMITS, PARTIES, WATCHERS],
     ids=["locks", "readers", "to_be_done", "permits", "parties", "watchers"],
 )
-def test_the_scripts_and_the_model_agree(
+def test_redis_scripts_agree_with_the_machine(
     redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch, those: list[str]
 ) -> None:
     """Whatever is done in whatever order, Lua on Redis and Python in memory do the same."""
@@ -1004,7 +1004,7 @@ def test_the_scripts_and_the_model_agree(
     [READERS, PERMITS, PARTIES, WATCHERS],
     ids=["readers", "permits", "parties", "watchers"],
 )
-def test_the_scripts_and_the_model_agree_if_few_enter_at_a_time(
+def test_redis_scripts_agree_with_the_machine_if_few_enter_at_once(
     redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch, those: list[str]
 ) -> None:
     """The same, if one enters in each step, and the next is told to ask."""
@@ -1018,7 +1018,7 @@ def test_the_scripts_and_the_model_agree_if_few_enter_at_a_time(
     [WAITERS, READERS, TO_BE_DONE, PERMITS, PARTIES, WATCHERS],
     ids=["locks", "readers", "to_be_done", "permits", "parties", "watchers"],
 )
-def test_the_scripts_and_the_model_agree_if_little_is_done_at_a_time(
+def test_redis_scripts_agree_with_the_machine_if_done_in_parts(
     redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch, those: list[str]
 ) -> None:
     """The same, if each step looks at one waiter of the queue, and leaves the rest to the next."""
@@ -1046,7 +1046,7 @@ def agree(redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch, those: lis
 
 
 @pytest.mark.parametrize("terms", ["+300000", "~300000", "@86400000"])
-def test_the_numbers_outlive_what_closes(terms: str) -> None:
+def test_machine_keeps_the_limit_until_after_the_last_terms_have_ended(terms: str) -> None:
     """The machine forgets, as the scripts do, after the last grant can have closed: not before."""
     seconds = 1_800_000_000.0
     server = MemoryServer(clock=lambda: seconds)

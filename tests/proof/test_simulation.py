@@ -393,7 +393,7 @@ COMMANDS = (
 
 @pytest.mark.long
 @pytest.mark.parametrize("first", SCHEDULES)
-def test_hundreds_of_schedules(first: int) -> None:
+def test_simulation_in_hundreds_of_schedules_keeps_every_promise(first: int) -> None:
     """In each: no two bodies at once, fences increase, everybody's wait ends, nothing is left."""
     total: dict[str, int] = {}
     for seed in range(first, first + SCHEDULES.step):

@@ -231,12 +231,12 @@ FOUND = (691, 807, 1665, 1861)
 
 
 @pytest.mark.parametrize("seed", FOUND)
-def test_a_crowd_that_has_shown_a_fault(seed: int) -> None:
+def test_simulation_of_a_seed_that_once_failed_keeps_every_promise(seed: int) -> None:
     """All is as it must be there, too."""
     run_schedule(seed)
 
 
-def test_hundreds_of_crowds() -> None:
+def test_simulation_of_hundreds_of_crowds_keeps_every_promise() -> None:
     """In each: no two bodies at once, fences increase, everybody's wait ends, nothing is left."""
     total: dict[str, int] = {}
     for seed in range(SCHEDULES):

@@ -56,25 +56,25 @@ Contract = TypeVar("Contract", bound=StoreContract)
 
 _EACH_COMMAND = frozenset(
     {
-        "test_names_are_different_locks",
-        "test_not_waiting_is_told_who_holds_it",
-        "test_max_waiters",
-        "test_hand_on_in_order",
-        "test_renew_many",
-        "test_renew_refused",
-        "test_lease_ends",
-        "test_downgrade",
-        "test_finish",
-        "test_request",
-        "test_break",
-        "test_status",
-        "test_snapshot",
-        "test_permits",
-        "test_resize",
-        "test_value",
-        "test_count",
-        "test_nothing_is_left",
-        "test_closing_twice",
+        "test_names_that_differ_in_any_character_are_different_locks",
+        "test_acquire_without_waiting_of_a_held_lock_names_the_holder",
+        "test_max_waiters_refuses_newcomers_but_no_queued_waiter",
+        "test_handoff_follows_the_order_of_arrival_across_clients",
+        "test_renew_many_leases_in_one_call_answers_each_in_its_order",
+        "test_renew_of_anything_but_a_held_grant_is_refused",
+        "test_lease_that_expired_frees_the_lock_and_notifies_its_client",
+        "test_downgrade_keeps_the_grant_and_grants_the_readers_behind_it",
+        "test_finish_notifies_the_waiters_and_answers_done_to_later_ones",
+        "test_request_release_notifies_the_holder_and_changes_nothing",
+        "test_break_notifies_the_holder_and_grants_the_next_waiter",
+        "test_status_shows_holders_and_waiters_in_order_and_where_they_run",
+        "test_snapshot_contains_every_held_name_with_its_status",
+        "test_permits_are_granted_all_or_none_in_queue_order",
+        "test_resize_to_more_grants_waiters_and_to_fewer_takes_none_away",
+        "test_posted_value_is_replaced_only_with_an_equal_or_higher_count",
+        "test_count_that_is_reached_grants_its_waiters_and_later_ones",
+        "test_release_after_every_kind_of_use_leaves_nothing_at_the_server",
+        "test_aclose_of_a_closed_store_is_harmless",
     }
 )
 
@@ -368,7 +368,7 @@ class TestRedisClientResp3(TestRedisClient):
     options: ClassVar[dict[str, Any]] = {"protocol": 3, "decode_responses": True}
 
 
-def test_a_status_for_people() -> None:
+def test_status_str_has_one_line_for_each_holder_and_waiter() -> None:
     """A status as text: what it is, then a line for each holder and waiter."""
     holder = Participant(
         "aclientsid", "box", 42, 1.5, 0, 1_500_000, 2.26, permits=2, shared=True, seq=9
@@ -384,7 +384,7 @@ def test_a_status_for_people() -> None:
     assert str(Status("lock:a", (), ())) == "'lock:a': nobody holds it or waits"
 
 
-async def test_a_closed_memory_store_does_nothing() -> None:
+async def test_memory_store_that_is_closed_refuses_operations() -> None:
     """What is asked of a store that was closed is refused, and not carried out."""
     server = MemoryServer()
     async with Peer(MemoryStore(server)) as ann:
@@ -399,7 +399,7 @@ async def test_a_closed_memory_store_does_nothing() -> None:
 @pytest.mark.long
 @pytest.mark.one_loop
 @pytest.mark.timeout(180)
-def test_another_lua() -> None:
+def test_scripts_on_lua_5_4_pass_the_contract() -> None:
     """The scripts pass on Lua 5.4 too, as some servers have it: its numbers are not of one kind."""
     pytest.importorskip("lupa.lua54")
     # In a process of its own: it dies of two versions of Lua.
@@ -430,7 +430,7 @@ def test_another_lua() -> None:
 
 
 @virtual
-async def test_faulty_refuses() -> None:
+async def test_faulty_store_refuse_raises_and_carries_nothing_out() -> None:
     """What is refused is not carried out, so many times."""
     server = MemoryServer()
     async with Peer(faulty := FaultyStore(MemoryStore(server))) as ann:
@@ -450,7 +450,7 @@ async def test_faulty_refuses() -> None:
         assert await ann.leave("a", ann.waiter()) == WAS_ABSENT
 
 
-async def test_faulty_refuses_to_open() -> None:
+async def test_faulty_store_refuse_open_fails_once_and_opens_later() -> None:
     """A store may refuse to open, and open the next time."""
     faulty = FaultyStore(MemoryStore(MemoryServer()))
     faulty.refuse("open")
@@ -461,7 +461,7 @@ async def test_faulty_refuses_to_open() -> None:
 
 
 @virtual
-async def test_faulty_loses_answers() -> None:
+async def test_faulty_store_lose_carries_out_and_raises_store_error() -> None:
     """An operation whose answer is lost has been carried out."""
     server = MemoryServer()
     async with Peer(faulty := FaultyStore(MemoryStore(server))) as ann:
@@ -477,7 +477,7 @@ async def test_faulty_loses_answers() -> None:
 
 
 @virtual
-async def test_faulty_holds_answers_back() -> None:
+async def test_faulty_store_hold_delays_answers_until_resume_or_timeout() -> None:
     """Answers that are held back come in order when told, or after ten seconds not at all."""
     server = MemoryServer()
     loop = asyncio.get_running_loop()
@@ -497,7 +497,7 @@ async def test_faulty_holds_answers_back() -> None:
 
 
 @virtual
-async def test_faulty_pushes() -> None:
+async def test_faulty_store_loses_holds_and_counts_pushes() -> None:
     """Pushes may be lost or held back, and are counted."""
     async with Peer(faulty := FaultyStore(MemoryStore(MemoryServer()))) as ann:
         faulty.lose("push")
@@ -585,7 +585,7 @@ class TestDocuments(StoreContract, RunsContract):
         kept: list[Any] = json.loads(self._documents.kept[f"test/{name}"][0])
         return kept
 
-    async def test_replies_that_are_lost(self) -> None:
+    async def test_document_store_lost_reply_is_unknown_and_pushes_still_come(self) -> None:
         """What was carried out unheard is found out, and its pushes come all the same."""
         async with self.peers(3) as (ann, bob, cat):
             grant = await ann.take(name := fresh_name())
@@ -605,7 +605,7 @@ class TestDocuments(StoreContract, RunsContract):
             assert await ann.store.submit(Break(name, [handed.fence])) == BREAK_UNKNOWN
             assert await ann.store.submit(Break(name, [handed.fence])) == 0
 
-    async def test_own_pushes_that_are_lost(self) -> None:
+    async def test_document_store_own_push_lost_with_a_reply_reports_reconnected(self) -> None:
         """A client whose own push was lost with a reply is told to ask again."""
         async with self.peers(1) as (ann,):
             grant = await ann.take(name := fresh_name())
@@ -615,7 +615,7 @@ class TestDocuments(StoreContract, RunsContract):
             await ann.reconnected.wait()
             await ann.take(name, place.waiter, ticket=place.ticket)
 
-    async def test_who_has_just_come(self) -> None:
+    async def test_document_store_client_opened_during_a_release_is_not_dead(self) -> None:
         """A client that opens and queues while another is at work is not taken for dead."""
         async with self.peers(1) as (ann,):
             grant = await ann.take(name := fresh_name())
@@ -630,7 +630,7 @@ class TestDocuments(StoreContract, RunsContract):
                 await ann.release(name, grant)
                 await bob.handed()
 
-    async def test_swaps_that_come_late(self) -> None:
+    async def test_document_store_swap_that_arrives_late_has_no_effect(self) -> None:
         """A swap that was given up for lost does nothing when it comes, though nothing else did."""
         async with self.peers(2) as (ann, bob):
             name, waiter = fresh_name(), ann.waiter()
@@ -644,7 +644,7 @@ class TestDocuments(StoreContract, RunsContract):
                 assert not await self._documents.swap(*copy)
             await bob.take(name)
 
-    async def test_notifications_that_are_lost(self) -> None:
+    async def test_document_store_push_of_a_dead_process_is_sent_by_the_next(self) -> None:
         """What a process has written down before it died is told by the next who comes there."""
         async with self.peers(3) as (ann, bob, cat):
             grant = await ann.take(name := fresh_name())
@@ -658,7 +658,7 @@ class TestDocuments(StoreContract, RunsContract):
             while self._kept(name)[2]:  # noqa: ASYNC110  # the database tells nobody
                 await asyncio.sleep(A_MOMENT)
 
-    async def test_fences_after_the_document(self) -> None:
+    async def test_document_store_fence_after_its_document_is_removed_is_higher(self) -> None:
         """They grow also where the document of an idle name was removed."""
         async with self.peers(1) as (ann,):
             grant = await ann.take(name := fresh_name())
@@ -666,7 +666,7 @@ class TestDocuments(StoreContract, RunsContract):
             self._documents.kept.clear()
             assert (await ann.take(name)).fence > grant.fence
 
-    async def test_another_session(self) -> None:
+    async def test_document_store_session_that_ended_is_replaced_and_reconnected(self) -> None:
         """Whose session has ended has another one, and asks again."""
         async with self.peers(2) as (ann, bob):
             grant = await ann.take(name := fresh_name())
@@ -678,7 +678,7 @@ class TestDocuments(StoreContract, RunsContract):
             assert (await bob.handed()).waiter == place.waiter
 
     @virtual
-    async def test_nobody_waits_for_ever(self) -> None:
+    async def test_document_store_on_a_hanging_database_refuses_in_time(self) -> None:
         """Where the database hangs, all that was asked is refused in time, and it can be closed."""
         loop = asyncio.get_running_loop()
         async with Peer(self.store()) as ann:
@@ -708,7 +708,7 @@ async def _no_names(start: str, most: int) -> Sequence[str]:
     return []
 
 
-async def test_a_mistake_of_an_author_fails_the_operations_that_it_is_about() -> None:
+async def test_operations_by_name_raise_store_error_for_a_mistake_of_the_author() -> None:
     """Whatever a store raises, its callers get a `StoreError` each, and later ones are served."""
     store = ByName(_wrong, _no_names)
     store.begin("me")
@@ -728,7 +728,7 @@ async def test_a_mistake_of_an_author_fails_the_operations_that_it_is_about() ->
 
 @pytest.mark.one_loop
 @pytest.mark.parametrize("mode", ["strict", "auto"])
-def test_as_the_page_for_authors_says(tmp_path: Path, mode: str) -> None:
+def test_contract_suite_runs_as_the_page_for_authors_shows(tmp_path: Path, mode: str) -> None:
     """The suite runs as it is shown there, where nothing is configured, and beside other tests."""
     page = (ROOT / "docs" / "reference" / "store.md").read_text("utf-8")
     (shown,) = re.findall(r"```python\n([^`]*class TestMyStore[^`]*)```", page)

@@ -63,7 +63,7 @@ def voter(redis_server: RedisServer) -> Iterator[Voter]:
     voter.close()
 
 
-def test_a_newcomer_checks_four_waiters_at_most_on_average() -> None:
+def test_looks_for_dead_checks_at_most_four_waiters_on_average() -> None:
     """However long the queue is."""
     for waiters in (1, 10, 100, 1000, 10_000):
         tickets = range(NOW, NOW + LOOKERS * waiters)
@@ -78,7 +78,7 @@ def test_a_newcomer_checks_four_waiters_at_most_on_average() -> None:
 
 
 @pytest.mark.parametrize("waiters", [1, 127, 128, 129, 1000])
-def test_each_waiter_is_checked_as_often_as_any_other(waiters: int) -> None:
+def test_checked_over_successive_numbers_has_each_waiter_equally_often(waiters: int) -> None:
     """Also the first and the last in the queue."""
     times = Counter[int]()
     numbers = max(waiters + CHECKS - 1, 1)
@@ -89,14 +89,14 @@ def test_each_waiter_is_checked_as_often_as_any_other(waiters: int) -> None:
 
 
 @pytest.mark.parametrize("moves", [True, False])
-def test_nobody_looks_where_the_queue_moves(moves: bool) -> None:
+def test_looks_for_dead_is_false_while_the_queue_moves(moves: bool) -> None:
     """There the dead come to the head before long."""
     first = NOW - STANDS_STILL + moves
     looks = [looks_for_dead(ticket, [(first, WaiterId("ada", 1))]) for ticket in (NOW, NOW + 1)]
     assert looks == [not moves, False]
 
 
-def test_the_dead_seldom_outnumber_the_living() -> None:
+def test_machine_acquire_bounds_the_dead_waiters_in_a_queue() -> None:
     """A holder, one that waits, and ten thousand clients that wait and die."""
     dice, state, now, most = random.Random(1), NameState(), NOW, 0
     for number in range(10_000):
@@ -109,7 +109,7 @@ def test_the_dead_seldom_outnumber_the_living() -> None:
 
 
 @pytest.mark.parametrize("waiter", LINES)
-def test_the_dead_seldom_stand_in_line(waiter: str) -> None:
+def test_machine_vote_bounds_the_dead_waiters_in_a_queue(waiter: str) -> None:
     """The same on a server of a quorum."""
     dice, state, ticket, most = random.Random(1), QuorumServerState(), NOW, 0
     for number in range(10_000):
@@ -123,7 +123,7 @@ def test_the_dead_seldom_stand_in_line(waiter: str) -> None:
 
 
 @pytest.mark.parametrize("others", [0, 300])
-def test_the_scripts_look_as_the_machine_does(lua: Scripts, others: int) -> None:
+def test_scripts_look_for_dead_waiters_when_the_machine_does(lua: Scripts, others: int) -> None:
     """In a short queue and in a long one, after which those that live stand there."""
     lua.acquire("x9000:ada:1", MINUTE, 0, 0)
     lua.acquire("x9000:bob:1", MINUTE, 0, 0)
@@ -155,7 +155,7 @@ def test_the_scripts_look_as_the_machine_does(lua: Scripts, others: int) -> None
     raise AssertionError("it was the same each time")
 
 
-def test_the_scripts_do_not_look_where_the_queue_moves(lua: Scripts) -> None:
+def test_scripts_remove_no_dead_waiters_while_the_queue_moves(lua: Scripts) -> None:
     """Whoever comes, and however many have died a moment ago."""
     lua.acquire("x9000:ada:1", MINUTE, 0, 0)
     lua.acquire("x9000:bob:1", MINUTE, 0, 0)
@@ -168,7 +168,7 @@ def test_the_scripts_do_not_look_where_the_queue_moves(lua: Scripts) -> None:
     assert lua.redis.zcard(lua.keys[1]) == asked + 1
 
 
-def test_who_removes_the_dead_before_it_is_the_first(lua: Scripts) -> None:
+def test_scripts_newcomer_that_removes_the_dead_has_place_one(lua: Scripts) -> None:
     """And is told so."""
     lua.acquire("x9000:ada:1", MINUTE, 0, 0)
     lua.looks = True
@@ -179,7 +179,7 @@ def test_who_removes_the_dead_before_it_is_the_first(lua: Scripts) -> None:
         assert lua.redis.zcard(lua.keys[1]) == 1
 
 
-def test_who_removes_the_dead_lets_in_those_behind_them(lua: Scripts) -> None:
+def test_scripts_newcomer_that_removes_the_dead_grants_those_behind(lua: Scripts) -> None:
     """A reader that stood behind a dead writer shares the lock with the one that holds it."""
     lua.listen("cyd")
     lua.looks = False
@@ -193,7 +193,7 @@ def test_who_removes_the_dead_lets_in_those_behind_them(lua: Scripts) -> None:
     assert [waiter for waiter, _ in lua.holders()] == ["s9000:ada:1", "s9000:bob:1"]
 
 
-def test_of_several_one_looks(lua: Scripts) -> None:
+def test_scripts_newcomers_in_one_call_remove_dead_waiters(lua: Scripts) -> None:
     """Newcomers that ask in one call look as if each asked by itself."""
     lua.acquire("x9000:ada:1", MINUTE, 0, 0)
     lua.acquire("x9000:bob:1", MINUTE, 0, 0)
@@ -208,7 +208,9 @@ def test_of_several_one_looks(lua: Scripts) -> None:
 
 
 @pytest.mark.parametrize("waiter", LINES)
-def test_the_scripts_of_a_voter_look_as_the_machine_does(voter: Voter, waiter: str) -> None:
+def test_vote_scripts_look_for_dead_waiters_when_the_machine_does(
+    voter: Voter, waiter: str
+) -> None:
     """By the tickets that the waiters bring."""
     dice, state, found = random.Random(2), QuorumServerState(), 0
     for number in range(250):
@@ -229,7 +231,7 @@ def test_the_scripts_of_a_voter_look_as_the_machine_does(voter: Voter, waiter: s
 
 
 @pytest.mark.parametrize("side", ["scripts", "machine"])
-def test_who_removes_the_dead_from_a_line_lets_in_those_behind_them(
+def test_vote_by_a_newcomer_that_removes_the_dead_goes_to_those_behind(
     voter: Voter, side: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A reader that stood behind a dead writer shares the votes."""
@@ -261,7 +263,7 @@ def test_who_removes_the_dead_from_a_line_lets_in_those_behind_them(
         assert {each.waiter.client for each in state.out} == {"ada", "bob"}
 
 
-def test_who_lives_is_granted_the_lock_in_turn(lua: Scripts) -> None:
+def test_scripts_that_look_for_dead_waiters_keep_the_living_in_turn(lua: Scripts) -> None:
     """Nobody that listens is taken for dead, whoever looks."""
     lua.looks = True
     lua.acquire("x9000:ada:1", MINUTE, 0, 0)

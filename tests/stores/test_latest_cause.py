@@ -82,7 +82,7 @@ def another_password(server: MariaDBServer) -> None:
 
 
 @pytest.mark.one_loop
-async def test_password_changed_and_link_cut_names_the_password(
+async def test_acquire_after_a_password_change_and_a_cut_names_the_password(
     rotating: Rotating, prefix: str
 ) -> None:
     """In the errors of those who have a timeout and of those who do not wait, within seconds."""

@@ -33,7 +33,7 @@ def causes(heard: list[Exception | None]) -> list[BaseException | None]:
     return [error and error.__cause__ for error in heard]
 
 
-def test_down_with_the_first_and_up_with_the_last() -> None:
+def test_link_state_is_down_with_the_first_and_up_with_the_last() -> None:
     """One that breaks breaks the link, and it is whole again once all are."""
     link, heard = links()
     broken = OSError("broken")
@@ -47,7 +47,7 @@ def test_down_with_the_first_and_up_with_the_last() -> None:
     assert causes(heard) == [broken, None]
 
 
-def test_why_it_cannot_be_made_again() -> None:
+def test_link_state_reports_the_latest_reason_each_time() -> None:
     """The latest reason is told each time: the first may have been that somebody cut it."""
     link, heard = links()
     cut, refused, forbidden = OSError("cut"), OSError("refused"), OSError("forbidden")
@@ -60,7 +60,7 @@ def test_why_it_cannot_be_made_again() -> None:
     assert causes(heard) == [cut, refused, forbidden, None]
 
 
-def test_reason_is_a_store_error() -> None:
+def test_link_state_reason_is_a_store_error_with_the_drivers_text() -> None:
     """With what the driver says, and whether it stays so; one that comes as such stays as it is."""
     heard = Heard()
     link = LinkState(heard.deliver, lambda reason: isinstance(reason, PermissionError))
@@ -78,7 +78,7 @@ def test_reason_is_a_store_error() -> None:
     assert link.reason is heard.links[-1] is mine
 
 
-def test_before_it_is_open_and_after() -> None:
+def test_link_state_that_is_not_observed_reports_nothing() -> None:
     """What goes wrong while it is being opened, or closed, is told otherwise."""
     link, heard = links(observed=False)
     link.down("commands", OSError())
@@ -86,7 +86,7 @@ def test_before_it_is_open_and_after() -> None:
     assert heard == []
 
 
-def test_what_a_driver_raises_that_is_no_exception() -> None:
+def test_link_state_base_exception_is_reported_as_a_store_error() -> None:
     """It is told as one."""
     link, heard = links()
     link.down("commands", cast(Any, KeyboardInterrupt("x")))

@@ -218,7 +218,7 @@ def status(lua: Scripts) -> Callable[[], object]:
         status,
     ],
 )
-def test_no_redis_command_is_long_with_ten_thousand_of_each(
+def test_redis_commands_on_ten_thousand_entries_stay_below_the_time_limit(
     lua: Scripts, case: Callable[[Scripts], Callable[[], object]]
 ) -> None:
     """By the server's own account, and the quickest of some: the machine may be busy."""
@@ -294,7 +294,7 @@ def step_break() -> tuple[Step, Callable[[Step], object]]:
 @pytest.mark.alone
 @pytest.mark.one_loop
 @pytest.mark.parametrize("case", [step_dead, step_stuck, step_done, step_count, step_break])
-def test_no_step_is_long_with_ten_thousand_of_each(
+def test_machine_steps_on_ten_thousand_entries_stay_below_the_time_limit(
     case: Callable[[], tuple[Step, Callable[[Step], object]]],
 ) -> None:
     """Of the machine, which the memory store runs in the event loop."""
@@ -324,7 +324,7 @@ def test_no_step_is_long_with_ten_thousand_of_each(
 
 @pytest.mark.alone
 @pytest.mark.one_loop
-def test_votes_that_have_ended_are_looked_for_once_in_a_queue(own_server: RedisServer) -> None:
+def test_vote_script_with_many_ended_votes_looks_for_them_once(own_server: RedisServer) -> None:
     """Not once for each of them: two thousand readers, and as many waiters, took seconds."""
     voter = Voter(own_server)
     try:
@@ -347,7 +347,7 @@ def test_votes_that_have_ended_are_looked_for_once_in_a_queue(own_server: RedisS
 
 @pytest.mark.alone
 @pytest.mark.one_loop
-def test_postgres_does_not_look_again_at_the_dead_that_it_has_removed(
+def test_postgres_release_before_many_dead_waiters_looks_at_each_once(
     postgres_server: PostgresServer,
 ) -> None:
     """Within one transaction it would: the release before five thousand of them took seconds."""
@@ -565,7 +565,7 @@ END $$;
 @pytest.mark.alone
 @pytest.mark.one_loop
 @pytest.mark.parametrize("case", PG_CASES)
-def test_no_postgres_function_is_long_with_ten_thousand_of_each(
+def test_postgres_functions_on_ten_thousand_entries_stay_below_the_time_limit(
     postgres_server: PostgresServer, case: str
 ) -> None:
     """By the server's own clock, and the quickest of some: the machine may be busy."""
@@ -608,7 +608,7 @@ async def queue(peer: Peer, count: int, form: Form = PLAIN) -> list[Place]:
 
 
 @pytest.mark.parametrize("side", ["release", "give up", "downgrade"])
-async def test_a_waiter_behind_many_dead_is_granted_the_lock_unasked(
+async def test_waiter_behind_many_dead_waiters_is_granted_without_asking(
     connect: Callable[[], Peer], side: str
 ) -> None:
     """The client that let them pass waits for nothing, and yet it goes on."""
@@ -633,7 +633,7 @@ async def test_a_waiter_behind_many_dead_is_granted_the_lock_unasked(
         await theirs.confirm("n", handed)
 
 
-async def test_a_try_behind_many_dead_asks_until_it_has_the_lock(
+async def test_try_behind_many_dead_waiters_is_busy_without_place_until_granted(
     connect: Callable[[], Peer],
 ) -> None:
     """The answer is not that the lock is taken: nobody has it."""
@@ -650,7 +650,7 @@ async def test_a_try_behind_many_dead_asks_until_it_has_the_lock(
         assert asked > 1
 
 
-async def test_all_waiters_of_a_stuck_client_leave_a_long_queue(
+async def test_stuck_client_in_a_long_queue_loses_all_places_until_it_asks_again(
     connect: Callable[[], Peer],
 ) -> None:
     """They come back to their places, and are told to, however many parts that takes."""
@@ -684,7 +684,9 @@ async def test_all_waiters_of_a_stuck_client_leave_a_long_queue(
 
 
 @pytest.mark.parametrize("waits_for", [1, 2])
-async def test_all_waiters_for_a_count_enter(connect: Callable[[], Peer], waits_for: int) -> None:
+async def test_post_of_a_count_in_a_long_queue_grants_all_its_waiters(
+    connect: Callable[[], Peer], waits_for: int
+) -> None:
     """Also those behind many that wait for a higher one, which stay."""
     async with connect() as ours, connect() as theirs:
         await queue(theirs, PART + 10, count_of(9))
@@ -696,7 +698,7 @@ async def test_all_waiters_for_a_count_enter(connect: Callable[[], Peer], waits_
         assert len((await ours.store.submit(ReadStatus("n"))).waiters) == PART + 10
 
 
-async def test_all_waiters_for_work_that_is_done_leave_a_long_queue(
+async def test_finish_in_a_long_queue_dismisses_all_waiters_as_done(
     connect: Callable[[], Peer],
 ) -> None:
     """And each client is told so; one that asks before its turn has left, too."""
@@ -714,7 +716,7 @@ async def test_all_waiters_for_work_that_is_done_leave_a_long_queue(
                 pass
 
 
-def test_who_asks_before_it_is_dismissed_leaves_the_queue(lua: Scripts) -> None:
+def test_acquire_of_a_waiter_not_yet_dismissed_answers_done_and_dequeues(lua: Scripts) -> None:
     """Its answer is final, so its place would be left to nobody."""
     held = holder(lua, "xo9000:ada:0")
     waiters(lua, "xo9000", PART + 10)
@@ -729,7 +731,7 @@ def test_who_asks_before_it_is_dismissed_leaves_the_queue(lua: Scripts) -> None:
     assert not lua.kept.queue
 
 
-async def test_a_redis_store_goes_on_though_nobody_awaits_the_reply(
+async def test_redis_release_with_a_cancelled_caller_grants_past_many_dead_waiters(
     redis_server: RedisServer, prefix: str
 ) -> None:
     """Its caller was cancelled: the release is carried out, and so is the rest of it."""
@@ -744,7 +746,9 @@ async def test_a_redis_store_goes_on_though_nobody_awaits_the_reply(
             assert (await theirs.handed()).waiter == last.waiter
 
 
-async def test_a_break_ends_all_of_many_grants(connect: Callable[[], Peer]) -> None:
+async def test_break_with_many_fences_ends_exactly_their_grants(
+    connect: Callable[[], Peer],
+) -> None:
     """They are found by their fences, those of others stay."""
     async with connect() as ours, connect() as theirs:
         held = [await theirs.take("n", theirs.waiter(READER)) for _ in range(9)]
@@ -756,7 +760,9 @@ async def test_a_break_ends_all_of_many_grants(connect: Callable[[], Peer]) -> N
         assert await ours.store.submit(Break("n", fences)) == 5
 
 
-async def test_all_of_many_holders_are_asked_to_release(connect: Callable[[], Peer]) -> None:
+async def test_request_release_with_many_holders_asks_and_counts_all(
+    connect: Callable[[], Peer],
+) -> None:
     """In several parts, and the answer counts all of them."""
     async with connect() as ours, connect() as theirs:
         many = 2 * PART + 10
@@ -766,7 +772,9 @@ async def test_all_of_many_holders_are_asked_to_release(connect: Callable[[], Pe
             assert sorted([await theirs.requested_of() for _ in held]) == held
 
 
-async def test_a_lock_is_taken_from_all_of_many_holders(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_break_of_a_lock_with_many_holders_is_sent_in_several_requests(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """In several requests, none of which is long."""
     server, asked = MemoryServer(), list[int]()
     async with aiolock.connect(server) as client:
@@ -803,7 +811,7 @@ def crowd(count: int, client: str = "gone") -> NameState:
     return state
 
 
-def test_the_rest_is_done_in_one_step_where_nobody_would_go_on() -> None:
+def test_step_that_is_not_in_parts_does_all_and_leaves_no_rest() -> None:
     """A store that loads and saves all of a name gains nothing by parts."""
     state = crowd(3 * PART)
     (held,) = state.holders
@@ -813,7 +821,7 @@ def test_the_rest_is_done_in_one_step_where_nobody_would_go_on() -> None:
     assert state.idle
 
 
-def test_a_newcomer_looks_for_dead_in_a_part_of_a_full_queue() -> None:
+def test_newcomer_to_a_full_queue_checks_a_part_for_dead_and_enters() -> None:
     """One that finds some enters."""
     state = crowd(3 * CHECKS_IF_FULL)
     most = len(state.queue)
@@ -836,7 +844,7 @@ def test_a_newcomer_looks_for_dead_in_a_part_of_a_full_queue() -> None:
     assert full == Full(len(state.queue))
 
 
-def test_who_is_not_looked_at_yet_does_not_enter_though_it_fits() -> None:
+def test_step_that_leaves_a_rest_grants_no_waiter_not_yet_looked_at() -> None:
     """A waiter of a stuck client would cost a claim: the step ends before it."""
     state = NameState()
     reads = Form(claim=9000, shared=True)

@@ -56,7 +56,9 @@ def expire(lua: Scripts, *, but: str = "") -> None:
 @pytest.mark.parametrize(
     ("writer", "reader"), [("x9000", "s9000"), ("s9000*999/999", "s9000*1/999")]
 )
-def test_scripts_many_that_enter_do_so_in_parts(lua: Scripts, writer: str, reader: str) -> None:
+def test_scripts_release_to_many_waiters_grants_in_parts(
+    lua: Scripts, writer: str, reader: str
+) -> None:
     """The first that does not enter yet is told to ask, and with it enter as many as before."""
     lua.listen("ada")
     lua.listen("bob")
@@ -76,7 +78,7 @@ def test_scripts_many_that_enter_do_so_in_parts(lua: Scripts, writer: str, reade
     assert [push[1] for push in lua.log if push[0] == "done"] == ["x:ada:"]
 
 
-def test_scripts_many_leases_that_end_do_so_in_parts(lua: Scripts) -> None:
+def test_scripts_many_expired_leases_are_removed_in_parts(lua: Scripts) -> None:
     """Who asks, or who is the first in the queue, is told to ask until all have ended."""
     lua.listen("cyd")
     for seq in range(2 * GRANTS + 10):
@@ -96,7 +98,7 @@ def test_scripts_many_leases_that_end_do_so_in_parts(lua: Scripts) -> None:
     assert [waiter for waiter, _ in lua.holders()] == ["x9000:cyd:0"]
 
 
-def test_scripts_whoever_does_not_wait_is_told_to_ask_until_all_have_ended(lua: Scripts) -> None:
+def test_scripts_acquire_without_waiting_asks_again_until_all_leases_ended(lua: Scripts) -> None:
     """Not that the lock is taken: it is free."""
     for seq in range(2 * GRANTS + 10):
         lua.acquire(f"s9000:ada:{seq}", MINUTE, 0, 0)
@@ -106,7 +108,7 @@ def test_scripts_whoever_does_not_wait_is_told_to_ask_until_all_have_ended(lua: 
     assert isinstance(lua.acquire("x9000:bob:0", MINUTE, -1, 0), Granted)
 
 
-def test_scripts_a_lease_that_has_ended_is_not_granted_again(lua: Scripts) -> None:
+def test_scripts_acquire_repeated_after_expiry_gets_a_new_grant(lua: Scripts) -> None:
     """Though it is among the last to end of many, its waiter asks before that."""
     for seq in range(GRANTS + 10):
         lua.acquire(f"s9000:ada:{seq}", MINUTE, 0, 0)
@@ -119,7 +121,7 @@ def test_scripts_a_lease_that_has_ended_is_not_granted_again(lua: Scripts) -> No
 
 
 @pytest.mark.parametrize("how", ["new", "no wait"])
-def test_a_newcomer_goes_on_for_one_that_was_told_to_ask(
+def test_acquire_by_a_newcomer_continues_a_handoff_in_parts(
     redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
     """Whose client may have died: the first in the queue fits, and the scripts see that, too."""
@@ -157,7 +159,7 @@ def crowd(count: int) -> tuple[NameState, int]:
     return state, fence
 
 
-def test_machine_many_leases_that_end_do_so_in_parts() -> None:
+def test_machine_many_expired_leases_are_removed_in_parts() -> None:
     """As in the scripts."""
     state, fence = crowd(GRANTS + 10)
     writes, later = Form(claim=9000), NOW + 100 * MINUTE * 1000
@@ -174,7 +176,7 @@ def test_machine_many_leases_that_end_do_so_in_parts() -> None:
     assert [grant.waiter.client for grant in state.holders] == ["cyd"]
 
 
-def test_machine_a_lease_that_has_ended_is_not_granted_again() -> None:
+def test_machine_acquire_repeated_after_expiry_gets_a_new_grant() -> None:
     """As in the scripts."""
     state, fence = crowd(GRANTS + 10)
     own = state.holders.of(WaiterId("ada", GRANTS + 9))
@@ -186,7 +188,7 @@ def test_machine_a_lease_that_has_ended_is_not_granted_again() -> None:
     assert len(state.holders) == 11
 
 
-def test_holders_one_grant_stands_there_once() -> None:
+def test_holders_add_of_a_known_grant_replaces_it() -> None:
     """A later one takes its place: its end, and its permits."""
     holders, grant = Holders(), Grant(WaiterId("ada", 1), 7)
     for end, number in [(1000, 2), (2000, 3)]:
@@ -204,7 +206,7 @@ def test_holders_one_grant_stands_there_once() -> None:
 
 
 @virtual
-async def test_client_all_readers_enter_at_once_though_few_do_in_a_step(
+async def test_client_readers_granted_in_parts_all_enter_at_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Those that were granted the lock and those that are told to ask are of one client."""
@@ -228,7 +230,7 @@ async def test_client_all_readers_enter_at_once_though_few_do_in_a_step(
 
 
 @virtual
-async def test_client_a_try_finds_a_lock_free_of_which_many_leases_have_ended(
+async def test_client_try_acquire_after_many_expired_leases_succeeds(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """However many steps that takes the store."""

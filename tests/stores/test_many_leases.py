@@ -181,7 +181,7 @@ async def test_answers_and_pushes_of_one_batch_are_delivered_in_parts() -> None:
 
 
 @pytest.mark.one_loop
-async def test_the_thread_waits_until_all_pushes_are_delivered() -> None:
+async def test_wait_for_loop_after_many_pushes_returns_when_all_are_delivered() -> None:
     """However many: when a file was replaced, what was held by it must be known as lost."""
     work, inbox = Work(), _Names()
 
@@ -229,7 +229,7 @@ async def test_transactions_that_take_long_are_followed_by_smaller_ones() -> Non
 
 
 @pytest.mark.one_loop
-async def test_operations_on_one_name_are_carried_out_together_however_long_that_takes() -> None:
+async def test_operations_on_one_name_are_batched_however_long_they_take() -> None:
     """A long queue is read and written once for all of them."""
     work = Work()
     work.held = lambda _: 1.0
@@ -254,7 +254,7 @@ async def test_renewal_that_fails_leaves_the_others_their_answers() -> None:
 
 
 @pytest.mark.one_loop
-async def test_joined_futures_are_one_answer() -> None:
+async def test_joined_futures_give_one_answer_with_none_for_a_failure() -> None:
     """Of the store that works in the event loop: each has its own answer there, too."""
     loop = asyncio.get_running_loop()
     each: list[asyncio.Future[Any]] = [loop.create_future() for _ in range(3)]
@@ -270,7 +270,7 @@ async def test_joined_futures_are_one_answer() -> None:
         await joined([alone])
 
 
-async def test_leases_due_at_once_survive_a_server_that_ends_slow_transactions(
+async def test_renewals_ended_by_the_server_as_slow_succeed_in_smaller_batches(
     own_mariadb: MariaDBServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It ends those that say nothing for a second: their operations are done in smaller ones."""
@@ -304,7 +304,7 @@ async def test_leases_due_at_once_survive_a_server_that_ends_slow_transactions(
             assert await lease.release()
 
 
-async def test_an_operation_that_is_slow_survives_a_server_that_ends_slow_ones(
+async def test_operation_ended_by_the_server_as_slow_succeeds_when_repeated(
     own_mariadb: MariaDBServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It ends it after a second, but not again: a process with little time is not a stopped one."""
@@ -326,6 +326,6 @@ async def test_an_operation_that_is_slow_survives_a_server_that_ends_slow_ones(
         assert await lease.release()
 
 
-def test_a_transaction_takes_no_more_than_a_few_hundred() -> None:
+def test_transaction_limit_is_at_most_256_operations() -> None:
     """Other processes wait for it, and the machine may be busy."""
     assert _worker._TOGETHER <= 256

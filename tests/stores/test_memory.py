@@ -93,7 +93,7 @@ async def test_clients_of_one_server_are_served_in_the_order_of_their_questions(
 
 @pytest.mark.parametrize("steps", range(6))
 @virtual
-async def test_tasks_that_are_cancelled_before_their_question_is_carried_out(steps: int) -> None:
+async def test_acquire_cancelled_before_it_is_carried_out_leaves_nothing(steps: int) -> None:
     """Their releases come behind it, so nothing is left."""
     server = MemoryServer()
     async with aiolock.connect(server) as client:
@@ -115,7 +115,7 @@ async def test_tasks_that_are_cancelled_before_their_question_is_carried_out(ste
 
 
 @virtual
-async def test_a_client_that_closes_with_operations_to_be_carried_out() -> None:
+async def test_close_with_pending_operations_still_carries_them_out() -> None:
     """They were asked for before, so they are carried out, and answered."""
     server = MemoryServer()
     async with Peer(MemoryStore(server)) as ann:
@@ -129,7 +129,7 @@ async def test_a_client_that_closes_with_operations_to_be_carried_out() -> None:
 
 
 @virtual
-async def test_a_status_is_read_behind_operations_asked_for_before() -> None:
+async def test_status_read_behind_pending_operations_includes_their_effect() -> None:
     """Also one that is so large that it is read in parts; and so is a snapshot."""
     server = MemoryServer()
     async with Peer(MemoryStore(server)) as ann:
@@ -149,7 +149,7 @@ async def test_a_status_is_read_behind_operations_asked_for_before() -> None:
 
 
 @virtual
-async def test_an_operation_that_raises_in_a_later_part_fails_alone() -> None:
+async def test_operation_that_raises_in_a_later_part_fails_alone() -> None:
     """Its caller gets the error, and the others their answers."""
 
     class Failing(MemoryServer):
@@ -173,7 +173,7 @@ async def test_an_operation_that_raises_in_a_later_part_fails_alone() -> None:
         assert await ann.take("a")
 
 
-def test_a_loop_that_ends_with_operations_to_be_carried_out() -> None:
+def test_server_after_a_loop_ends_with_pending_operations_serves_the_next() -> None:
     """The next loop that uses the server does not wait for them."""
     server = MemoryServer()
 
@@ -192,7 +192,7 @@ def test_a_loop_that_ends_with_operations_to_be_carried_out() -> None:
 
 
 @pytest.mark.parametrize("url", ["memory://", "memory://name"])
-def test_the_server_of_a_url_does_not_keep_its_loop(url: str) -> None:
+def test_memory_url_server_after_its_loop_ended_does_not_keep_the_loop(url: str) -> None:
     """It is found by the loop, and goes with it, as do the turns that long work has there."""
     loops = list[ref[asyncio.AbstractEventLoop]]()
 

@@ -58,7 +58,9 @@ def spoken(server: RedisServer, prefix: str) -> list[str]:
     return found
 
 
-async def test_of_one_version(redis_server: RedisServer, prefix: str) -> None:
+async def test_protocol_of_open_clients_is_recorded_for_ten_minutes(
+    redis_server: RedisServer, prefix: str
+) -> None:
     """Each client writes down what it speaks, for ten minutes after the last of them."""
     async with (
         aiolock.connect(redis_server.url, prefix=prefix) as ann,
@@ -69,7 +71,9 @@ async def test_of_one_version(redis_server: RedisServer, prefix: str) -> None:
     assert 0 < redis_server.call("PTTL", f"{prefix}:protocols") <= _protocol.SPOKEN
 
 
-async def test_neighbours(redis_server: RedisServer, prefix: str, speak: Speak) -> None:
+async def test_protocol_one_higher_shares_a_lock_with_the_older_one(
+    redis_server: RedisServer, prefix: str, speak: Speak
+) -> None:
     """A version and the next one share locks; so a deployment may take its time."""
     speak(4)
     async with aiolock.connect(redis_server.url, prefix=prefix) as older:
@@ -82,7 +86,7 @@ async def test_neighbours(redis_server: RedisServer, prefix: str, speak: Speak) 
 
 
 @pytest.mark.parametrize(("there", "ours"), [(5, 3), (3, 5), (1, 9)])
-async def test_apart(
+async def test_open_beside_a_distant_protocol_raises_store_error(
     redis_server: RedisServer, prefix: str, speak: Speak, there: int, ours: int
 ) -> None:
     """Whoever comes to others that it cannot work beside is told so, and what to do."""
@@ -100,7 +104,7 @@ async def test_apart(
             pass
 
 
-async def test_long_ago(
+async def test_open_beside_a_distant_protocol_of_long_ago_succeeds(
     redis_server: RedisServer, prefix: str, speak: Speak, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Those of which none was here for long do not count, although their neighbours go on."""
@@ -115,7 +119,9 @@ async def test_long_ago(
             await client.lock("a").locked()
 
 
-async def test_a_word_of_a_later_version(redis_server: RedisServer, prefix: str) -> None:
+async def test_open_beside_a_record_that_is_no_number_succeeds(
+    redis_server: RedisServer, prefix: str
+) -> None:
     """What is no number is passed over, and an old client that writes nothing is not missed."""
     now = int(redis_server.call("TIME")[0]) * 1000
     redis_server.call("ZADD", f"{prefix}:protocols", now, "later:9")
@@ -125,7 +131,7 @@ async def test_a_word_of_a_later_version(redis_server: RedisServer, prefix: str)
             pass
 
 
-async def test_where_all_is_gone(
+async def test_heartbeat_after_a_flush_records_the_protocol_again(
     redis_server: RedisServer, prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After FLUSHALL under an open client its heartbeat writes it down again."""
@@ -135,7 +141,7 @@ async def test_where_all_is_gone(
         await until(lambda: spoken(redis_server, prefix))
 
 
-async def test_written_again_while_somebody_waits(
+async def test_backstop_of_a_waiter_records_the_protocol_again(
     redis_server: RedisServer, prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also by a client whose waiters ask in place of its heartbeat."""
@@ -157,7 +163,7 @@ async def test_written_again_while_somebody_waits(
 
 
 @pytest.mark.parametrize("how", ["heartbeat", "break"])
-async def test_others_came_where_all_was_gone(
+async def test_operation_beside_a_later_distant_protocol_is_refused_until_gone(
     redis_server: RedisServer,
     prefix: str,
     speak: Speak,
@@ -202,7 +208,9 @@ async def at_its_first_lock(client: aiolock.LockClient) -> None:
         pass
 
 
-async def test_in_a_cluster(cluster: Cluster, prefix: str, speak: Speak) -> None:
+async def test_protocol_in_a_cluster_is_recorded_and_checked_by_each_master(
+    cluster: Cluster, prefix: str, speak: Speak
+) -> None:
     """On each master for itself: who shares a lock has come to the same one."""
     speak(4)
     home = cluster.owner("lock:a")
@@ -231,7 +239,7 @@ async def test_in_a_cluster(cluster: Cluster, prefix: str, speak: Speak) -> None
 @pytest.mark.parametrize(
     "command", ["ls", "show a", "deadlocks", "break --yes a", "ask a", "run a -- true", "check"]
 )
-def test_command_line(
+def test_commands_beside_a_distant_protocol_exit_69_with_the_remedy(
     redis_server: RedisServer, prefix: str, capsys: pytest.CaptureFixture[str], command: str
 ) -> None:
     """Each command is refused, with the numbers of both, and what to do."""
@@ -245,7 +253,9 @@ def test_command_line(
     assert re.fullmatch(rf"aiolock {name}: Redis .*{TO_DO}.*protocol 9 is spoken.*\n", errors)
 
 
-async def test_check_says_which(redis_server: RedisServer, prefix: str) -> None:
+async def test_check_command_shows_its_protocol_and_those_beside_it(
+    redis_server: RedisServer, prefix: str
+) -> None:
     """What ours is, and what others speak that are there."""
     cli = Cli(redis_server.url, prefix)
     assert re.search(r"^protocol +1$", (await cli("check"))[1], re.MULTILINE)

@@ -78,7 +78,9 @@ async def other(connect: Callable[[], aiolock.LockClient]) -> AsyncIterator[aiol
         yield client
 
 
-async def test_names(client: aiolock.LockClient, other: aiolock.LockClient, target: Any) -> None:
+async def test_snapshot_and_names_of_many_leases_do_not_block_the_loop(
+    client: aiolock.LockClient, other: aiolock.LockClient, target: Any
+) -> None:
     """Ten thousand names, each of them held; some thousands in a quorum."""
     many = _FEWER if isinstance(target, list) else MANY
     leases = await each(lambda number: client.lock(f"name:{number}").acquire(), many)
@@ -100,7 +102,9 @@ async def _look_after_all(client: aiolock.LockClient) -> None:
         await asyncio.sleep(0)
 
 
-async def test_waiters(client: aiolock.LockClient, other: aiolock.LockClient, target: Any) -> None:
+async def test_status_of_a_lock_with_many_waiters_does_not_block_the_loop(
+    client: aiolock.LockClient, other: aiolock.LockClient, target: Any
+) -> None:
     """One lock, for which ten thousand tasks of another client wait.
 
     Some thousands, where the store writes all that wait for a name at each step of it.
@@ -122,7 +126,9 @@ async def test_waiters(client: aiolock.LockClient, other: aiolock.LockClient, ta
     await holds.release()
 
 
-async def test_holders(client: aiolock.LockClient, other: aiolock.LockClient, target: Any) -> None:
+async def test_status_of_a_semaphore_with_many_holders_does_not_block_the_loop(
+    client: aiolock.LockClient, other: aiolock.LockClient, target: Any
+) -> None:
     """A semaphore with thousands of permits, all of them taken; a read lock in a quorum."""
     lock: aiolock.RWLock | aiolock.Semaphore
     if isinstance(target, list):  # which has no semaphores
@@ -139,7 +145,7 @@ async def test_holders(client: aiolock.LockClient, other: aiolock.LockClient, ta
     assert len({holder.seq for holder in status.holders}) == _HOLDERS
 
 
-async def test_readers_that_enter_at_once(
+async def test_release_of_a_writer_before_many_readers_does_not_block_the_loop(
     client: aiolock.LockClient, other: aiolock.LockClient, target: Any
 ) -> None:
     """Some thousands of tasks wait for a writer, and each leaves as soon as it has entered."""
@@ -148,7 +154,9 @@ async def test_readers_that_enter_at_once(
     await check_readers(client, other, _HOLDERS)
 
 
-async def test_replies_that_come_at_once(redis_server: RedisServer, prefix: str) -> None:
+async def test_wire_with_many_replies_and_pushes_at_once_does_not_block_the_loop(
+    redis_server: RedisServer, prefix: str
+) -> None:
     """Ten thousand answers and as many pushes, read from the sockets in one piece."""
     async with aiolock.connect(redis_server.url, prefix=prefix) as client:
         store: Any = client._engine.handoff._store
@@ -186,7 +194,9 @@ async def test_replies_that_come_at_once(redis_server: RedisServer, prefix: str)
         assert all(answer.result().count == 0 for answer in answers)
 
 
-async def test_holders_whose_leases_end_together(redis_server: RedisServer, prefix: str) -> None:
+async def test_status_of_many_leases_with_one_end_does_not_block_the_loop(
+    redis_server: RedisServer, prefix: str
+) -> None:
     """Readers that were let in at once, for example: the server has one score for all of them."""
     async with aiolock.connect(redis_server.url, prefix=prefix, ttl=600) as client:
         await each(lambda _: client.semaphore("api", MANY).acquire(), MANY)
@@ -204,7 +214,9 @@ async def test_holders_whose_leases_end_together(redis_server: RedisServer, pref
     _kept.clear()
 
 
-async def test_waiters_of_a_quorum_of_redis_servers(prefix: str) -> None:
+async def test_status_of_a_redis_quorum_with_many_waiters_does_not_block_the_loop(
+    prefix: str,
+) -> None:
     """Some thousands of waiters, whom each server names in parts."""
     with contextlib.ExitStack() as stack:
         urls = [stack.enter_context(RedisServer()).url for _ in range(3)]
@@ -241,7 +253,7 @@ class _Counts(aiolock.Observer):
         self.told["lost"] += 1
 
 
-async def test_leases_that_are_observed() -> None:
+async def test_loss_and_close_of_many_observed_leases_do_not_block_the_loop() -> None:
     """Ten thousand leases, with an observer: lost at once, and released on closing."""
     observer = _Counts()
     client = aiolock.connect(MemoryServer(), ttl=600, observer=observer)
@@ -273,7 +285,7 @@ async def test_leases_that_are_observed() -> None:
     _kept.clear()
 
 
-def test_leases_of_threads() -> None:
+def test_sync_client_with_many_leases_does_not_block_its_loop() -> None:
     """Ten thousand leases of a thread, in the loop that serves it."""
     with aiolock.sync.connect(MemoryServer(), ttl=600) as client:
         leases = [client.lock(f"name:{number}").acquire() for number in range(MANY)]

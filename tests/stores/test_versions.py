@@ -139,7 +139,9 @@ def orders(both: dict[str, Neighbour]) -> Iterator[tuple[str, tuple[Neighbour, N
     yield "this-other", (both["this"], both["other"])
 
 
-async def test_a_released_lock_goes_to_the_other_version(both: dict[str, Neighbour]) -> None:
+async def test_release_hands_off_to_a_waiter_of_the_other_version(
+    both: dict[str, Neighbour],
+) -> None:
     """In the order of one queue, with rising fences, and both see who holds it and who waits."""
     for name, sides in orders(both):
         first, second = sides
@@ -160,7 +162,9 @@ async def test_a_released_lock_goes_to_the_other_version(both: dict[str, Neighbo
         await both_see(sides, name, [])
 
 
-async def test_an_ended_lease_goes_to_the_other_version(both: dict[str, Neighbour]) -> None:
+async def test_expiry_hands_the_lock_to_a_waiter_of_the_other_version(
+    both: dict[str, Neighbour],
+) -> None:
     """Not before it has ended, whichever version noticed it."""
 
     async def end(name: str, sides: tuple[Neighbour, Neighbour]) -> None:
@@ -177,7 +181,7 @@ async def test_an_ended_lease_goes_to_the_other_version(both: dict[str, Neighbou
     await asyncio.gather(*(end(name, sides) for name, sides in orders(both)))
 
 
-def test_the_other_version_is_the_last_release_before_this(
+def test_other_version_is_the_last_release_before_this_commit(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Not that of this very commit, and no tag that is none of a version."""
@@ -191,7 +195,9 @@ def test_the_other_version_is_the_last_release_before_this(
     assert versions._chosen() == ("v1.1", expected)
 
 
-def test_a_version_that_cannot_be_had_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_version_that_is_unavailable_raises_the_reason(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Where there is no history, or the commit is not in it: the reason for which tests skip."""
     monkeypatch.setattr(versions, "_git", lambda *_: versions._run("false", "--verify"))
     with pytest.raises(versions.Unavailable, match="false --verify"):

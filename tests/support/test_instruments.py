@@ -55,7 +55,7 @@ def test_server_answers_on_all_its_addresses() -> None:
             assert secure.recv(100).startswith(b"-NOAUTH")
 
 
-def test_server_takes_options() -> None:
+def test_server_options_reach_its_command_line() -> None:
     """Options reach the server's command line, ACL users among them."""
     with RedisServer("--maxmemory", "5mb", "--user", "ann", "on", ">pw", "+ping") as server:
         assert server.call("CONFIG", "GET", "maxmemory") == {"maxmemory": str(5 << 20)}
@@ -65,7 +65,7 @@ def test_server_takes_options() -> None:
                 client.get("x")
 
 
-def test_server_restarts_empty_at_the_same_port(own_server: RedisServer) -> None:
+def test_server_restarted_is_empty_and_keeps_its_port(own_server: RedisServer) -> None:
     """Killed or stopped, a server comes back empty at its port, which nobody else gets."""
     for end in (own_server.kill, own_server.stop, lambda: None):
         own_server.call("SET", "x", 1)
@@ -83,7 +83,7 @@ def test_server_restarts_empty_at_the_same_port(own_server: RedisServer) -> None
         own_server.start()
 
 
-def test_server_pauses_and_resumes(own_server: RedisServer) -> None:
+def test_server_paused_keeps_links_and_answers_after_resume(own_server: RedisServer) -> None:
     """A paused server keeps its links but answers only once it is resumed."""
     with socket.create_connection(("127.0.0.1", own_server.port)) as link:
         own_server.pause()
@@ -100,7 +100,7 @@ def test_server_pauses_and_resumes(own_server: RedisServer) -> None:
         own_server.pause()
 
 
-def test_server_says_why_it_does_not_start(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_server_that_cannot_start_raises_with_its_log(monkeypatch: pytest.MonkeyPatch) -> None:
     """A server that cannot start raises with its log, or says that there is no redis-server."""
     with pytest.raises(RuntimeError, match="no-such-option"), RedisServer("--no-such-option", "1"):
         pass
@@ -110,7 +110,7 @@ def test_server_says_why_it_does_not_start(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.parametrize("lacks", [False, True], ids=["setpriv", "setpriv_without_the_option"])
-def test_children_die_with_their_parent(*, lacks: bool, tmp_path: Path) -> None:
+def test_server_and_worker_die_with_a_killed_parent(*, lacks: bool, tmp_path: Path) -> None:
     """A killed test process leaves no server and no worker behind, not even a stopped one."""
     if lacks:
         (tmp_path / "setpriv").write_text("#!/bin/sh\nexit 1\n")
@@ -202,7 +202,7 @@ async def connect(proxy: Proxy) -> AsyncIterator[Client]:
             await writer.wait_closed()
 
 
-async def test_proxy_passes_counts_and_records(proxy: Proxy) -> None:
+async def test_proxy_passes_bytes_unchanged_and_counts_them(proxy: Proxy) -> None:
     """Bytes pass unchanged, are counted, and recorded if asked."""
     proxy.recording = True
     async with connect(proxy) as one, connect(proxy) as two:
@@ -235,7 +235,7 @@ async def test_proxy_passes_on_the_end_of_either_side(own_server: RedisServer) -
                 await client.line()
 
 
-async def test_proxy_has_back_pressure(proxy: Proxy) -> None:
+async def test_proxy_passes_large_replies_whole(proxy: Proxy) -> None:
     """Large replies wait at the server for a slow reader, and pass whole."""
     async with connect(proxy) as client:
         size = 8 << 20
@@ -271,7 +271,7 @@ async def test_proxy_cuts_all_links_or_one(proxy: Proxy) -> None:
         assert await client.ask("PING") == b"+PONG"
 
 
-async def test_proxy_refuses_and_accepts(proxy: Proxy) -> None:
+async def test_proxy_that_refuses_keeps_its_links(proxy: Proxy) -> None:
     """New connections can be refused while the links go on."""
     async with connect(proxy) as client:
         proxy.refuse()
@@ -283,7 +283,9 @@ async def test_proxy_refuses_and_accepts(proxy: Proxy) -> None:
             assert await other.ask("PING") == b"+PONG"
 
 
-async def test_proxy_deaf_holds_up(proxy: Proxy, redis_server: RedisServer, prefix: str) -> None:
+async def test_proxy_deaf_delays_requests_until_it_hears(
+    proxy: Proxy, redis_server: RedisServer, prefix: str
+) -> None:
     """What is sent to a deaf proxy passes later, on all links or on the one in question."""
     async with connect(proxy) as one, connect(proxy) as two:
         await one.ask("PING")
@@ -304,7 +306,9 @@ async def test_proxy_deaf_holds_up(proxy: Proxy, redis_server: RedisServer, pref
             assert await two.line() == b":5"
 
 
-async def test_proxy_deaf_drops(proxy: Proxy, redis_server: RedisServer, prefix: str) -> None:
+async def test_proxy_deaf_with_drop_keeps_links_dead_until_cut(
+    proxy: Proxy, redis_server: RedisServer, prefix: str
+) -> None:
     """Dropped links stay dead, open, and unnoticed by the server, until they are cut."""
     async with connect(proxy) as one, connect(proxy) as two:
         await one.ask("SUBSCRIBE", prefix)
@@ -329,7 +333,7 @@ async def test_proxy_deaf_drops(proxy: Proxy, redis_server: RedisServer, prefix:
                 await five.ask("PING")
 
 
-async def test_proxy_delays_each_direction(proxy: Proxy) -> None:
+async def test_proxy_delay_adds_up_over_both_directions_in_order(proxy: Proxy) -> None:
     """Delays add up over both directions and keep the order."""
     async with connect(proxy) as client:
         for there, back in ((0.03, 0.0), (0.0, 0.03), (0.03, 0.03), (0.0, 0.0)):
@@ -344,7 +348,9 @@ async def test_proxy_delays_each_direction(proxy: Proxy) -> None:
             assert passed < there + back + 5
 
 
-async def test_proxy_swallows_replies(proxy: Proxy, redis_server: RedisServer, prefix: str) -> None:
+async def test_proxy_swallow_replies_executes_commands_and_cuts_the_link(
+    proxy: Proxy, redis_server: RedisServer, prefix: str
+) -> None:
     """The commands are executed, the replies vanish, and only that link is cut."""
     async with connect(proxy) as one, connect(proxy) as two:
         proxy.swallow_replies(1)
@@ -365,7 +371,7 @@ async def test_proxy_swallows_replies(proxy: Proxy, redis_server: RedisServer, p
 
 
 @pytest.mark.parametrize("slow", [0.0, 0.01])
-async def test_proxy_cuts_within_a_request(
+async def test_proxy_cut_after_passes_so_many_bytes_and_no_more(
     proxy: Proxy, redis_server: RedisServer, prefix: str, slow: float
 ) -> None:
     """The server gets what was let through, and not the rest."""
@@ -382,7 +388,7 @@ async def test_proxy_cuts_within_a_request(
                 assert await two.ask("PING") == b"+PONG"
 
 
-async def test_proxy_knows_a_subscription(proxy: Proxy) -> None:
+async def test_proxy_link_is_a_subscription_by_its_commands(proxy: Proxy) -> None:
     """A link is a subscription by its commands, however they are cut up, not by its data."""
     async with connect(proxy) as one, connect(proxy) as two, connect(proxy) as three:
         assert await one.ask("EVAL", "return 'SUBSCRIBE'", "0") == b"$9"
@@ -395,7 +401,7 @@ async def test_proxy_knows_a_subscription(proxy: Proxy) -> None:
         assert [link.is_subscription for link in proxy.links] == [False, True, True]
 
 
-async def test_peek_waits_for_the_answers(
+async def test_peek_queued_returns_after_the_client_has_read_its_answer(
     proxy: Proxy, redis_server: RedisServer, prefix: str
 ) -> None:
     """Once `Peek.queued` returns, a client behind a proxy has read that it is queued."""
@@ -414,7 +420,7 @@ async def test_peek_waits_for_the_answers(
         await asyncio.wait([waiting])
 
 
-def test_proxy_on_uvloop(redis_server: RedisServer) -> None:
+def test_proxy_and_worker_on_uvloop_work(redis_server: RedisServer) -> None:
     """Proxy and workers serve uvloop too."""
     uvloop = pytest.importorskip("uvloop")
 
@@ -467,7 +473,7 @@ ECHO = """
 """
 
 
-async def test_worker_talks() -> None:
+async def test_worker_messages_go_both_ways_in_order() -> None:
     """Messages go both ways, and each kind is read in its own order."""
     async with Worker("-W", "error", "-c", ECHO, "a", "b") as worker:
         start = time.monotonic()
@@ -483,7 +489,7 @@ async def test_worker_talks() -> None:
             await worker.expect("more", within=0.01)
 
 
-async def test_worker_ends_by_itself() -> None:
+async def test_worker_that_has_ended_keeps_its_messages_and_takes_none() -> None:
     """A worker's exit code and last words are known; nothing can be sent to it any more."""
     source = (
         "from tests.support.procs import *; say('a'); print('stray'); say('b'); raise SystemExit(4)"
@@ -498,7 +504,7 @@ async def test_worker_ends_by_itself() -> None:
             await worker.send({})
 
 
-async def test_worker_ends_before_its_pipes_are_there(
+async def test_worker_that_ends_before_its_pipes_are_connected_is_awaited(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A worker may have ended before the event loop has so much as begun to listen to it."""
@@ -520,14 +526,14 @@ async def test_worker_ends_before_its_pipes_are_there(
     assert not caplog.records  # where the event loop says what failed in it
 
 
-async def test_worker_from_a_module() -> None:
+async def test_worker_of_a_module_runs_with_its_arguments() -> None:
     """A worker can be a module with arguments."""
     async with Worker("-m", "json.tool", "--help") as worker:
         assert await worker.wait() == 0
         assert (await worker.expect("print"))["text"].startswith("usage")
 
 
-async def test_worker_is_killed_stopped_and_continued() -> None:
+async def test_worker_can_be_stopped_continued_and_killed() -> None:
     """A worker stands still while stopped, and is gone when killed or left."""
     async with Worker("-c", ECHO) as worker, Worker("-c", ECHO) as other:
         await worker.expect("ready")
@@ -547,7 +553,7 @@ async def test_worker_is_killed_stopped_and_continued() -> None:
         os.kill(pid, 0)
 
 
-async def test_worker_never_blocks_on_the_test() -> None:
+async def test_worker_messages_are_read_while_the_test_waits() -> None:
     """A worker's messages are taken in while the test waits for something else."""
     source = (
         "from tests.support.procs import say\nfor n in range(2000): say('tick', n=n, pad='x' * 100)"
@@ -563,7 +569,7 @@ async def test_worker_never_blocks_on_the_test() -> None:
 @pytest.mark.skipif(
     sys.platform != "linux", reason="elsewhere there is no /proc to look for them in"
 )
-def test_servers_of_a_test_whose_time_is_up(tmp_path: Path) -> None:
+def test_end_servers_ends_only_processes_of_its_folder(tmp_path: Path) -> None:
     """Whatever is at work in the test's folder is ended, and nothing else is."""
     sleep = (sys.executable, "-c", "import time; print(flush=True); time.sleep(60)")
     with (
@@ -587,7 +593,7 @@ def test_servers_of_a_test_whose_time_is_up(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("making", "trying"), [(0.2, 0.0), (0.0, 0.3)])
-def test_examples_take_as_long_as_they_take(making: float, trying: float) -> None:
+def test_hypothesis_examples_that_are_slow_do_not_fail(making: float, trying: float) -> None:
     """On a busy machine it takes a while to make one, or to try it, and that is no failure."""
 
     def made(number: int) -> int:
@@ -606,7 +612,7 @@ def test_examples_take_as_long_as_they_take(making: float, trying: float) -> Non
 # --- VirtualLoop
 
 
-def test_virtual_time_jumps() -> None:
+def test_virtual_loop_time_jumps_to_the_next_timer() -> None:
     """Time jumps exactly to the next timer."""
 
     async def main() -> list[float]:
@@ -625,7 +631,7 @@ def test_virtual_time_jumps() -> None:
     assert run(main()) == [0, 3600, 3600.3, 403600.3]
 
 
-def test_virtual_loop_has_a_date_of_its_own() -> None:
+def test_virtual_loop_time_begins_at_a_fixed_date() -> None:
     """The day goes by the loop, from the same moment in each run: it may rest on no real one."""
 
     async def main() -> float:
@@ -637,7 +643,7 @@ def test_virtual_loop_has_a_date_of_its_own() -> None:
     assert time.time() >= before > BEGINNING + 3600
 
 
-def test_virtual_loop_finds_a_deadlock() -> None:
+def test_virtual_loop_with_an_endless_wait_raises_deadlock() -> None:
     """A wait that nothing can end raises at once, naming the task."""
 
     async def waits_for_ever() -> None:
@@ -648,7 +654,7 @@ def test_virtual_loop_finds_a_deadlock() -> None:
         run(waits_for_ever())
 
 
-def test_virtual_loop_shuffles_by_its_seed() -> None:
+def test_virtual_loop_with_a_seed_runs_in_a_repeatable_order() -> None:
     """A seed gives another order, always the same."""
 
     async def main() -> str:
@@ -668,7 +674,7 @@ def test_virtual_loop_shuffles_by_its_seed() -> None:
     assert len(set(orders)) > 25
 
 
-def test_virtual_run_finds_a_task_left() -> None:
+def test_virtual_run_that_leaves_a_task_fails() -> None:
     """A task left running fails the run."""
 
     async def main() -> None:
@@ -688,7 +694,9 @@ def test_virtual_run_finds_a_task_left() -> None:
         lambda: asyncio.get_running_loop().getaddrinfo("localhost", 80),
     ],
 )
-def test_virtual_loop_has_no_io(touch: Callable[[], Coroutine[Any, Any, Any]]) -> None:
+def test_virtual_loop_refuses_io_threads_and_processes(
+    touch: Callable[[], Coroutine[Any, Any, Any]],
+) -> None:
     """I/O, threads and processes are refused clearly."""
 
     async def main() -> None:
@@ -698,7 +706,7 @@ def test_virtual_loop_has_no_io(touch: Callable[[], Coroutine[Any, Any, Any]]) -
         run(main())
 
 
-def test_virtual_loop_can_be_closed_unused() -> None:
+def test_virtual_loop_closed_unused_leaves_nothing_open() -> None:
     """A loop that was never run leaves nothing open."""
     VirtualLoop(seed=1).close()
 
@@ -735,7 +743,7 @@ async def collect(kind: Kind, scenario: Callable[[], Coroutine[Any, Any, Any]]) 
     return [outcome async for outcome in cancel_everywhere(scenario, [kind], patience=5)]
 
 
-def test_cancellation_on_uvloop() -> None:
+def test_cancel_everywhere_on_uvloop_reaches_each_step() -> None:
     """The instrument works on uvloop."""
     uvloop = pytest.importorskip("uvloop")
 
@@ -746,7 +754,7 @@ def test_cancellation_on_uvloop() -> None:
         assert runner.run(main()) == [1, 2, 3] * len(KINDS)
 
 
-async def test_steps_are_counted() -> None:
+async def test_steps_counts_each_yield_and_raises_the_error_of_the_scenario() -> None:
     """Each yield of the scenario counts, and its error passes."""
     assert await steps(three_steps) == 3
 
@@ -759,7 +767,7 @@ async def test_steps_are_counted() -> None:
 
 
 @KIND
-async def test_plain_scenario_is_cancelled_at_every_step(kind: Kind) -> None:
+async def test_cancel_everywhere_cancels_once_at_each_step_in_order(kind: Kind) -> None:
     """Each step is struck once, in order, by every kind."""
     reached: list[int] = []
 
@@ -784,7 +792,7 @@ async def test_plain_scenario_is_cancelled_at_every_step(kind: Kind) -> None:
 
 
 @KIND
-async def test_kinds_differ_in_the_moment_they_strike(kind: Kind) -> None:
+async def test_run_cancelled_of_each_kind_strikes_at_its_own_moment(kind: Kind) -> None:
     """A strike comes before, after or just when what the scenario awaits is done."""
     loop = asyncio.get_running_loop()
     future: asyncio.Future[None] = loop.create_future()
@@ -820,7 +828,7 @@ async def test_kinds_differ_in_the_moment_they_strike(kind: Kind) -> None:
 
 
 @KIND
-async def test_scenario_that_swallows_the_cancellation(kind: Kind) -> None:
+async def test_cancel_everywhere_of_a_swallowed_cancellation_reports_finished(kind: Kind) -> None:
     """A swallowed cancellation counts as delivered, and the run as finished."""
 
     async def scenario() -> str:
@@ -838,7 +846,7 @@ async def test_scenario_that_swallows_the_cancellation(kind: Kind) -> None:
 
 
 @KIND
-async def test_scenario_that_awaits_one_that_swallows(kind: Kind) -> None:
+async def test_cancel_everywhere_of_a_task_that_swallows_reports_delivered(kind: Kind) -> None:
     """A cancellation swallowed by an awaited task counts as delivered too."""
 
     async def swallower() -> None:
@@ -858,7 +866,7 @@ async def test_scenario_that_awaits_one_that_swallows(kind: Kind) -> None:
 
 
 @KIND
-async def test_scenario_that_raises_when_cancelled(kind: Kind) -> None:
+async def test_cancel_everywhere_of_an_error_when_cancelled_reports_raised(kind: Kind) -> None:
     """An error in place of the cancellation is reported as the scenario's own."""
 
     async def scenario() -> None:
@@ -877,7 +885,7 @@ async def test_scenario_that_raises_when_cancelled(kind: Kind) -> None:
 
 
 @KIND
-async def test_scenario_with_scopes_and_clean_up(kind: Kind) -> None:
+async def test_cancel_everywhere_allows_scopes_and_shielded_cleanup(kind: Kind) -> None:
     """Scopes inside the scenario and shielded clean-up go with every kind."""
     cleaned: list[str] = []
 
@@ -897,7 +905,7 @@ async def test_scenario_with_scopes_and_clean_up(kind: Kind) -> None:
 
 
 @KIND
-async def test_scenario_that_hangs_once_cancelled(kind: Kind) -> None:
+async def test_run_cancelled_of_a_scenario_that_hangs_fails(kind: Kind) -> None:
     """A scenario that does not end is found out, and cancelled again."""
     forever = asyncio.get_running_loop().create_future()
 
@@ -916,7 +924,7 @@ async def test_scenario_that_hangs_once_cancelled(kind: Kind) -> None:
 
 
 @KIND
-async def test_scenario_that_takes_back_the_request(kind: Kind) -> None:
+async def test_run_cancelled_of_a_scenario_that_uncancels_fails(kind: Kind) -> None:
     """A scenario that undoes a cancel request which was not its own is found out."""
 
     async def scenario() -> None:
@@ -934,7 +942,7 @@ async def test_scenario_that_takes_back_the_request(kind: Kind) -> None:
         await run_cancelled(kind, 1, scenario)
 
 
-async def test_scenario_that_forgets_whose_cancellation_it_was() -> None:
+async def test_run_cancelled_of_a_replaced_cancellation_fails() -> None:
     """A scope that no longer recognises its cancellation is found out."""
 
     async def scenario() -> None:
@@ -948,7 +956,7 @@ async def test_scenario_that_forgets_whose_cancellation_it_was() -> None:
 
 
 @KIND
-async def test_scenario_that_fails_by_itself(kind: Kind) -> None:
+async def test_cancel_everywhere_of_a_scenario_that_fails_or_never_yields_fails(kind: Kind) -> None:
     """A scenario that fails undisturbed, or never yields, is found out."""
 
     async def scenario() -> None:
@@ -966,7 +974,7 @@ async def test_scenario_that_fails_by_itself(kind: Kind) -> None:
 
 
 @KIND
-def test_cancellation_on_a_virtual_loop(kind: Kind) -> None:
+def test_cancel_everywhere_on_a_virtual_loop_reaches_each_step(kind: Kind) -> None:
     """The instrument works on the virtual loop, shuffled or not."""
 
     async def scenario() -> None:
@@ -983,7 +991,7 @@ def test_cancellation_on_a_virtual_loop(kind: Kind) -> None:
 # --- the fixtures
 
 
-def test_tasks_left_behind_are_found(tmp_path: Path) -> None:
+def test_fixture_for_left_tasks_fails_a_test_that_leaves_one(tmp_path: Path) -> None:
     """An async test that leaves a task running fails, counting what its fixtures end."""
     (tmp_path / "test_it.py").write_text(
         """if True:
@@ -1024,12 +1032,14 @@ def test_tasks_left_behind_are_found(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("about", "store"), [("redis", "redis"), ("fakeredis", "redis"), ("mariadb", "mysql")]
 )
-def test_a_test_knows_its_store(request: pytest.FixtureRequest, about: str, store: str) -> None:
+def test_stores_of_a_test_are_those_of_its_parameters(
+    request: pytest.FixtureRequest, about: str, store: str
+) -> None:
     """By what it is given: so it is left out where that store is."""
     assert selection.stores_of(request.node) == {store}
 
 
-def test_a_store_that_is_not_known() -> None:
+def test_chosen_with_an_unknown_store_raises_value_error() -> None:
     """It is an error, not a run without tests."""
     with pytest.raises(ValueError, match="no store oracle"):
         selection.chosen("redis,oracle")

@@ -86,7 +86,7 @@ def test_connect_in_a_patched_process_is_refused(how: str) -> None:
 
 
 @pytest.mark.parametrize("how", ["gevent without threads", "eventlet without threads"])
-def test_a_client_of_before_the_patch_is_refused(how: str) -> None:
+def test_client_made_before_the_patch_is_refused_after_it(how: str) -> None:
     """A server may patch after the application has made its client."""
     library = how.split(maxsplit=1)[0]
     need(library)
@@ -94,7 +94,7 @@ def test_a_client_of_before_the_patch_is_refused(how: str) -> None:
     assert [line.split(" has ")[0] for line in said] == [library]
 
 
-def test_a_greenlet_is_no_owner() -> None:
+def test_lock_entered_in_a_greenlet_is_refused() -> None:
     """It would be inside with every other greenlet of its thread."""
     need("gevent")
     first, said = run(IN_A_GREENLET)

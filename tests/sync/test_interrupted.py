@@ -120,7 +120,7 @@ def opened(client: aiolock.sync.LockClient, _: int) -> None:
     [entered, acquired, acquired_and_entered, led, done, several, opened],
     ids=lambda what: what.__name__,
 )
-def test_interrupted_anywhere(
+def test_interrupt_at_any_place_leaves_nothing_held_or_queued(
     client: aiolock.sync.LockClient,
     server: MemoryServer,
     what: Callable[[aiolock.sync.LockClient, int], None],

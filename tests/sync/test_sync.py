@@ -84,7 +84,9 @@ def result(future: Future[T]) -> T:
 # --- Locks, and who owns them
 
 
-def test_threads_take_turns(client: aiolock.sync.LockClient, threads: ThreadPoolExecutor) -> None:
+def test_lock_shared_by_threads_has_one_holder_at_a_time(
+    client: aiolock.sync.LockClient, threads: ThreadPoolExecutor
+) -> None:
     """Any number of threads share one description, and are in its body one at a time."""
     lock = client.lock("a")
     inside, fences = list[int](), list[int]()
@@ -105,7 +107,9 @@ def test_threads_take_turns(client: aiolock.sync.LockClient, threads: ThreadPool
     assert not lock.locked()
 
 
-def test_a_thread_is_an_owner(client: aiolock.sync.LockClient, threads: ThreadPoolExecutor) -> None:
+def test_lock_held_by_a_thread_is_not_held_by_other_threads(
+    client: aiolock.sync.LockClient, threads: ThreadPoolExecutor
+) -> None:
     """What a thread holds, no other releases by name, nor enters again; the thread itself may."""
     lock = client.lock("a", reentrant=True)
     lease = lock.acquire()
@@ -125,7 +129,9 @@ def test_a_thread_is_an_owner(client: aiolock.sync.LockClient, threads: ThreadPo
     assert lease.state == "released"
 
 
-def test_a_lease_is_anybodys(client: aiolock.sync.LockClient, threads: ThreadPoolExecutor) -> None:
+def test_lease_can_be_used_and_released_by_any_thread(
+    client: aiolock.sync.LockClient, threads: ThreadPoolExecutor
+) -> None:
     """Whoever has the lease may ask it and release it, as a task may."""
     lease = client.lock("a", ttl=10).acquire()
     assert result(threads.submit(lease.verify))
@@ -138,7 +144,9 @@ def test_a_lease_is_anybodys(client: aiolock.sync.LockClient, threads: ThreadPoo
         lease.check()
 
 
-def test_refusals(client: aiolock.sync.LockClient, threads: ThreadPoolExecutor) -> None:
+def test_acquire_in_threads_raises_the_errors_of_tasks_and_leaves_nothing(
+    client: aiolock.sync.LockClient, threads: ThreadPoolExecutor
+) -> None:
     """Those that tasks get, for the same reasons; and no more is left behind."""
     with client.lock("a"), client.semaphore("a", 1):
         for acquiring, refused in (
@@ -169,7 +177,9 @@ def test_refusals(client: aiolock.sync.LockClient, threads: ThreadPoolExecutor) 
         client.lock("a", tll=1)  # type: ignore[call-arg]
 
 
-def test_a_lease_is_entered(client: aiolock.sync.LockClient) -> None:
+def test_lease_entered_is_released_at_exit_and_raises_if_lost(
+    client: aiolock.sync.LockClient,
+) -> None:
     """`with` gives back what was acquired before, and says if it was lost."""
     lock = client.lock("a")
     with lock.acquire() as lease:
@@ -183,7 +193,7 @@ def test_a_lease_is_entered(client: aiolock.sync.LockClient) -> None:
     assert client.names() == []
 
 
-def test_renewed_while_the_thread_works(client: aiolock.sync.LockClient) -> None:
+def test_lease_of_a_thread_that_works_is_renewed(client: aiolock.sync.LockClient) -> None:
     """A lease outlives its ttl many times over while its thread does not come back."""
     for ttl in (0.3, 1.0, 5.0):  # a busy machine may keep the client's own thread waiting
         with contextlib.suppress(LeaseLost), client.lock("a", ttl=ttl) as lease:
@@ -196,7 +206,7 @@ def test_renewed_while_the_thread_works(client: aiolock.sync.LockClient) -> None
     pytest.fail("it was lost each time")
 
 
-def test_names_of_threads() -> None:
+def test_label_of_a_holder_is_its_thread_name_unless_given() -> None:
     """A holder is called as its thread, or what it calls itself."""
     called = list[str]()
 
@@ -219,7 +229,7 @@ def test_names_of_threads() -> None:
 # --- Loss
 
 
-def test_loss_is_told(client: aiolock.sync.LockClient) -> None:
+def test_loss_within_a_body_sets_lost_and_raises_at_exit(client: aiolock.sync.LockClient) -> None:
     """Nothing stops the thread; the lease says so, and so does the exit."""
     reached = list[str]()
     with pytest.raises(LeaseLost, match="break_"), client.lock("a") as lease:  # noqa: PT012
@@ -236,7 +246,7 @@ def test_loss_is_told(client: aiolock.sync.LockClient) -> None:
         pass
 
 
-def test_loss_and_an_error(client: aiolock.sync.LockClient) -> None:
+def test_loss_in_a_body_with_its_own_error_adds_a_note(client: aiolock.sync.LockClient) -> None:
     """The body's own exception is what is raised, with a note."""
     with pytest.raises(ZeroDivisionError) as caught, client.lock("a") as lease:  # noqa: PT012
         client.lock("a").break_()
@@ -245,7 +255,7 @@ def test_loss_and_an_error(client: aiolock.sync.LockClient) -> None:
     assert "meanwhile the lock 'a'" in caught.value.__notes__[0]
 
 
-def test_an_answer_comes_before_a_loss() -> None:
+def test_break_of_ones_own_lock_returns_before_the_loss_is_raised() -> None:
     """What the thread asked for is carried out, and it is told of that, though it loses by it."""
     answers = list[bool]()
     with (
@@ -257,7 +267,7 @@ def test_an_answer_comes_before_a_loss() -> None:
     assert answers == [True]
 
 
-def test_loss_only_told(client: aiolock.sync.LockClient) -> None:
+def test_loss_with_on_lost_signal_raises_nothing(client: aiolock.sync.LockClient) -> None:
     """With "signal" the exit is silent, and so are waits."""
     with client.lock("a", on_lost="signal") as lease:
         client.lock("a").break_()
@@ -266,7 +276,9 @@ def test_loss_only_told(client: aiolock.sync.LockClient) -> None:
             pass
 
 
-def test_loss_ends_a_wait(client: aiolock.sync.LockClient, threads: ThreadPoolExecutor) -> None:
+def test_loss_while_waiting_for_another_lock_ends_the_wait(
+    client: aiolock.sync.LockClient, threads: ThreadPoolExecutor
+) -> None:
     """Who waits for one lock in the body of another waits no more once that is lost."""
 
     def both() -> None:
@@ -283,7 +295,9 @@ def test_loss_ends_a_wait(client: aiolock.sync.LockClient, threads: ThreadPoolEx
     result(threads.submit(lambda: client.lock("outer").acquire().release()))
 
 
-def test_loss_is_told_at_the_next_wait(client: aiolock.sync.LockClient) -> None:
+def test_loss_is_raised_once_at_the_next_wait_of_its_thread(
+    client: aiolock.sync.LockClient,
+) -> None:
     """Once, as a cancellation comes once: what the body then does to clean up may wait."""
     cleaned_up = list[str]()
     with pytest.raises(LeaseLost, match="outer"), client.lock("outer") as lease:  # noqa: PT012
@@ -298,7 +312,9 @@ def test_loss_is_told_at_the_next_wait(client: aiolock.sync.LockClient) -> None:
         pass  # the thread is as good as before
 
 
-def test_server_restarted(own_server: RedisServer, prefix: str) -> None:
+def test_loss_after_the_server_restarted_empty_is_raised(
+    own_server: RedisServer, prefix: str
+) -> None:
     """A server that comes back empty has forgotten the lock: the thread is told."""
     with aiolock.sync.connect(own_server.url, prefix=prefix) as client:
         with pytest.raises(LeaseLost), client.lock("a", ttl=1) as lease:  # noqa: PT012
@@ -309,7 +325,9 @@ def test_server_restarted(own_server: RedisServer, prefix: str) -> None:
             pass
 
 
-def test_requested(client: aiolock.sync.LockClient, threads: ThreadPoolExecutor) -> None:
+def test_request_release_sets_requested_and_a_loss_ends_its_wait(
+    client: aiolock.sync.LockClient, threads: ThreadPoolExecutor
+) -> None:
     """Somebody asks for it, and the thread that waits for that lets go."""
     lock = client.lock("a")
     with lock as lease:
@@ -326,7 +344,9 @@ def test_requested(client: aiolock.sync.LockClient, threads: ThreadPoolExecutor)
 # --- The other kinds
 
 
-def test_readers(client: aiolock.sync.LockClient, threads: ThreadPoolExecutor) -> None:
+def test_rwlock_for_threads_shares_readers_and_downgrades_writers(
+    client: aiolock.sync.LockClient, threads: ThreadPoolExecutor
+) -> None:
     """Readers share, a writer is alone, and goes on as a reader."""
     rates = client.rwlock("rates")
     with rates.write() as lease:
@@ -337,7 +357,9 @@ def test_readers(client: aiolock.sync.LockClient, threads: ThreadPoolExecutor) -
     assert not rates.break_()
 
 
-def test_semaphore(client: aiolock.sync.LockClient) -> None:
+def test_semaphore_for_threads_gives_several_permits_and_resizes(
+    client: aiolock.sync.LockClient,
+) -> None:
     """Permits, of which a thread may have several."""
     api = client.semaphore("api", 2)
     with api, api:
@@ -349,7 +371,9 @@ def test_semaphore(client: aiolock.sync.LockClient) -> None:
     assert not api.break_()
 
 
-def test_multilock(client: aiolock.sync.LockClient, threads: ThreadPoolExecutor) -> None:
+def test_multilock_for_threads_holds_all_names_or_none(
+    client: aiolock.sync.LockClient, threads: ThreadPoolExecutor
+) -> None:
     """All of them or none, lost when one is."""
     both = client.multilock("b", "a")
     assert both.names == ("a", "b")
@@ -370,7 +394,7 @@ def test_multilock(client: aiolock.sync.LockClient, threads: ThreadPoolExecutor)
 
 
 @pytest.mark.parametrize("how", ["acquire", "with", "try_acquire"])
-def test_multilock_whose_time_ends_before_the_store_answers_for_the_last(
+def test_multilock_timeout_before_the_last_answer_raises_acquire_timeout(
     threads: ThreadPoolExecutor, how: str
 ) -> None:
     """It had little time to answer, so it is not to blame: `AcquireTimeout`, or None."""
@@ -400,7 +424,9 @@ def test_multilock_whose_time_ends_before_the_store_answers_for_the_last(
         passes(lambda: not other.names())
 
 
-def test_once(client: aiolock.sync.LockClient, threads: ThreadPoolExecutor) -> None:
+def test_once_for_threads_is_remembered_after_a_body_without_error(
+    client: aiolock.sync.LockClient, threads: ThreadPoolExecutor
+) -> None:
     """Done once, remembered when the body has ended in peace, and only then."""
     once = client.once("a", remember=60)
     with pytest.raises(ZeroDivisionError), once as lease:  # noqa: PT012
@@ -419,7 +445,9 @@ def test_once(client: aiolock.sync.LockClient, threads: ThreadPoolExecutor) -> N
     assert sorted(map(str, threads.map(ship, [1, 1, 2]))) == ["None", "shipped 1", "shipped 2"]
 
 
-def test_outcome(client: aiolock.sync.LockClient, threads: ThreadPoolExecutor) -> None:
+def test_outcome_for_threads_is_kept_unless_the_work_fails(
+    client: aiolock.sync.LockClient, threads: ThreadPoolExecutor
+) -> None:
     """What came of it, for whoever asks; nothing is kept of what failed."""
     once = client.once("a", remember=60)
 
@@ -436,7 +464,9 @@ def test_outcome(client: aiolock.sync.LockClient, threads: ThreadPoolExecutor) -
     assert client.once("b", remember=60).outcome(lambda _: "done").first
 
 
-def test_locked(client: aiolock.sync.LockClient) -> None:
+def test_locked_decorator_for_threads_holds_the_lock_in_each_call(
+    client: aiolock.sync.LockClient,
+) -> None:
     """A decorated function runs under its lock."""
 
     @client.locked("user:{user}")
@@ -451,7 +481,9 @@ def test_locked(client: aiolock.sync.LockClient) -> None:
         async def _() -> None: ...
 
 
-def test_event_latch_barrier(client: aiolock.sync.LockClient, threads: ThreadPoolExecutor) -> None:
+def test_event_latch_and_barrier_for_threads_let_waiters_through(
+    client: aiolock.sync.LockClient, threads: ThreadPoolExecutor
+) -> None:
     """Those that wait for something and then go on."""
     event = client.event("e")
     waiting = threads.submit(event.wait)
@@ -477,7 +509,9 @@ def test_event_latch_barrier(client: aiolock.sync.LockClient, threads: ThreadPoo
     assert barrier.status().waiters == ()
 
 
-def test_election(client: aiolock.sync.LockClient, threads: ThreadPoolExecutor) -> None:
+def test_election_for_threads_has_one_leader_that_observers_see(
+    client: aiolock.sync.LockClient, threads: ThreadPoolExecutor
+) -> None:
     """One leader, whom everybody can ask for, and follow."""
     election = client.election("primary")
     seen = list[str]()
@@ -509,7 +543,9 @@ def test_election(client: aiolock.sync.LockClient, threads: ThreadPoolExecutor) 
     result(following)
 
 
-def test_periodic(client: aiolock.sync.LockClient, caplog: pytest.LogCaptureFixture) -> None:
+def test_periodic_for_threads_goes_on_after_a_run_that_raises(
+    client: aiolock.sync.LockClient, caplog: pytest.LogCaptureFixture
+) -> None:
     """One run in each period; what a run raises is logged, and the next one comes."""
     job, runs = client.periodic("p", every=0.2), list[int]()
 
@@ -532,7 +568,7 @@ def test_periodic(client: aiolock.sync.LockClient, caplog: pytest.LogCaptureFixt
     assert job.every == 0.2
 
 
-def test_periodic_ends_with_its_client(
+def test_periodic_run_waiting_to_retry_ends_with_its_client(
     threads: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Also while it waits before it tries again, as the store cannot be reached."""
@@ -551,7 +587,9 @@ def test_periodic_ends_with_its_client(
 # --- Opening and closing
 
 
-def test_one_loop_for_all(redis_server: RedisServer, prefix: str) -> None:
+def test_clients_share_one_loop_thread_until_the_last_is_closed(
+    redis_server: RedisServer, prefix: str
+) -> None:
     """It opens at its first use; all clients share one thread, which ends with the last of them."""
     first = aiolock.sync.connect(redis_server.url, prefix=prefix)
     second = aiolock.sync.connect(redis_server.url, prefix=prefix)
@@ -574,7 +612,7 @@ def test_one_loop_for_all(redis_server: RedisServer, prefix: str) -> None:
     assert len(ids) == 2
 
 
-def test_opened_by_many(
+def test_client_used_first_by_many_threads_is_opened_once(
     redis_server: RedisServer, prefix: str, threads: ThreadPoolExecutor
 ) -> None:
     """Threads that use it first at the same time open it once, and closing it ends it."""
@@ -586,7 +624,7 @@ def test_opened_by_many(
     assert store.calls["open"] == 1
 
 
-def test_cannot_open(prefix: str) -> None:
+def test_client_that_cannot_open_raises_store_error_and_leaves_no_loop(prefix: str) -> None:
     """What cannot be reached says so, leaves nothing running, and is tried again by the next."""
     client = aiolock.sync.connect("redis://127.0.0.1:1", prefix=prefix)
     for _ in range(2):
@@ -595,7 +633,9 @@ def test_cannot_open(prefix: str) -> None:
     assert _portal.process()._portal is None
 
 
-def test_closing_tells_the_others(url: str, prefix: str, threads: ThreadPoolExecutor) -> None:
+def test_close_raises_in_waiters_and_waits_for_bodies(
+    url: str, prefix: str, threads: ThreadPoolExecutor
+) -> None:
     """Who waits is told at once; who is in a body is told, and waited for."""
     client = aiolock.sync.connect(url, prefix=prefix)
     entered, leave = threading.Event(), threading.Event()
@@ -624,7 +664,7 @@ def test_closing_tells_the_others(url: str, prefix: str, threads: ThreadPoolExec
         client.lock("a").acquire()
 
 
-def test_closed_in_a_body(client: aiolock.sync.LockClient) -> None:
+def test_close_within_ones_own_body_releases_without_loss(client: aiolock.sync.LockClient) -> None:
     """Its own body is in nobody's way, and is not lost by it."""
     with client.lock("a") as lease:
         client.close()
@@ -633,7 +673,7 @@ def test_closed_in_a_body(client: aiolock.sync.LockClient) -> None:
     assert client.names() == []
 
 
-def test_a_lease_outlives_its_client(url: str, prefix: str) -> None:
+def test_lease_after_its_client_closed_still_tells_its_state(url: str, prefix: str) -> None:
     """It says what it knows, also when there is no loop any more."""
     with aiolock.sync.connect(url, prefix=prefix) as client:
         lease = client.lock("a").acquire()
@@ -645,7 +685,7 @@ def test_a_lease_outlives_its_client(url: str, prefix: str) -> None:
         lease.verify()
 
 
-def test_threads_end(client: aiolock.sync.LockClient) -> None:
+def test_thread_that_ends_leaves_no_task_in_the_loop(client: aiolock.sync.LockClient) -> None:
     """With a thread ends its task; what it forgot to give back is released."""
     portal = client.portal()
     tasks = len(portal._residents)
@@ -675,7 +715,7 @@ def test_threads_end(client: aiolock.sync.LockClient) -> None:
 # --- Event loops
 
 
-async def test_in_the_thread_of_a_loop(
+async def test_sync_call_in_the_thread_of_an_event_loop_raises_runtime_error(
     client: aiolock.sync.LockClient, url: str, prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It would stand still: refused, with what to do. A thread beside it may, and a notebook."""
@@ -703,7 +743,9 @@ async def test_in_the_thread_of_a_loop(
         pass
 
 
-def test_in_the_thread_of_trio(client: aiolock.sync.LockClient) -> None:
+def test_sync_call_in_the_thread_of_trio_raises_runtime_error(
+    client: aiolock.sync.LockClient,
+) -> None:
     """Trio's loop would stand still as well; from its threads it works."""
 
     async def main() -> None:
@@ -714,7 +756,7 @@ def test_in_the_thread_of_trio(client: aiolock.sync.LockClient) -> None:
     anyio.run(main, backend="trio")
 
 
-def test_from_its_own_thread() -> None:
+def test_sync_call_in_the_loop_thread_raises_runtime_error() -> None:
     """An observer that asks would wait for itself: it is told so."""
     told = list[str]()
 
@@ -731,7 +773,9 @@ def test_from_its_own_thread() -> None:
     assert "in its own thread" in told[0]
 
 
-def test_left_by_the_garbage_collector(client: aiolock.sync.LockClient) -> None:
+def test_generator_dropped_in_the_loop_thread_frees_its_lock(
+    client: aiolock.sync.LockClient,
+) -> None:
     """A generator that is thrown away in the loop's thread leaves its body without waiting."""
 
     def visits() -> Iterator[int]:
@@ -746,7 +790,7 @@ def test_left_by_the_garbage_collector(client: aiolock.sync.LockClient) -> None:
         pass
 
 
-def test_an_observer_of_an_election_left_by_the_garbage_collector(
+def test_election_observer_dropped_in_the_loop_thread_is_closed(
     client: aiolock.sync.LockClient, threads: ThreadPoolExecutor
 ) -> None:
     """One that is thrown away in the loop's thread is closed without waiting."""
@@ -759,7 +803,7 @@ def test_an_observer_of_an_election_left_by_the_garbage_collector(
     assert observers == []
 
 
-def test_left_by_the_garbage_collector_at_any_moment(
+def test_generator_dropped_during_an_entrance_or_exit_frees_its_lock(
     client: aiolock.sync.LockClient, threads: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also while the same thread looks up an entrance, or notes that it has entered or left one."""
@@ -807,7 +851,7 @@ def test_left_by_the_garbage_collector_at_any_moment(
     assert client.names() == []
 
 
-def test_check_does_not_wait_for_the_loop(
+def test_lease_check_does_not_ask_the_loop_while_the_lease_lasts(
     client: aiolock.sync.LockClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """While the lease is surely ours, a thread need not ask the loop; and then it hears the why."""
@@ -821,7 +865,7 @@ def test_check_does_not_wait_for_the_loop(
         lease.check()
 
 
-def test_the_last_body_is_left_there(url: str, prefix: str) -> None:
+def test_loop_of_a_closed_client_ends_with_the_last_body(url: str, prefix: str) -> None:
     """Also where the client was closed before, and nobody else keeps the loop running."""
     client = aiolock.sync.connect(url, prefix=prefix)
 
@@ -843,7 +887,7 @@ def test_the_last_body_is_left_there(url: str, prefix: str) -> None:
 
 
 @pytest.mark.parametrize("how", ["acquire", "try", "with", "once"])
-def test_interrupted_too_late(
+def test_interrupt_after_the_grant_gives_the_lock_back(
     client: aiolock.sync.LockClient,
     monkeypatch: pytest.MonkeyPatch,
     threads: ThreadPoolExecutor,
@@ -874,7 +918,9 @@ def test_interrupted_too_late(
         assert mine is not None, "it was not done"
 
 
-async def test_ctrl_c(server: RedisServer, prefix: str, peek: Peek) -> None:
+async def test_interrupt_by_ctrl_c_ends_a_wait_and_frees_locks_and_queue(
+    server: RedisServer, prefix: str, peek: Peek
+) -> None:
     """It ends the wait, which leaves nothing in the queue, and the body, which gives it back."""
     source = """
         import signal, sys
@@ -921,7 +967,9 @@ async def test_ctrl_c(server: RedisServer, prefix: str, peek: Peek) -> None:
         assert await child.wait() == 0
 
 
-async def test_closed_by_a_signal(server: RedisServer, prefix: str, peek: Peek) -> None:
+async def test_close_in_a_signal_handler_ends_the_wait_of_its_thread(
+    server: RedisServer, prefix: str, peek: Peek
+) -> None:
     """A handler closes while its thread waits; anything else it is told not to do."""
     source = """
         import signal, sys
@@ -958,7 +1006,9 @@ async def test_closed_by_a_signal(server: RedisServer, prefix: str, peek: Peek) 
 # --- The end of the interpreter, and forks
 
 
-async def test_exit(server: RedisServer, prefix: str, peek: Peek) -> None:
+async def test_interpreter_exit_releases_held_locks(
+    server: RedisServer, prefix: str, peek: Peek
+) -> None:
     """What is held when the interpreter ends is given back."""
     source = """
         import sys
@@ -975,7 +1025,9 @@ async def test_exit(server: RedisServer, prefix: str, peek: Peek) -> None:
         assert peek.holders() == []
 
 
-async def test_exit_in_a_body(server: RedisServer, prefix: str, peek: Peek) -> None:
+async def test_interpreter_exit_during_the_body_of_a_daemon_leaves_its_lease(
+    server: RedisServer, prefix: str, peek: Peek
+) -> None:
     """What a daemon thread is still at is left to its lease, and keeps nobody for long."""
     source = """
         import sys, threading, time
@@ -1003,7 +1055,9 @@ async def test_exit_in_a_body(server: RedisServer, prefix: str, peek: Peek) -> N
             assert await client.lock("lock").break_()
 
 
-async def test_exit_while_the_server_is_silent(own_server: RedisServer, prefix: str) -> None:
+async def test_interpreter_exit_while_the_server_hangs_ends(
+    own_server: RedisServer, prefix: str
+) -> None:
     """A store that does not answer keeps no interpreter from ending."""
     source = """
         import sys
@@ -1026,7 +1080,9 @@ async def test_exit_while_the_server_is_silent(own_server: RedisServer, prefix: 
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there are no forks here")
-async def test_fork(server: RedisServer, prefix: str, peek: Peek) -> None:
+async def test_client_used_in_a_fork_raises_client_closed_and_keeps_the_parents(
+    server: RedisServer, prefix: str, peek: Peek
+) -> None:
     """A fork cannot use what was opened before it, nor disturb it, and may open its own."""
     source = """
         import os, sys, warnings
@@ -1067,7 +1123,7 @@ async def test_fork(server: RedisServer, prefix: str, peek: Peek) -> None:
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there are no forks here")
 @pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
-def test_fork_of_a_fork(client: aiolock.sync.LockClient) -> None:
+def test_client_made_in_a_fork_of_a_fork_has_its_own_loop(client: aiolock.sync.LockClient) -> None:
     """A fork has a loop of its own as soon as it needs one, and so has a fork of that."""
     client.names()
     if not (pid := os.fork()):
@@ -1088,7 +1144,7 @@ def test_fork_of_a_fork(client: aiolock.sync.LockClient) -> None:
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there are no forks here")
-def test_forks_are_clients_of_their_own() -> None:
+def test_client_made_before_a_fork_has_another_id_in_each_process() -> None:
     """A client that is made before forks and opened after them is another one in each process."""
     made = aiolock.sync.connect("memory://")
     reading, writing = os.pipe()
@@ -1141,7 +1197,7 @@ def called(thing: Any) -> str:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_as_for_tasks(kind: str) -> None:
+def test_sync_class_has_the_members_and_signatures_of_its_async_one(kind: str) -> None:
     """All that tasks have, threads have, by the same names and with the same parameters."""
     tasks = members(getattr(aiolock, kind))
     tasks = {{"aclose": "close"}.get(name, name): each for name, each in tasks.items()}
@@ -1156,7 +1212,7 @@ def test_as_for_tasks(kind: str) -> None:
             assert hasattr(getattr(aiolock.sync, kind), entered)
 
 
-def test_all_kinds() -> None:
+def test_sync_module_has_all_classes_of_the_async_one() -> None:
     """What tasks have, threads have, but for what only makes sense with `await`, and data."""
     beside = {"AcquireContext", "Leader", "LeaseState", "Observer", "Store", "web"}
     beside |= {
@@ -1175,7 +1231,7 @@ def test_all_kinds() -> None:
 
 
 @pytest.mark.parametrize("kind", aiolock.sync.__all__)
-def test_described(kind: str) -> None:
+def test_sync_public_things_have_docstrings(kind: str) -> None:
     """Everything public has a docstring."""
     thing = getattr(aiolock.sync, kind)
     assert thing.__module__ == "aiolock.sync"
@@ -1185,7 +1241,7 @@ def test_described(kind: str) -> None:
             assert inspect.getdoc(member), name
 
 
-def test_reprs(client: aiolock.sync.LockClient) -> None:
+def test_reprs_of_sync_objects_begin_with_their_class_name(client: aiolock.sync.LockClient) -> None:
     """They say what it is, as those for tasks."""
     shown = [
         client.lock("a"),
@@ -1204,7 +1260,9 @@ def test_reprs(client: aiolock.sync.LockClient) -> None:
         assert repr(each).startswith(f"<{type(each).__name__} ")
 
 
-async def test_a_store_that_fails(caplog: pytest.LogCaptureFixture) -> None:
+async def test_exit_whose_release_is_not_answered_raises_nothing(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     """The exit of a body whose release was not heard is as for tasks: logged, not raised."""
     faulty = FaultyStore(MemoryStore(MemoryServer()))
 
@@ -1226,7 +1284,7 @@ async def test_a_store_that_fails(caplog: pytest.LogCaptureFixture) -> None:
 CURRENT: ContextVar[str] = ContextVar("current", default="nothing")
 
 
-def test_an_observer_has_the_context_of_the_thread() -> None:
+def test_observer_of_a_sync_client_runs_in_the_context_of_the_thread() -> None:
     """As that of a task: what the code that takes the lock has set, at each step; and no other."""
     seen = list[tuple[str, str]]()
 

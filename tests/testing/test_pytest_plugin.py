@@ -76,7 +76,9 @@ async def test_opened(aiolock_client):
         ),
     ],
 )
-def test_fixtures(pytester: pytest.Pytester, mark: str, options: list[str]) -> None:
+def test_fixtures_work_under_each_async_plugin(
+    pytester: pytest.Pytester, mark: str, options: list[str]
+) -> None:
     """They are the same under each plugin that runs async tests."""
     pytester.makepyfile(BODIES.format(mark=mark))
     scope = "asyncio_default_fixture_loop_scope=function"
@@ -84,7 +86,7 @@ def test_fixtures(pytester: pytest.Pytester, mark: str, options: list[str]) -> N
     pytester.runpytest_inprocess(*options, "-W", "error").assert_outcomes(passed=6)
 
 
-def test_an_application(pytester: pytest.Pytester) -> None:
+def test_fixtures_work_with_an_application_and_threads(pytester: pytest.Pytester) -> None:
     """One that a test client starts, more than once, in a thread of its own; and threads."""
     pytester.makepyfile(
         """
@@ -147,7 +149,7 @@ def test_an_application(pytester: pytest.Pytester) -> None:
     done.assert_outcomes(passed=4)
 
 
-def test_what_is_left(pytester: pytest.Pytester) -> None:
+def test_fixtures_fail_a_test_that_leaves_a_lock_held(pytester: pytest.Pytester) -> None:
     """A test that leaves a lock held fails, and so does one that makes busy what is held."""
     pytester.makepyfile(
         """
@@ -193,7 +195,7 @@ def test_what_is_left(pytester: pytest.Pytester) -> None:
     done.stdout.fnmatch_lines(["*lock:a is held already*"])
 
 
-def test_a_lease_that_is_dropped_fails_its_test(pytester: pytest.Pytester) -> None:
+def test_fixtures_fail_a_test_that_drops_a_lease(pytester: pytest.Pytester) -> None:
     """It is released by then, so the server holds nothing; the test has forgotten it all the same.
 
     So it is with a client that the test makes, and with what is dropped by a task.
@@ -248,7 +250,9 @@ def test_a_lease_that_is_dropped_fails_its_test(pytester: pytest.Pytester) -> No
         ("hold", "releases", "did you mean 'release'"),
     ],
 )
-def test_a_fault_of_no_operation_is_refused(fault: str, operation: str, says: str) -> None:
+def test_fault_of_an_unknown_operation_raises_value_error(
+    fault: str, operation: str, says: str
+) -> None:
     """A name with a slip would be a fault that never comes, and a test that passes without it."""
     faulty = FaultyStore(MemoryStore(MemoryServer()))
     with pytest.raises(ValueError, match=says):
@@ -298,7 +302,9 @@ async def test_leaves(aiolock_client, kind):
 """
 
 
-def test_what_is_left_of_each_kind(pytester: pytest.Pytester) -> None:
+def test_fixtures_fail_held_leases_of_each_kind_and_pass_remembered_work(
+    pytester: pytest.Pytester,
+) -> None:
     """What is remembered, or closed for a while, is not left by anybody; what is held is."""
     pytester.makepyfile(KINDS)
     done = pytester.runpytest_inprocess(
@@ -309,7 +315,7 @@ def test_what_is_left_of_each_kind(pytester: pytest.Pytester) -> None:
         done.stdout.fnmatch_lines([f"*the test has left locks held or waited for: {kind}:a*"])
 
 
-def test_imports_nothing(pytester: pytest.Pytester) -> None:
+def test_plugin_in_a_run_without_its_fixtures_imports_no_aiolock(pytester: pytest.Pytester) -> None:
     """A run that has nothing to do with aiolock imports nothing of it."""
     pytester.makepyfile(
         """
@@ -331,7 +337,7 @@ def test_imports_nothing(pytester: pytest.Pytester) -> None:
     assert done.returncode == 0, done.stdout
 
 
-def test_annotations() -> None:
+def test_plugin_exports_its_types_by_name() -> None:
     """What tests are annotated with is there by name."""
     import pytest_aiolock
 

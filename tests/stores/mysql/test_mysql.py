@@ -104,7 +104,9 @@ def _no(_: Link) -> bool:
 # --- Connections
 
 
-async def test_two_connections(own_mariadb: MariaDBServer) -> None:
+async def test_client_with_fifty_waiters_has_two_connections_and_none_after_close(
+    own_mariadb: MariaDBServer,
+) -> None:
     """A client has two, whatever waits, and none is left when it closes, nor a row of it."""
     async with aiolock.connect(own_mariadb.url("app")) as client, client.lock("x"):
         waiting = [asyncio.create_task(take(client.lock("x"))) for _ in range(50)]
@@ -118,7 +120,7 @@ async def test_two_connections(own_mariadb: MariaDBServer) -> None:
     assert not [each for each in threading.enumerate() if each.name.startswith("aiolock mysql")]
 
 
-async def test_nothing_happens_while_all_wait(
+async def test_waiters_in_a_queue_send_no_statements_but_their_sleep(
     own_mariadb: MariaDBServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Who waits asks the server nothing: its sleep, once a second, is enough to be seen."""
@@ -142,7 +144,9 @@ def questions(server: MariaDBServer) -> int:
     return int(server.execute("SHOW GLOBAL STATUS LIKE 'Questions'")[0][1])
 
 
-async def test_the_commands_connection_is_ended(own_mariadb: MariaDBServer) -> None:
+async def test_commands_connection_killed_by_the_server_loses_no_holder_or_waiter(
+    own_mariadb: MariaDBServer,
+) -> None:
     """Who holds and who waits notices nothing; what is asked next goes by another one."""
     async with pair(own_mariadb.url("app")) as (ours, theirs):
         lease = await take(ours.lock("x"))
@@ -156,7 +160,9 @@ async def test_the_commands_connection_is_ended(own_mariadb: MariaDBServer) -> N
         await second.release()
 
 
-def test_a_connection_that_the_server_has_not_missed(mariadb_server: MariaDBServer) -> None:
+def test_open_of_a_second_connection_ends_the_first_of_the_same_client(
+    mariadb_server: MariaDBServer,
+) -> None:
     """It has the client's lock still, so it is ended when there is another one."""
     first, second = alone(mariadb_server, "twice"), alone(mariadb_server, "twice")
     first.open()
@@ -166,7 +172,7 @@ def test_a_connection_that_the_server_has_not_missed(mariadb_server: MariaDBServ
     first.link.close()
 
 
-async def test_an_idle_connection_is_missed(
+async def test_heartbeat_of_an_idle_client_replaces_a_killed_connection(
     own_mariadb: MariaDBServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A client that asks for nothing looks now and then whether the others take it for dead."""
@@ -177,7 +183,9 @@ async def test_an_idle_connection_is_missed(
         await until(lambda: number(own_mariadb, client) not in (None, before))
 
 
-async def test_the_ear_misses_the_commands_connection(own_mariadb: MariaDBServer) -> None:
+async def test_listener_replaces_a_killed_commands_connection_at_once(
+    own_mariadb: MariaDBServer,
+) -> None:
     """It waits for a lock of that connection, so it need not be looked for."""
     async with aiolock.connect(own_mariadb.url("app")) as client:
         before = number(own_mariadb, client)
@@ -185,7 +193,7 @@ async def test_the_ear_misses_the_commands_connection(own_mariadb: MariaDBServer
         await until(lambda: number(own_mariadb, client) not in (None, before), within=3)
 
 
-async def test_the_commands_connection_cannot_be_made_again(
+async def test_commands_connection_that_cannot_be_made_is_tried_by_one_operation(
     own_mariadb: MariaDBServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The ear says so again and again; it is tried by one operation at a time."""
@@ -210,7 +218,7 @@ async def test_the_commands_connection_cannot_be_made_again(
         await until(lambda: number(own_mariadb, client) is not None)
 
 
-async def test_certificates_are_not_loaded_for_each_connection(
+async def test_certificates_are_loaded_once_at_most_for_several_connections(
     mariadb_server: MariaDBServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where none is looked at: that took longer than all else of an opening."""
@@ -228,7 +236,9 @@ async def test_certificates_are_not_loaded_for_each_connection(
     assert len(loaded) <= 1
 
 
-async def test_many_are_rung_at_once(own_mariadb: MariaDBServer) -> None:
+async def test_notifications_of_several_clients_at_once_lose_no_claim(
+    own_mariadb: MariaDBServer,
+) -> None:
     """Those who ring several at the same time do not wait for each other: no claim is lost."""
     url = own_mariadb.url("app")
     async with contextlib.AsyncExitStack() as stack:
@@ -249,7 +259,7 @@ async def test_many_are_rung_at_once(own_mariadb: MariaDBServer) -> None:
     assert entered == 300
 
 
-async def test_who_was_taken_for_dead(
+async def test_waiter_passed_over_while_its_connection_was_away_asks_again(
     own_mariadb: MariaDBServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Passed over while its connection was away, it asks again, and has its old place."""
@@ -274,7 +284,9 @@ async def test_who_was_taken_for_dead(
         await (await asyncio.wait_for(waiting, 5)).release()
 
 
-async def test_the_listening_connection_is_ended(own_mariadb: MariaDBServer) -> None:
+async def test_listening_connection_killed_by_the_server_misses_no_grant(
+    own_mariadb: MariaDBServer,
+) -> None:
     """It listens on another one; what was left for it meanwhile is not lost."""
     async with pair(own_mariadb.url("app")) as (ours, theirs):
         for _ in range(2):
@@ -288,7 +300,9 @@ async def test_the_listening_connection_is_ended(own_mariadb: MariaDBServer) -> 
             await until(lambda: number(own_mariadb, theirs, bell=True) not in (None, before))  # noqa: B023
 
 
-async def test_a_waiter_that_was_killed_costs_nothing(own_mariadb: MariaDBServer) -> None:
+async def test_release_past_a_killed_waiter_grants_the_next_at_once(
+    own_mariadb: MariaDBServer,
+) -> None:
     """The lock of its commands' connection is gone at once, though its bell still sleeps."""
     url = own_mariadb.url("app")
     await settled(own_mariadb)
@@ -316,7 +330,9 @@ async def test_a_waiter_that_was_killed_costs_nothing(own_mariadb: MariaDBServer
         await (await asyncio.wait_for(waiting, 1.4)).release()  # a claim is 3 s
 
 
-async def test_a_child_does_not_keep_its_parent_alive(own_mariadb: MariaDBServer) -> None:
+async def test_fork_of_a_client_keeps_no_connection_of_its_dead_parent_open(
+    own_mariadb: MariaDBServer,
+) -> None:
     """A fork has let go of the parent's connections, which end with the parent."""
     async with parent_that_died(own_mariadb.url("app")):
         # The server looks every five seconds whether one that sleeps is still there.
@@ -382,7 +398,7 @@ async def stopped(url: str, prefix: str, step: str) -> AsyncIterator[subprocess.
 
 
 @pytest.mark.parametrize("step", ["loaded", "to be committed"])
-async def test_a_stopped_process_keeps_no_row(
+async def test_process_stopped_in_a_transaction_keeps_no_row_locked(
     mariadb_server: MariaDBServer, prefix: str, step: str
 ) -> None:
     """Stopped in the middle of a transaction, it is ended by the server, and tries again."""
@@ -395,7 +411,7 @@ async def test_a_stopped_process_keeps_no_row(
         pass
 
 
-async def test_a_process_that_is_stopped_when_it_has_committed(
+async def test_process_stopped_after_its_commit_holds_the_lock_and_no_row(
     mariadb_server: MariaDBServer, prefix: str
 ) -> None:
     """It holds the lock, unheard, and no row: who asks is answered, and is next."""
@@ -409,7 +425,7 @@ async def test_a_process_that_is_stopped_when_it_has_committed(
         await (await asyncio.wait_for(waiting, 12)).release()
 
 
-async def test_mysql_ends_idle_transactions_in_another_way(
+async def test_idle_transaction_on_mysql_is_ended_and_an_idle_connection_is_not(
     own_mariadb: MariaDBServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """MySQL has a limit for idle connections only, which is set for each transaction."""
@@ -441,7 +457,7 @@ async def test_mysql_ends_idle_transactions_in_another_way(
 
 
 @pytest.mark.parametrize("how", ["fast", "immediate"])
-async def test_restart(own_mariadb: MariaDBServer, how: str) -> None:
+async def test_server_restart_keeps_holder_and_queue(own_mariadb: MariaDBServer, how: str) -> None:
     """All that it knew it knows again: who holds goes on, who waits is next."""
     async with pair(own_mariadb.url("app")) as (ours, theirs):
         async with ours.lock("x", ttl=60) as lease:
@@ -454,7 +470,9 @@ async def test_restart(own_mariadb: MariaDBServer, how: str) -> None:
         await second.release()
 
 
-async def test_nobody_is_dead_just_after_a_start(own_mariadb: MariaDBServer) -> None:
+async def test_waiter_that_was_killed_counts_as_alive_just_after_a_restart(
+    own_mariadb: MariaDBServer,
+) -> None:
     """Who has not said good-bye has had no time to come back, so its place is not passed over."""
     async with aiolock.connect(own_mariadb.url("app")) as ours:
         lease = await take(ours.lock("x", ttl=60))
@@ -471,7 +489,7 @@ async def test_nobody_is_dead_just_after_a_start(own_mariadb: MariaDBServer) -> 
         await lease.release()
 
 
-async def test_a_server_that_does_not_answer(
+async def test_acquire_on_a_stopped_server_raises_store_error_naming_it(
     own_mariadb: MariaDBServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An error in time, that says where; and the next one is served when it goes on."""
@@ -489,7 +507,7 @@ async def test_a_server_that_does_not_answer(
             assert await client.lock("x").locked()
 
 
-async def test_an_opening_that_gets_no_answer(
+async def test_open_on_a_stopped_server_ends_at_its_limit_or_when_cancelled(
     own_mariadb: MariaDBServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A server that greets nobody is an error in time, or a cancellation at once."""
@@ -506,7 +524,7 @@ async def test_an_opening_that_gets_no_answer(
         pass
 
 
-async def test_a_thread_that_is_held_up(
+async def test_command_whose_thread_is_held_up_raises_store_error_in_time(
     own_mariadb: MariaDBServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whatever that is, a network without names, say: nobody waits for longer than so."""
@@ -541,7 +559,7 @@ async def test_a_thread_that_is_held_up(
         go_on.set()
 
 
-async def test_an_opening_that_fails_leaves_nothing(
+async def test_open_that_fails_leaves_no_thread_and_no_timer(
     own_mariadb: MariaDBServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No thread, no timer: it may be tried again for as long as one likes."""
@@ -558,7 +576,9 @@ async def test_an_opening_that_fails_leaves_nothing(
     assert not watched
 
 
-async def test_read_only(own_mariadb: MariaDBServer) -> None:
+async def test_read_only_server_is_refused_at_open_and_acquire_until_writable(
+    own_mariadb: MariaDBServer,
+) -> None:
     """A replica, say: an error that says so, at open and later; once it may write, it does."""
     async with aiolock.connect(own_mariadb.url("app")) as client:
         own_mariadb.execute("SET GLOBAL read_only = 1")
@@ -573,7 +593,9 @@ async def test_read_only(own_mariadb: MariaDBServer) -> None:
             pass
 
 
-async def test_busy_for_others(own_mariadb: MariaDBServer) -> None:
+async def test_release_blocked_by_a_foreign_row_lock_is_tried_again(
+    own_mariadb: MariaDBServer,
+) -> None:
     """A lock that somebody has on our rows is no error: it is tried again."""
     async with aiolock.connect(own_mariadb.url("app")) as client:
         lease = await take(client.lock("x"))
@@ -591,7 +613,9 @@ async def test_busy_for_others(own_mariadb: MariaDBServer) -> None:
 # --- Bells
 
 
-async def test_by_looking(own_mariadb: MariaDBServer, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_doorbell_poll_finds_a_grant_soon_while_a_waiter_is_queued(
+    own_mariadb: MariaDBServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Where nobody rings, a client looks: soon while one of its waiters is queued."""
     monkeypatch.setattr(_listener, "_IDLE_POLL", 60.0)
     url = own_mariadb.url("app", "?doorbell=poll&poll=0.02")
@@ -605,7 +629,7 @@ async def test_by_looking(own_mariadb: MariaDBServer, monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize(("rings", "polls"), [(True, False), (False, True)])
-async def test_whether_it_can_be_rung_is_tried(
+async def test_listener_polls_if_kill_query_does_not_reach_it(
     own_mariadb: MariaDBServer,
     monkeypatch: pytest.MonkeyPatch,
     rings: bool,
@@ -628,7 +652,7 @@ async def test_whether_it_can_be_rung_is_tried(
         await (await asyncio.wait_for(waiting, 5)).release()
 
 
-async def test_an_ear_that_is_lost_in_its_trial(
+async def test_open_whose_listener_is_lost_in_its_trial_raises_store_error(
     own_mariadb: MariaDBServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Then the client does not open: it would be deaf."""
@@ -653,7 +677,7 @@ async def test_an_ear_that_is_lost_in_its_trial(
         assert session_of(client)._listener._thread.is_alive()
 
 
-async def test_a_bell_as_mysql_has_it(
+async def test_notification_without_mariadbs_statement_blocks_arrives(
     own_mariadb: MariaDBServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """There is no block of statements there; a sleep that is ended may be an error."""
@@ -669,7 +693,7 @@ async def test_a_bell_as_mysql_has_it(
             assert time.monotonic() - began < 5
 
 
-async def test_a_table_is_changed_while_all_sleep(
+async def test_alter_table_while_listeners_sleep_succeeds_and_pushes_go_on(
     own_mariadb: MariaDBServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whoever does that waits for a sleep, which is short; then others hear of pushes as before."""
@@ -688,7 +712,7 @@ async def test_a_table_is_changed_while_all_sleep(
         await (await soon(waiting, within=5)).release()
 
 
-async def test_rings_that_were_lost(
+async def test_notifications_lost_after_their_commit_follow_with_the_next(
     own_mariadb: MariaDBServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It was committed, unheard: all for whom something was left are rung after the next one."""
@@ -722,7 +746,7 @@ async def test_rings_that_were_lost(
             await lease.release()
 
 
-async def test_a_connection_that_fails_at_once_again_and_again(
+async def test_listener_that_connects_but_cannot_read_retries_less_and_less_often(
     own_mariadb: MariaDBServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It connects less and less often, where it can, but not listen."""
@@ -745,7 +769,7 @@ async def test_a_connection_that_fails_at_once_again_and_again(
         await until(lambda: number(own_mariadb, client, bell=True) is not None)
 
 
-async def test_another_user_cannot_ring(
+async def test_handoff_to_another_database_user_is_logged_and_arrives_by_poll(
     own_mariadb: MariaDBServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Two users share a lock: the log says what to do, and what is left is read all the same."""
@@ -765,7 +789,7 @@ async def test_another_user_cannot_ring(
     assert "connect as one user" in caplog.text
 
 
-async def test_what_was_read_is_removed(
+async def test_push_that_was_read_is_delivered_once_and_removed(
     own_mariadb: MariaDBServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is delivered once, and does not stay in the database."""
@@ -789,7 +813,7 @@ async def test_what_was_read_is_removed(
         await lease.release()
 
 
-async def test_what_a_later_version_has_left(
+async def test_push_and_state_of_a_later_version_do_not_disturb_other_names(
     own_mariadb: MariaDBServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A push that cannot be read is no reason to hear no more; a state, to serve no other name."""
@@ -834,7 +858,7 @@ def ask(database: Database, operation: Operation[Any]) -> Any:
     return outcome.answer
 
 
-def test_an_answer_that_is_lost(
+def test_operation_whose_commit_answer_is_lost_is_done_once(
     mariadb_server: MariaDBServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What was committed, unheard, is done once: who asked has it, who gave back is told so."""
@@ -865,7 +889,7 @@ def test_an_answer_that_is_lost(
     database.close()
 
 
-def test_a_connection_that_is_lost_behind_the_commit(
+def test_connection_lost_while_notifying_repeats_no_committed_operation(
     mariadb_server: MariaDBServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What is done then, ringing somebody, is no reason to do anything twice."""
@@ -894,7 +918,9 @@ def releasing(client: str, name: str, fence: int, seq: int = 1) -> Release:
     return Release(name, WaiterId(client, seq), Form(3000), fence)
 
 
-def test_a_snapshot_between_two_operations(mariadb_server: MariaDBServer) -> None:
+def test_snapshot_between_operations_of_a_batch_shows_those_before_it(
+    mariadb_server: MariaDBServer,
+) -> None:
     """It shows what those before it have done, and those behind it are saved as well."""
     database = alone(mariadb_server, prefix="snapshot")
     page = ReadPage()
@@ -923,7 +949,9 @@ def posting(name: str, value: str) -> Post:
     return Post(name, 1, token="", declared=0, value=value, remember=60_000)
 
 
-def test_a_batch_that_is_longer_than_a_packet(own_mariadb: MariaDBServer) -> None:
+def test_batch_longer_than_a_packet_refuses_only_the_value_too_long_alone(
+    own_mariadb: MariaDBServer,
+) -> None:
     """All of it is done, by the same connection, but for what is too long alone, which is told."""
     database = small_packets(own_mariadb)
     connection = database.link.number()
@@ -946,7 +974,7 @@ def test_a_batch_that_is_longer_than_a_packet(own_mariadb: MariaDBServer) -> Non
     database.close()
 
 
-def test_the_longest_message(own_mariadb: MariaDBServer) -> None:
+def test_link_refuses_a_message_longer_than_max_allowed_packet(own_mariadb: MariaDBServer) -> None:
     """As long as the server takes; one that is a byte longer does not end the connection."""
     link = small_packets(own_mariadb).link
     longest = "SELECT '" + "x" * (65534 - 9) + "'"
@@ -960,7 +988,7 @@ def test_the_longest_message(own_mariadb: MariaDBServer) -> None:
     link.close()
 
 
-def test_pushes_for_more_waiters_than_a_packet_holds(
+def test_release_to_more_waiters_than_a_packet_holds_leaves_all_pushes(
     own_mariadb: MariaDBServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All are left for them: so many enter in one step as a group does, which enters as a whole."""
@@ -978,7 +1006,7 @@ def test_pushes_for_more_waiters_than_a_packet_holds(
     database.close()
 
 
-def test_opposite_orders(mariadb_server: MariaDBServer) -> None:
+def test_batches_of_names_in_opposite_orders_fail_nowhere(mariadb_server: MariaDBServer) -> None:
     """Several names at once, by two clients in opposite orders, new ones too: nobody is refused."""
     ann, bob = alone(mariadb_server, "ann"), alone(mariadb_server, "bob")
     names = [f"opposite-{number}" for number in range(30)]
@@ -1016,7 +1044,9 @@ def living(client: Database, name: str) -> list[bool]:
     return [waiter.alive for waiter in ask(client, ReadStatus(name)).waiters]
 
 
-def test_a_clock_that_is_set_back(mariadb_server: MariaDBServer) -> None:
+def test_dead_clients_stay_dead_and_are_swept_after_the_clock_is_set_back(
+    mariadb_server: MariaDBServer,
+) -> None:
     """The dead are passed over and forgotten as before, and not only when it has caught up."""
     database = before_the_dead(mariadb_server, "set-back")
     mariadb_server.execute("INSERT INTO aiolock_clients VALUES ('set-back', 'host', 7, 0)")
@@ -1030,7 +1060,9 @@ def test_a_clock_that_is_set_back(mariadb_server: MariaDBServer) -> None:
     database.close()
 
 
-def test_a_start_by_an_earlier_clock(own_mariadb: MariaDBServer) -> None:
+def test_waiter_counts_as_alive_after_a_restart_with_an_earlier_clock(
+    own_mariadb: MariaDBServer,
+) -> None:
     """Then, too, nobody is dead just after it."""
     database = before_the_dead(own_mariadb, "earlier")
     hour = 3_600_000_000
@@ -1041,7 +1073,9 @@ def test_a_start_by_an_earlier_clock(own_mariadb: MariaDBServer) -> None:
     database.close()
 
 
-async def test_ten_thousand_characters_and_nul(mariadb_server: MariaDBServer, prefix: str) -> None:
+async def test_names_of_unusual_characters_and_long_values_are_kept_apart(
+    mariadb_server: MariaDBServer, prefix: str
+) -> None:
     """Names and values are bytes to the database: blanks at the end, case, NUL are their own."""
     names = ["a", "A", "a ", "a\0", "a\0b", "\0a", "ü" * 512, "ü" * 511 + "u", "🙂" * 512]
     names.append("'; DROP TABLE aiolock_names")
@@ -1066,7 +1100,9 @@ async def test_ten_thousand_characters_and_nul(mariadb_server: MariaDBServer, pr
     ],
     ids=["it_refuses", "it_shortens_the_name"],
 )
-async def test_a_row_that_cannot_be_made(own_mariadb: MariaDBServer, change: str, why: str) -> None:
+async def test_acquire_of_a_name_whose_row_cannot_be_made_fails_alone(
+    own_mariadb: MariaDBServer, change: str, why: str
+) -> None:
     """Who asks for that name is told at once, and why; others at that time get their locks."""
     own_mariadb.execute(f"ALTER TABLE aiolock_names {change}")
     async with aiolock.connect(own_mariadb.url("app")) as client:
@@ -1079,7 +1115,9 @@ async def test_a_row_that_cannot_be_made(own_mariadb: MariaDBServer, change: str
             await lease.release()
 
 
-async def test_a_sweep(own_mariadb: MariaDBServer, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_sweep_removes_unused_names_and_rows_of_dead_clients_only(
+    own_mariadb: MariaDBServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What nobody needs is forgotten: unused names, inboxes and clients of the dead."""
     await settled(own_mariadb)
     monkeypatch.setattr(_database, "_SWEPT", 2)
@@ -1102,7 +1140,7 @@ async def test_a_sweep(own_mariadb: MariaDBServer, monkeypatch: pytest.MonkeyPat
         await held.release()
 
 
-async def test_clients_that_are_open_for_a_moment_sweep_as_well(
+async def test_aclose_of_a_client_open_for_a_moment_sweeps(
     own_mariadb: MariaDBServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """When they close, now and then: here, always."""
@@ -1139,7 +1177,7 @@ def names(server: MariaDBServer) -> list[bytes]:
     return [name for (name,) in server.execute("SELECT id FROM aiolock_names ORDER BY id")]
 
 
-async def test_sweeps_follow_each_other_while_names_are_forgotten(
+async def test_sweeps_follow_at_once_until_no_unused_name_is_left(
     own_mariadb: MariaDBServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With and without a state, however many there are; and none of them waits for a minute."""
@@ -1157,7 +1195,7 @@ async def test_sweeps_follow_each_other_while_names_are_forgotten(
         await until(lambda: session.rest == _session.HEARTBEAT)
 
 
-def test_a_hundred_dead_clients_at_a_time(
+def test_sweep_removes_a_hundred_dead_clients_in_two_commits(
     own_mariadb: MariaDBServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And as many pushes for them, in two commits; the next sweep comes soon if there are more."""
@@ -1184,7 +1222,7 @@ def commits(server: MariaDBServer) -> int:
     return int(server.execute("SHOW GLOBAL STATUS LIKE 'Com_delete'")[0][1])
 
 
-def test_a_dead_client_that_comes_back_is_not_forgotten(
+def test_sweep_keeps_a_dead_client_that_comes_back_meanwhile(
     own_mariadb: MariaDBServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It was dead when a sweep looked, and is alive when that removes what it has found."""
@@ -1206,7 +1244,7 @@ def test_a_dead_client_that_comes_back_is_not_forgotten(
     database.close()
 
 
-def test_names_are_forgotten_by_age_and_some_at_a_time(
+def test_sweep_removes_the_oldest_names_first_and_some_at_a_time(
     own_mariadb: MariaDBServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """However many that are in use have names before them."""
@@ -1226,7 +1264,7 @@ def test_names_are_forgotten_by_age_and_some_at_a_time(
     database.close()
 
 
-async def test_names_that_clients_wait_for_do_not_keep_a_sweep_from_the_others(
+async def test_sweep_skips_awaited_and_unreadable_names_and_removes_all_behind(
     own_mariadb: MariaDBServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nor those that cannot be read: they have their turn again, later."""
@@ -1256,7 +1294,7 @@ def queue_of(client: str) -> NameState:
 # --- The URL, the tables, rights
 
 
-def test_what_a_url_says() -> None:
+def test_url_parts_are_percent_decoded_and_repr_hides_the_password() -> None:
     """The parts of it, percent-encoded; no password is ever shown."""
     settings = _settings.from_url("mariadb://a%40b:p%2Fw@[::1]/d?poll=0.5&unix_socket=/s&create=1")
     assert (settings.user, settings.password, settings.database) == ("a@b", "p/w", "d")
@@ -1283,14 +1321,16 @@ def test_what_a_url_says() -> None:
         ("mysql://h/d?ssl_ca=/nowhere", "ssl_ca= in this URL is not there"),
     ],
 )
-def test_a_url_that_is_wrong(url: str, what: str) -> None:
+def test_connect_with_an_invalid_url_raises_value_error_without_the_password(
+    url: str, what: str
+) -> None:
     """It is told before anything is connected."""
     with pytest.raises(ValueError, match=what) as told:
         aiolock.connect(url)
     assert "w/x" not in str(told.value)
 
 
-async def test_by_a_socket(own_mariadb: MariaDBServer) -> None:
+async def test_url_with_unix_socket_connects_without_a_port(own_mariadb: MariaDBServer) -> None:
     """A server on the same machine needs no port."""
     url = f"mysql://root@localhost/shop?unix_socket={own_mariadb.socket}"
     async with pair(url) as (ours, theirs):
@@ -1301,14 +1341,16 @@ async def test_by_a_socket(own_mariadb: MariaDBServer) -> None:
         await (await soon(waiting, within=5)).release()
 
 
-async def test_no_server() -> None:
+async def test_open_without_a_server_raises_store_error_with_its_address() -> None:
     """An error that says where."""
     port = databases.free_port()
     with pytest.raises(aiolock.StoreError, match=f"MySQL at 127.0.0.1:{port}/x"):
         await aiolock.connect(f"mysql://app@127.0.0.1:{port}/x").open()
 
 
-async def test_no_tables(own_mariadb: MariaDBServer, capsys: pytest.CaptureFixture[str]) -> None:
+async def test_open_without_tables_or_rights_raises_store_error_with_the_remedy(
+    own_mariadb: MariaDBServer, capsys: pytest.CaptureFixture[str]
+) -> None:
     """An error that says which command makes them; and after that command it works."""
     own_mariadb.execute("CREATE DATABASE other")
     owner, url = (own_mariadb.url(user).replace("/shop", "/other") for user in ("root", "app"))
@@ -1327,7 +1369,9 @@ async def test_no_tables(own_mariadb: MariaDBServer, capsys: pytest.CaptureFixtu
         pass
 
 
-async def test_the_tables_on_the_way(own_mariadb: MariaDBServer) -> None:
+async def test_create_1_by_several_clients_at_once_makes_the_tables(
+    own_mariadb: MariaDBServer,
+) -> None:
     """`create=1` makes them, by as many as come at once, and again."""
     own_mariadb.execute("CREATE DATABASE other")
     url = own_mariadb.url(query="?create=1").replace("/shop", "/other")
@@ -1339,7 +1383,9 @@ async def test_the_tables_on_the_way(own_mariadb: MariaDBServer) -> None:
         await client.aclose()
 
 
-def test_the_tables_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
+def test_init_db_print_mysql_prints_the_schema_with_the_quoted_role(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     """For an owner who wants to read them first; without a server."""
     assert main(["init-db", "--print", "mysql", "--role", "we'ird@10.%"]) == 0
     text = capsys.readouterr().out
@@ -1347,7 +1393,9 @@ def test_the_tables_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
     assert "TO 'we''ird'@'10.%'" in text
 
 
-async def test_another_protocol(own_mariadb: MariaDBServer) -> None:
+async def test_open_accepts_tables_one_protocol_later_and_refuses_later_ones(
+    own_mariadb: MariaDBServer,
+) -> None:
     """Tables of the next version serve this one as well; of one later they are an error."""
     own_mariadb.execute("INSERT INTO aiolock_meta VALUES (2)")
     async with aiolock.connect(own_mariadb.url("app")) as client, client.lock("x"):
@@ -1358,7 +1406,7 @@ async def test_another_protocol(own_mariadb: MariaDBServer) -> None:
         await aiolock.connect(own_mariadb.url("app")).open()
 
 
-async def test_tables_of_the_version_before(
+async def test_open_on_tables_of_an_earlier_protocol_suggests_init_db(
     mariadb_server: MariaDBServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its owner is to bring them up to date first."""
@@ -1368,7 +1416,9 @@ async def test_tables_of_the_version_before(
         await aiolock.connect(mariadb_server.url("app")).open()
 
 
-async def test_encrypted(own_mariadb: MariaDBServer, tmp_path: Path) -> None:
+async def test_tls_with_ssl_ca_verifies_the_certificate_and_refuses_an_unknown_one(
+    own_mariadb: MariaDBServer, tmp_path: Path
+) -> None:
     """TLS, by a certificate that is looked at."""
     import trustme
 
@@ -1392,14 +1442,16 @@ async def test_encrypted(own_mariadb: MariaDBServer, tmp_path: Path) -> None:
         await aiolock.connect(own_mariadb.url("app", "?ssl=1")).open()
 
 
-async def test_a_client_by_another_name(mariadb_server: MariaDBServer) -> None:
+async def test_open_with_an_invalid_client_id_raises_value_error(
+    mariadb_server: MariaDBServer,
+) -> None:
     """A client's id is part of names of the server's locks: what cannot be, is told."""
     store = mysql.from_url(mariadb_server.url("app"), "x")
     with pytest.raises(ValueError, match="up to 48 letters"):
         await store.open("it's", None)  # type: ignore[arg-type]
 
 
-def test_without_the_driver() -> None:
+def test_connect_without_pymysql_raises_import_error_with_the_extra() -> None:
     """The error says which extra to install."""
     program = (
         "import sys; sys.modules['pymysql'] = None\n"
@@ -1413,7 +1465,7 @@ def test_without_the_driver() -> None:
     assert "pip install 'aiolock-redis[mysql]'" in printed
 
 
-def test_a_trial_takes_less_than_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_listener_trial_is_limited_to_one_second(monkeypatch: pytest.MonkeyPatch) -> None:
     """It sleeps for a second at most, so that opening is not slow where nobody rings."""
     asked = list[str]()
 

@@ -90,7 +90,9 @@ def grants_in(text: object) -> str:
 
 
 @pytest.mark.parametrize("role", ["nix", "nix@10.%", "it's", "root@nowhere"])
-def test_nobody_is_made(place: Place, role: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_init_db_for_a_role_that_does_not_exist_creates_no_user(
+    place: Place, role: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     """A user who is not there is an error: no account without a password comes of a typing error.
 
     MariaDB makes one by a GRANT, unless it is told not to.
@@ -101,7 +103,9 @@ def test_nobody_is_made(place: Place, role: str, capsys: pytest.CaptureFixture[s
     assert place.users() == before
 
 
-def test_somebody_of_other_hosts(place: Place, capsys: pytest.CaptureFixture[str]) -> None:
+def test_init_db_for_a_user_of_several_hosts_asks_which_one(
+    place: Place, capsys: pytest.CaptureFixture[str]
+) -> None:
     """The error says which there are; the one that is meant can be said."""
     name = place.user("10.%", "127.0.0.1")
     assert main(["init-db", place.url(), "--role", name]) == 1
@@ -112,7 +116,9 @@ def test_somebody_of_other_hosts(place: Place, capsys: pytest.CaptureFixture[str
     assert "aiolock" in grant
 
 
-async def test_a_role(place: Place) -> None:
+async def test_create_schema_for_a_mariadb_role_needs_an_at_sign_after_its_name(
+    place: Place,
+) -> None:
     """MariaDB's, which has no host, can be let in as well, if that is said."""
     role, user = place.user(kind="ROLE"), place.user()
     for public in ("public", role):
@@ -127,7 +133,9 @@ async def test_a_role(place: Place) -> None:
         pass
 
 
-def test_an_owner_who_may_not_look(place: Place, capsys: pytest.CaptureFixture[str]) -> None:
+def test_init_db_by_an_owner_without_access_to_users_creates_no_user(
+    place: Place, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Who owns a database need not have the right to see the users; nobody is made all the same."""
     owner, other = place.user(), place.user("10.%")
     place.run(f"GRANT ALL ON {place.name}.* TO {owner} WITH GRANT OPTION")
@@ -138,7 +146,9 @@ def test_an_owner_who_may_not_look(place: Place, capsys: pytest.CaptureFixture[s
     assert main(["init-db", place.url(owner), "--role", f"{other}@10.%"]) == 0
 
 
-def test_nobody_is_made_in_mysql(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_create_schema_on_mysql_8_creates_no_user_and_sets_a_known_sql_mode(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """MySQL 8 has another error for it, and does not know the mode that forbids it."""
     run_until = Link.run_until
 
@@ -168,7 +178,7 @@ def test_nobody_is_made_in_mysql(place: Place, monkeypatch: pytest.MonkeyPatch) 
 # --- What a client may do
 
 
-async def test_each_right_is_tried(place: Place) -> None:
+async def test_open_without_a_needed_right_quotes_the_grant_that_restores_it(place: Place) -> None:
     """One that is missing is an error when the client opens, which quotes what gives it."""
     mysql.create_schema(place.url())
     user = place.user("127.0.0.1")
@@ -193,7 +203,9 @@ async def test_each_right_is_tried(place: Place) -> None:
                 pass
 
 
-async def test_a_right_that_is_taken_away(place: Place) -> None:
+async def test_acquire_after_a_right_was_revoked_quotes_the_grant_that_restores_it(
+    place: Place,
+) -> None:
     """The error quotes what gives it back, to the account that the server has let in."""
     user = place.user("127.0.0.1")
     mysql.create_schema(place.url(), f"{user}@127.0.0.1")
@@ -209,7 +221,9 @@ async def test_a_right_that_is_taken_away(place: Place) -> None:
 # --- Who makes the tables
 
 
-def test_who_may_not_make_them(place: Place, capsys: pytest.CaptureFixture[str]) -> None:
+def test_init_db_without_the_right_to_create_quotes_a_grant_that_suffices(
+    place: Place, capsys: pytest.CaptureFixture[str]
+) -> None:
     """The error quotes what lets it: and that does, in this database alone."""
     user, other = place.user(), place.user()
     for roles in ([], ["--role", other]):
@@ -228,7 +242,9 @@ def test_who_may_not_make_them(place: Place, capsys: pytest.CaptureFixture[str])
     assert "GRANT CREATE, " in capsys.readouterr().err
 
 
-async def test_the_way_to_tables_is_barred(place: Place) -> None:
+async def test_create_1_without_the_right_to_create_fails_unless_tables_are_right(
+    place: Place,
+) -> None:
     """With `create=1` as well; and where the tables are right nothing is made, so all is well."""
     user = place.user()
     url = place.url(user, "?create=1")
@@ -250,7 +266,7 @@ async def test_the_way_to_tables_is_barred(place: Place) -> None:
         pass
 
 
-async def test_what_the_error_quotes_lets_it_make_them(place: Place) -> None:
+async def test_grant_quoted_by_a_failed_create_1_lets_the_client_open(place: Place) -> None:
     """After that one statement a client with `create=1` opens, and works."""
     user = place.user()
     place.server.execute(f"GRANT SELECT ON `{place.name}`.* TO {user}")
@@ -263,7 +279,7 @@ async def test_what_the_error_quotes_lets_it_make_them(place: Place) -> None:
 
 
 @pytest.mark.parametrize("which", ["postgresql", "mysql"])
-def test_the_schema_needs_no_driver(which: str) -> None:
+def test_init_db_print_without_a_driver_prints_and_init_db_url_fails(which: str) -> None:
     """It is a text: whoever reads it first, or hands it to an owner, need not have installed it."""
     program = (
         "import sys; sys.modules['pymysql'] = sys.modules['psycopg'] = None\n"

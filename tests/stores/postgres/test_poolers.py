@@ -116,7 +116,7 @@ async def traffic(pooler: PgBouncer, clients: int) -> AsyncGenerator[None]:
     ],
     ids=["last", "busy", "first", "first-of-two", "first-of-three", "one", "statements"],
 )
-async def test_bare_url_of_a_shared_session_is_refused_and_leaves_nothing(
+async def test_bare_url_of_a_shared_session_is_refused_and_leaves_no_state(
     server: PostgresServer, mode: Mode, settings: Sequence[str], count: int, busy: int
 ) -> None:
     """Whichever session the pooler gives next, each is as it was; the error says what to write."""
@@ -130,7 +130,7 @@ async def test_bare_url_of_a_shared_session_is_refused_and_leaves_nothing(
 
 
 @pytest.mark.one_loop
-async def test_listening_through_a_pooler_is_refused_and_leaves_nothing(
+async def test_listen_url_through_a_pooler_is_refused_and_leaves_no_state(
     server: PostgresServer,
 ) -> None:
     """The second URL must lead to the server itself, and is not believed without a look."""
@@ -143,7 +143,7 @@ async def test_listening_through_a_pooler_is_refused_and_leaves_nothing(
 
 
 @pytest.mark.one_loop
-async def test_an_opening_that_is_cancelled_anywhere_leaves_nothing(
+async def test_open_cancelled_at_any_time_leaves_no_state_in_the_sessions(
     server: PostgresServer,
 ) -> None:
     """A client that is given up so has set nothing before it knew whose session it was."""
@@ -209,7 +209,7 @@ async def killed(url: str) -> None:
 
 @pytest.mark.one_loop
 @pytest.mark.parametrize("durable", [1, 0])
-async def test_pooled_client_leaves_nothing_in_the_sessions(
+async def test_pooled_client_that_worked_or_was_killed_leaves_no_state_in_sessions(
     server: PostgresServer, durable: int
 ) -> None:
     """Whatever it does, and also when it is killed: each session of the pool is as it was."""
@@ -245,7 +245,7 @@ async def test_pooled_transaction_has_the_settings_of_an_own_session(
 
 
 @pytest.mark.one_loop
-async def test_setting_left_in_the_pool_keeps_no_push_back(server: PostgresServer) -> None:
+async def test_push_is_sent_despite_settings_left_in_the_pool(server: PostgresServer) -> None:
     """What an earlier version has left in the sessions means nothing to this one."""
     server.execute("ALTER ROLE app SET aiolock.flushed = on")
     server.execute("ALTER ROLE app SET aiolock.tells = true")
@@ -260,7 +260,7 @@ async def test_setting_left_in_the_pool_keeps_no_push_back(server: PostgresServe
 
 
 @pytest.mark.one_loop
-async def test_pooler_of_sessions_that_clears_none_gets_them_back_as_they_were(
+async def test_session_pooler_without_reset_query_gets_its_sessions_back_unchanged(
     server: PostgresServer,
 ) -> None:
     """Its URL is enough; a client that closes clears the session on which it listened."""
@@ -276,7 +276,7 @@ async def test_pooler_of_sessions_that_clears_none_gets_them_back_as_they_were(
 
 @pytest.mark.one_loop
 @pytest.mark.parametrize("make", ["init-db", "create=1"])
-async def test_making_the_schema_through_a_pooler_leaves_nothing(
+async def test_schema_made_through_a_pooler_leaves_no_state_in_the_sessions(
     server: PostgresServer, capsys: pytest.CaptureFixture[str], make: str
 ) -> None:
     """For the first time, and again; also where it fails."""

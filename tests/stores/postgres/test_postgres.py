@@ -107,7 +107,9 @@ def terminate(server: PostgresServer, pids: set[int]) -> None:
 # --- Connections
 
 
-async def test_two_connections(own_postgres: PostgresServer) -> None:
+async def test_client_with_fifty_waiters_has_two_connections_and_none_after_close(
+    own_postgres: PostgresServer,
+) -> None:
     """A client has two, whatever waits, and none is left when it closes."""
     async with aiolock.connect(own_postgres.url("app")) as client, client.lock("x"):
         waiting = [asyncio.create_task(take(client.lock("x"))) for _ in range(50)]
@@ -120,7 +122,9 @@ async def test_two_connections(own_postgres: PostgresServer) -> None:
     assert own_postgres.execute("SELECT count(*) FROM aiolock.clients") == [(0,)]
 
 
-async def test_the_commands_connection_is_ended(own_postgres: PostgresServer) -> None:
+async def test_commands_connection_ended_by_the_server_loses_no_holder_or_waiter(
+    own_postgres: PostgresServer,
+) -> None:
     """What was under way is sent again; who holds and who waits notices nothing."""
     async with pair(own_postgres.url("app")) as (ours, theirs):
         lease = await take(ours.lock("x"))
@@ -133,7 +137,9 @@ async def test_the_commands_connection_is_ended(own_postgres: PostgresServer) ->
         await second.release()
 
 
-async def test_what_was_under_way_is_sent_again(own_postgres: PostgresServer) -> None:
+async def test_acquire_under_way_when_its_connection_ends_is_sent_again(
+    own_postgres: PostgresServer,
+) -> None:
     """It waits for somebody else's lock, and its connection is ended in the midst of that."""
     async with aiolock.connect(own_postgres.url("app")) as client:
         with contextlib.closing(psycopg.connect(own_postgres.url())) as other:
@@ -200,7 +206,7 @@ class Hasty(threading.Thread):
         self.reset()
 
 
-async def test_a_connection_that_is_reset_while_nobody_looks(
+async def test_pipe_reset_between_an_answer_and_a_write_reconnects(
     postgres_server: PostgresServer, prefix: str
 ) -> None:
     """An answer has come, then a reset, and then something is written: it connects again."""
@@ -226,7 +232,9 @@ async def test_a_connection_that_is_reset_while_nobody_looks(
         proxy.stop()
 
 
-async def test_the_listening_connection_is_ended(own_postgres: PostgresServer) -> None:
+async def test_listening_connection_ended_by_the_server_misses_no_grant(
+    own_postgres: PostgresServer,
+) -> None:
     """It listens on another one, and asks for what it may have missed."""
     async with pair(own_postgres.url("app")) as (ours, theirs):
         lease = await take(ours.lock("x"))
@@ -242,7 +250,9 @@ async def test_the_listening_connection_is_ended(own_postgres: PostgresServer) -
         await (await soon(waiting, within=5)).release()
 
 
-async def test_a_waiter_that_was_killed_costs_nothing(own_postgres: PostgresServer) -> None:
+async def test_release_past_a_killed_waiter_grants_the_next_at_once(
+    own_postgres: PostgresServer,
+) -> None:
     """Its session's lock is gone with it, so it is passed over in the step that hands on."""
     url = own_postgres.url("app")
     # Others have had the time to come back since this server was started.
@@ -263,7 +273,9 @@ async def test_a_waiter_that_was_killed_costs_nothing(own_postgres: PostgresServ
         await (await asyncio.wait_for(waiting, 1.4)).release()  # a claim is 3 s
 
 
-async def test_a_child_does_not_keep_its_parent_alive(own_postgres: PostgresServer) -> None:
+async def test_fork_of_a_client_keeps_no_connection_of_its_dead_parent_open(
+    own_postgres: PostgresServer,
+) -> None:
     """A fork has let go of the parent's connections, which end with the parent."""
     async with parent_that_died(own_postgres.url("app")):
         await until(lambda: not own_postgres.backends())
@@ -278,7 +290,7 @@ def holds_a_socket(connection: psycopg.AsyncConnection[Any]) -> bool:
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 1
 
 
-async def test_a_fork_while_a_connection_is_greeted(
+async def test_fork_while_a_connection_is_greeted_does_not_inherit_the_socket(
     postgres_server: PostgresServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The child does not keep it, though nobody uses it yet: it listens soon."""
@@ -294,7 +306,7 @@ async def test_a_fork_while_a_connection_is_greeted(
         assert holds == [False]
 
 
-async def test_a_fork_while_a_connection_is_made(
+async def test_fork_while_a_connection_is_made_has_it_replaced_by_another(
     postgres_server: PostgresServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The child may have a copy of it: it is ended, and another one is made."""
@@ -315,7 +327,7 @@ async def test_a_fork_while_a_connection_is_made(
         assert not holds_a_socket(made[3])
 
 
-async def test_a_link_that_is_made_while_another_thread_forks() -> None:
+async def test_link_made_while_another_thread_forks_waits_for_the_fork() -> None:
     """Nothing is added to what the fork goes through meanwhile."""
     made = threading.Event()
 
@@ -338,7 +350,9 @@ _SETTLED = "SELECT clock_timestamp() > pg_postmaster_start_time() + interval '5 
 
 
 @pytest.mark.parametrize("how", ["fast", "immediate"])
-async def test_restart(own_postgres: PostgresServer, how: str) -> None:
+async def test_server_restart_keeps_holder_and_queue(
+    own_postgres: PostgresServer, how: str
+) -> None:
     """All that it knew it knows again: who holds goes on, who waits is next."""
     async with pair(own_postgres.url("app")) as (ours, theirs):
         async with ours.lock("x", ttl=60) as lease:
@@ -351,7 +365,7 @@ async def test_restart(own_postgres: PostgresServer, how: str) -> None:
         await second.release()
 
 
-async def test_a_server_that_does_not_answer(
+async def test_acquire_on_a_stopped_server_raises_store_error_naming_it(
     own_postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An error in time, that says where; and the next one is served when it goes on."""
@@ -367,7 +381,9 @@ async def test_a_server_that_does_not_answer(
 
 
 @pytest.mark.parametrize("pooled", [False, True])
-async def test_an_idle_session_is_not_ended(own_rights: PostgresServer, *, pooled: bool) -> None:
+async def test_idle_session_timeout_of_the_role_does_not_end_the_connections(
+    own_rights: PostgresServer, *, pooled: bool
+) -> None:
     """Whatever the role has set: who listens is idle for as long as nothing comes."""
     url = own_rights.url("app")
     setting = "SELECT name FROM pg_settings WHERE name = 'idle_session_timeout'"
@@ -386,7 +402,7 @@ async def test_an_idle_session_is_not_ended(own_rights: PostgresServer, *, poole
         own_rights.execute("ALTER ROLE app RESET idle_session_timeout")
 
 
-async def test_silence_is_noticed(
+async def test_listener_that_hears_nothing_moves_to_another_connection(
     postgres_server: PostgresServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nothing comes where it listens, though it is connected: it listens on another connection."""
@@ -400,7 +416,7 @@ async def test_silence_is_noticed(
         await until(lambda: listener._connection not in (None, before))
 
 
-async def test_busy_for_others(
+async def test_release_blocked_by_a_foreign_row_lock_is_tried_again(
     own_postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A deadlock, or a lock that somebody has on our rows, is no error: it is tried again."""
@@ -417,7 +433,7 @@ async def test_busy_for_others(
 
 
 @pytest.mark.one_loop
-async def test_ten_thousand_characters_and_nul(
+async def test_names_and_values_of_unusual_characters_are_kept_as_they_are(
     postgres_server: PostgresServer, prefix: str
 ) -> None:
     """Names and values are bytes to the database: blanks at the end, case, NUL are their own."""
@@ -440,7 +456,9 @@ async def test_ten_thousand_characters_and_nul(
             assert leader.value == "x" * 10_000
 
 
-async def test_a_batch_with_one_that_fails(postgres_server: PostgresServer, prefix: str) -> None:
+async def test_batch_with_a_failing_command_carries_out_the_others(
+    postgres_server: PostgresServer, prefix: str
+) -> None:
     """The others are carried out all the same."""
     async with aiolock.connect(postgres_server.url("app"), prefix=prefix) as client:
         store = store_of(client)
@@ -453,7 +471,9 @@ async def test_a_batch_with_one_that_fails(postgres_server: PostgresServer, pref
 
 
 @pytest.mark.one_loop
-async def test_opposite_orders(postgres_server: PostgresServer, prefix: str) -> None:
+async def test_acquire_of_names_in_opposite_orders_causes_no_database_deadlock(
+    postgres_server: PostgresServer, prefix: str
+) -> None:
     """Clients that want the same names in opposite orders, at once, never wait for each other."""
     url = postgres_server.url("app")
     names = [f"n{number}" for number in range(64)]
@@ -518,7 +538,7 @@ async def hand_off(
     [(RAISES, "asked again: the test says so"), (ENDS, "for 1 names")],
     ids=["raises", "ends"],
 )
-async def test_a_flush_that_fails(
+async def test_flush_that_fails_once_is_repeated_and_the_waiter_is_notified(
     own_postgres: PostgresServer,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
@@ -534,7 +554,7 @@ async def test_a_flush_that_fails(
     assert logged in caplog.text
 
 
-async def test_a_flush_that_fails_again_and_again(
+async def test_flush_that_failed_is_repeated_with_the_next_heartbeat(
     own_postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is tried again by each heartbeat, should nothing else try it."""
@@ -596,7 +616,7 @@ async def hand_on_untold(
     return await asyncio.wait_for(waiting, 10)
 
 
-async def test_a_flush_that_fails_for_good_is_given_up(
+async def test_flush_that_always_fails_is_given_up_and_the_waiter_asks_by_itself(
     own_rights: PostgresServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The waiter asks by itself, and the next one is notified once the right is given back."""
@@ -616,7 +636,7 @@ async def test_a_flush_that_fails_for_good_is_given_up(
     assert caplog.text.count("learns of that only when") == 1
 
 
-async def test_notifying_again_fails_for_good_and_is_given_up(
+async def test_notify_again_that_keeps_failing_is_given_up_and_the_waiter_asks(
     own_postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The session has ended, and the tables cannot be asked: the waiter asks by itself."""
@@ -628,7 +648,9 @@ async def test_notifying_again_fails_for_good_and_is_given_up(
         await hand_off(ours, theirs)
 
 
-async def test_an_answer_that_is_lost_with_the_flush(own_postgres: PostgresServer) -> None:
+async def test_release_whose_answer_and_flush_are_lost_still_notifies_the_waiter(
+    own_postgres: PostgresServer,
+) -> None:
     """The release is sent again, and finds nothing to do: who was granted the lock hears of it."""
     at_first(own_postgres, ENDS)
     async with pair(own_postgres.url("app")) as (ours, theirs):
@@ -647,7 +669,9 @@ async def test_an_answer_that_is_lost_with_the_flush(own_postgres: PostgresServe
         await releasing
 
 
-async def test_an_answer_to_a_break_that_is_lost(own_postgres: PostgresServer) -> None:
+async def test_break_whose_answer_is_lost_raises_store_error_of_unknown_outcome(
+    own_postgres: PostgresServer,
+) -> None:
     """It is sent again, and finds nothing: nobody knows which of the two broke the lock."""
     async with pair(own_postgres.url("app")) as (ours, theirs):
         held = await take(theirs.lock("x", ttl=60))
@@ -663,7 +687,9 @@ async def test_an_answer_to_a_break_that_is_lost(own_postgres: PostgresServer) -
         assert not await ours.lock("x").break_(held.fence)
 
 
-async def test_a_claim_that_ends_before_anybody_hears_of_it(own_postgres: PostgresServer) -> None:
+async def test_claim_that_ends_before_its_push_is_granted_to_the_waiter_again(
+    own_postgres: PostgresServer,
+) -> None:
     """The connection is away for longer than a claim: who had it comes back to its place."""
     at_first(own_postgres, ENDS)
     async with pair(own_postgres.url("app")) as (ours, theirs):
@@ -678,7 +704,7 @@ async def test_a_claim_that_ends_before_anybody_hears_of_it(own_postgres: Postgr
         await hand_off(ours, theirs, after=3.3)
 
 
-async def test_notifying_again_fails(own_postgres: PostgresServer) -> None:
+async def test_notify_again_that_fails_once_is_repeated(own_postgres: PostgresServer) -> None:
     """It is tried again."""
     at_first(own_postgres, ENDS)
     at_first(own_postgres, RAISES, "notify_again", "bytea")
@@ -686,7 +712,7 @@ async def test_notifying_again_fails(own_postgres: PostgresServer) -> None:
         await hand_off(ours, theirs)
 
 
-async def test_a_flush_without_an_answer(
+async def test_flush_without_an_answer_ends_the_connection_after_reply_timeout(
     own_postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its connection is taken for dead, though no command waits for an answer."""
@@ -703,7 +729,7 @@ async def test_a_flush_without_an_answer(
         await (await soon(waiting)).release()
 
 
-async def test_a_heartbeat_is_one_statement(
+async def test_heartbeat_without_a_failed_flush_sends_no_flush(
     own_postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """There is no flush behind it, unless one before it has failed."""
@@ -720,7 +746,9 @@ async def test_a_heartbeat_is_one_statement(
         assert not store_of(client)._pipe._notices.failed
 
 
-async def test_what_is_not_flushed_needs_no_flush(own_postgres: PostgresServer) -> None:
+async def test_handoff_with_durable_0_notifies_without_a_flush(
+    own_postgres: PostgresServer,
+) -> None:
     """With `durable=0`, who is granted the lock is told with the transaction that grants it."""
     own_postgres.execute(
         "CREATE OR REPLACE FUNCTION aiolock.flush() RETURNS void LANGUAGE plpgsql AS"
@@ -731,7 +759,9 @@ async def test_what_is_not_flushed_needs_no_flush(own_postgres: PostgresServer) 
         assert not store_of(ours)._pipe._notices.failed
 
 
-async def test_closed_behind_a_flush_that_fails(own_postgres: PostgresServer) -> None:
+async def test_aclose_behind_a_failing_flush_notifies_the_waiter_first(
+    own_postgres: PostgresServer,
+) -> None:
     """A client closes only when it has told what there was to tell."""
     at_first(own_postgres, RAISES, times=4)
     async with aiolock.connect(own_postgres.url("app")) as theirs:
@@ -743,7 +773,7 @@ async def test_closed_behind_a_flush_that_fails(own_postgres: PostgresServer) ->
         await (await soon(waiting)).release()
 
 
-async def test_what_is_not_in_the_tables_needs_no_flush(own_postgres: PostgresServer) -> None:
+async def test_pushes_of_done_request_and_break_need_no_flush(own_postgres: PostgresServer) -> None:
     """That something is done, broken or wanted by others is told with the transaction itself."""
     own_postgres.execute(
         "CREATE OR REPLACE FUNCTION aiolock.flush() RETURNS void LANGUAGE plpgsql AS"
@@ -780,7 +810,9 @@ FORM = "{3000,0,0,0,0,0,0,0,0,0,0,0}"
 
 
 @pytest.mark.one_loop
-def test_operations_in_one_transaction(postgres_server: PostgresServer, prefix: str) -> None:
+def test_operations_in_one_transaction_report_only_their_own_pushes(
+    postgres_server: PostgresServer, prefix: str
+) -> None:
     """Each tells what is its own, in its answer or for the flush, and nothing of the one before."""
     one, two = f"{prefix} one".encode(), f"{prefix} two".encode()
     acquire = "SELECT aiolock.acquire(%s, 'me', %s, %s, 9000, 0, true, 0, 0)"
@@ -803,7 +835,9 @@ def test_operations_in_one_transaction(postgres_server: PostgresServer, prefix: 
 
 
 @pytest.mark.one_loop
-def test_a_copy_that_comes_too_late(postgres_server: PostgresServer, prefix: str) -> None:
+def test_late_copy_of_any_command_changes_nothing(
+    postgres_server: PostgresServer, prefix: str
+) -> None:
     """It takes, prolongs, counts and queues nothing."""
     key = prefix.encode()
     with contextlib.closing(postgres_server.connect("app")) as app:
@@ -828,7 +862,9 @@ def test_a_copy_that_comes_too_late(postgres_server: PostgresServer, prefix: str
         assert call("acquire", key, "me", 1, FORM, 30_000, 0, True, 0, 2**62).startswith("granted")
 
 
-async def test_nobody_is_dead_just_after_a_start(own_postgres: PostgresServer) -> None:
+async def test_client_that_does_not_listen_is_dead_only_seconds_after_a_restart(
+    own_postgres: PostgresServer,
+) -> None:
     """Nobody has had the time to come back; later, who has not is dead."""
     own_postgres.execute("INSERT INTO aiolock.clients VALUES ('gone', 5, 'h', 1)")
     listens = "SELECT aiolock._listens('gone')"
@@ -842,7 +878,9 @@ async def test_nobody_is_dead_just_after_a_start(own_postgres: PostgresServer) -
 
 
 @pytest.mark.one_loop
-async def test_a_clock_that_was_set_back_since_the_start(own_rights: PostgresServer) -> None:
+async def test_client_is_dead_if_the_server_seems_to_start_in_the_future(
+    own_rights: PostgresServer,
+) -> None:
     """The server seems to start in the future; by then the dead have been dead for long."""
     source = "SELECT pg_get_functiondef('aiolock._is_held(bigint)'::regprocedure)"
     ((function,),) = own_rights.execute(source)
@@ -895,7 +933,9 @@ asyncio.run(main())
 
 
 @pytest.mark.parametrize("length", [0, 100])
-async def test_a_stopped_process_keeps_no_row(own_postgres: PostgresServer, length: int) -> None:
+async def test_process_stopped_while_writing_a_transaction_keeps_no_row_locked(
+    own_postgres: PostgresServer, length: int
+) -> None:
     """Stopped while it writes a transaction, before the end of that: none of it is begun."""
     url = own_postgres.url("app")
     program = [sys.executable, "-P", "-c", STOPS, url, str(length)]
@@ -924,7 +964,9 @@ async def test_a_stopped_process_keeps_no_row(own_postgres: PostgresServer, leng
 # --- In front of it, and beside it
 
 
-async def test_through_a_pooler(own_postgres: PostgresServer) -> None:
+async def test_pooled_client_through_pgbouncer_is_handed_the_lock_and_reconnects(
+    own_postgres: PostgresServer,
+) -> None:
     """Commands go through PgBouncer, each transaction by another session; listening does not."""
     if not shutil.which("pgbouncer"):
         pytest.skip("no pgbouncer here")
@@ -941,7 +983,9 @@ async def test_through_a_pooler(own_postgres: PostgresServer) -> None:
                 pass
 
 
-async def test_through_a_pooler_of_sessions(postgres_server: PostgresServer, prefix: str) -> None:
+async def test_bare_url_of_a_session_pooler_is_handed_the_lock(
+    postgres_server: PostgresServer, prefix: str
+) -> None:
     """Its connections are like the server's own, also for listening; and another client's later."""
     if not shutil.which("pgbouncer"):
         pytest.skip("no pgbouncer here")
@@ -954,7 +998,7 @@ async def test_through_a_pooler_of_sessions(postgres_server: PostgresServer, pre
                 await hand_off(ours, theirs)
 
 
-async def test_listening_elsewhere(
+async def test_open_with_listen_url_of_another_server_raises_store_error(
     own_postgres: PostgresServer,
     postgres_server: PostgresServer,
     monkeypatch: pytest.MonkeyPatch,
@@ -966,7 +1010,9 @@ async def test_listening_elsewhere(
         await aiolock.connect(url).open()
 
 
-async def test_a_standby(own_postgres: PostgresServer) -> None:
+async def test_standby_is_refused_until_promoted_and_then_keeps_holder_and_queue(
+    own_postgres: PostgresServer,
+) -> None:
     """A standby is no place for locks, and says so; promoted it is, and knows what it was sent."""
     with Standby(own_postgres) as standby:
         with pytest.raises(aiolock.StoreError, match="target_session_attrs"):
@@ -983,7 +1029,9 @@ async def test_a_standby(own_postgres: PostgresServer) -> None:
             await second.release()
 
 
-async def test_a_synchronous_standby(own_postgres: PostgresServer) -> None:
+async def test_grant_is_not_answered_before_the_synchronous_standby_has_it(
+    own_postgres: PostgresServer,
+) -> None:
     """Nobody hears of a grant that the standby does not have: who holds goes on after a crash."""
     with Standby(own_postgres) as standby:
         own_postgres.execute("ALTER SYSTEM SET synchronous_standby_names = '*'")
@@ -1043,7 +1091,9 @@ async def fail_over(primary: PostgresServer, standby: Standby) -> None:
         ("?pooled=1&listen_url=postgresql://x/y%3Fconnect_timeout%3Dinf", "not 'inf'"),
     ],
 )
-def test_a_url_that_says_too_much(query: str, what: str) -> None:
+def test_connect_with_an_unknown_or_invalid_url_option_raises_value_error(
+    query: str, what: str
+) -> None:
     """An option that is not known, alone, or no number is an error before any I/O."""
     with pytest.raises(ValueError, match=what):
         aiolock.connect(f"postgresql://app@127.0.0.1/x{query}")
@@ -1051,7 +1101,7 @@ def test_a_url_that_says_too_much(query: str, what: str) -> None:
 
 @pytest.mark.one_loop
 @pytest.mark.parametrize("password", ["50%secret", "s3/cret", "se/c@ret", "se?cret"])
-def test_a_password_is_not_shown(password: str) -> None:
+def test_connect_with_an_unencoded_password_raises_value_error_without_it(password: str) -> None:
     """Also where it is written in such a way that it is none."""
     with pytest.raises(ValueError, match=r"percent-encode .*%2F.*%3F.*%40.*%25") as raised:
         aiolock.connect(f"postgresql://app:{password}@db/shop")
@@ -1059,7 +1109,9 @@ def test_a_password_is_not_shown(password: str) -> None:
 
 
 @pytest.mark.one_loop
-async def test_a_schema_of_somebody_else(own_postgres: PostgresServer) -> None:
+async def test_create_schema_in_a_schema_of_another_role_is_refused(
+    own_postgres: PostgresServer,
+) -> None:
     """The owner's rights would be lent to whatever that role has put there."""
     own_postgres.execute("CREATE DATABASE other OWNER app")
     url = f"postgresql://app@127.0.0.1:{own_postgres.port}/other"
@@ -1072,7 +1124,7 @@ async def test_a_schema_of_somebody_else(own_postgres: PostgresServer) -> None:
         pass
 
 
-async def test_a_server_that_says_nothing_more(
+async def test_open_on_a_server_that_stops_after_the_greeting_raises_store_error(
     own_postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It has greeted, and stops then: an error in time, and nothing is left of it."""
@@ -1090,7 +1142,7 @@ async def test_a_server_that_says_nothing_more(
 
 
 @pytest.mark.parametrize("which", ["_pipe", "_listener"])
-async def test_lost_as_soon_as_it_is_greeted(
+async def test_connection_lost_right_after_its_greeting_is_made_again(
     postgres_server: PostgresServer, monkeypatch: pytest.MonkeyPatch, which: str
 ) -> None:
     """Coming back, it comes back once more; where a client opens, it is an error."""
@@ -1115,7 +1167,7 @@ async def test_lost_as_soon_as_it_is_greeted(
                 await aiolock.connect(postgres_server.url("app")).open()
 
 
-async def test_told_what_it_does_not_know(
+async def test_push_of_an_unknown_type_is_logged_and_the_answers_still_count(
     postgres_server: PostgresServer, prefix: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The answers are heard all the same."""
@@ -1130,7 +1182,9 @@ async def test_told_what_it_does_not_know(
     assert "could not be delivered" in caplog.text
 
 
-async def test_sent_again_in_their_order(postgres_server: PostgresServer) -> None:
+async def test_commands_sent_again_keep_their_order_at_equal_times(
+    postgres_server: PostgresServer,
+) -> None:
     """Also those that were asked for at one and the same time, as a coarse clock has it."""
     async with aiolock.connect(postgres_server.url("app")) as client:
         pipe = store_of(client)._pipe
@@ -1150,7 +1204,7 @@ async def test_sent_again_in_their_order(postgres_server: PostgresServer) -> Non
 
 
 @pytest.mark.one_loop
-def test_a_dark_host_leaves_time_for_the_next() -> None:
+def test_link_to_several_hosts_waits_long_enough_for_each() -> None:
     """They are tried one after the other, each for as long as it is allowed to take."""
     store = aiolock.connect("postgresql://app@a,b,c/x")._engine.store
     assert isinstance(store, PostgresStore)
@@ -1165,7 +1219,7 @@ def _never(_: object) -> Any:
 
 
 @pytest.mark.one_loop
-def test_what_a_url_says() -> None:
+def test_url_options_reach_aiolock_or_libpq_and_repr_hides_the_password() -> None:
     """Its options are aiolock's own, or libpq's; no password is ever shown."""
     store = aiolock.connect(
         "postgres://app:secret@one,two:5433/d?durable=0&sslmode=disable"
@@ -1180,7 +1234,9 @@ def test_what_a_url_says() -> None:
 
 
 @pytest.mark.one_loop
-async def test_options_with_blanks(own_postgres: PostgresServer) -> None:
+async def test_url_options_with_blanks_and_plus_signs_reach_libpq_as_written(
+    own_postgres: PostgresServer,
+) -> None:
     """They come to libpq as they were written: to it a plus sign is no blank."""
     query = "?options=-c%20geqo%3Doff&application_name=a%20b+c"
     async with aiolock.connect(own_postgres.url("app", query)) as client:
@@ -1196,7 +1252,9 @@ async def test_options_with_blanks(own_postgres: PostgresServer) -> None:
 
 @pytest.mark.one_loop
 @pytest.mark.parametrize("encoding", ["LATIN1", "SQL_ASCII"])
-async def test_another_encoding(own_postgres: PostgresServer, encoding: str) -> None:
+async def test_database_of_another_encoding_keeps_names_and_values(
+    own_postgres: PostgresServer, encoding: str
+) -> None:
     """Whatever the database keeps texts in, names and values are what they were."""
     own_postgres.execute(f"CREATE DATABASE other TEMPLATE template0 ENCODING '{encoding}'")
     owner = f"postgresql://postgres@127.0.0.1:{own_postgres.port}/other"
@@ -1216,7 +1274,7 @@ async def test_another_encoding(own_postgres: PostgresServer, encoding: str) -> 
             await store_of(ours)._pipe.call(Call("read", "x", [b"\\xzz"], text))
 
 
-async def test_no_server() -> None:
+async def test_open_without_a_server_raises_store_error_with_its_address() -> None:
     """An error that says where."""
     port = databases.free_port()
     with pytest.raises(aiolock.StoreError, match=f"PostgreSQL at 127.0.0.1:{port}/x"):
@@ -1224,7 +1282,9 @@ async def test_no_server() -> None:
 
 
 @pytest.mark.one_loop
-async def test_no_schema(own_postgres: PostgresServer, capsys: pytest.CaptureFixture[str]) -> None:
+async def test_open_without_schema_or_usage_raises_store_error_with_the_remedy(
+    own_postgres: PostgresServer, capsys: pytest.CaptureFixture[str]
+) -> None:
     """An error that says which command makes it; and after that command it works."""
     own_postgres.execute("CREATE DATABASE other")
     owner = own_postgres.url().replace("/postgres", "/other").replace("//other", "//postgres")
@@ -1251,7 +1311,9 @@ CALLED = sorted({*_wire.FUNCTIONS, "hello", "protocol"})
 
 @pytest.mark.one_loop
 @pytest.mark.parametrize("function", CALLED)
-async def test_a_right_that_is_missing(own_rights: PostgresServer, function: str) -> None:
+async def test_open_without_execute_on_a_function_names_the_missing_grant(
+    own_rights: PostgresServer, function: str
+) -> None:
     """It is noticed when a client opens, and not when that function is called."""
     named = f"aiolock.{function}"
     own_rights.execute(f"REVOKE EXECUTE ON FUNCTION {named} FROM app")
@@ -1266,7 +1328,7 @@ async def test_a_right_that_is_missing(own_rights: PostgresServer, function: str
 
 
 @pytest.mark.one_loop
-def test_a_user_that_the_url_does_not_name(
+def test_error_for_a_url_without_user_names_the_user_of_pguser(
     own_rights: PostgresServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is who libpq takes, from PGUSER say; this process need not even have a name."""
@@ -1292,7 +1354,9 @@ def test_a_user_that_the_url_does_not_name(
 
 
 @pytest.mark.one_loop
-async def test_who_listens_as_another_lacks_a_right(own_rights: PostgresServer) -> None:
+async def test_open_with_a_listen_role_that_lacks_rights_names_that_role(
+    own_rights: PostgresServer,
+) -> None:
     """The advice is for that one, and not for who commands."""
     own_rights.execute("CREATE ROLE ear LOGIN")
     try:
@@ -1304,7 +1368,7 @@ async def test_who_listens_as_another_lacks_a_right(own_rights: PostgresServer) 
 
 
 @pytest.mark.one_loop
-async def test_a_service_file(
+async def test_url_with_only_a_service_opens_by_the_service_file(
     own_rights: PostgresServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A URL may say no more than the name of the service."""
@@ -1318,7 +1382,9 @@ async def test_a_service_file(
 
 
 @pytest.mark.one_loop
-def test_where_a_service_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_place_of_a_url_with_a_service_is_the_service_unless_it_has_a_host(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """It has a name; where that is, is known to libpq only, which may not find it."""
     monkeypatch.setenv("PGHOST", "elsewhere")
     for query, where in (
@@ -1344,13 +1410,15 @@ def test_schema_has_the_values_of_the_protocol_and_no_names_of_constants() -> No
 
 
 @pytest.mark.one_loop
-def test_all_that_is_called_is_granted() -> None:
+def test_schema_grants_exactly_the_called_functions_and_check_fence() -> None:
     """And of what is granted, a client calls all but what is for its user."""
     assert {*CALLED, "check_fence"} == {*_schema.functions()}
 
 
 @pytest.mark.one_loop
-async def test_a_function_that_is_missing(own_postgres: PostgresServer) -> None:
+async def test_open_on_a_schema_that_lacks_a_function_suggests_init_db(
+    own_postgres: PostgresServer,
+) -> None:
     """An older schema: the error says which command makes the newer one."""
     own_postgres.execute("DROP FUNCTION aiolock.notify_again")
     with pytest.raises(aiolock.StoreError, match=r"no function notify_again .*init-db URL"):
@@ -1358,7 +1426,7 @@ async def test_a_function_that_is_missing(own_postgres: PostgresServer) -> None:
 
 
 @pytest.mark.one_loop
-async def test_a_schema_that_leaves_nothing_to_other_calls_will_do(
+async def test_client_on_a_schema_without_go_on_locks_and_requests_release(
     own_postgres: PostgresServer,
 ) -> None:
     """It is older, has no function for that, and does all at once."""
@@ -1367,7 +1435,9 @@ async def test_a_schema_that_leaves_nothing_to_other_calls_will_do(
         assert not await client.lock("y").request_release()
 
 
-async def test_a_command_that_fails_at_the_opening(own_postgres: PostgresServer) -> None:
+async def test_open_whose_first_command_fails_raises_its_message_once(
+    own_postgres: PostgresServer,
+) -> None:
     """What is wrong is said once, without the statement in which it was."""
     own_postgres.execute(
         "CREATE OR REPLACE FUNCTION aiolock.beat(c text) RETURNS text LANGUAGE plpgsql AS"
@@ -1381,7 +1451,7 @@ async def test_a_command_that_fails_at_the_opening(own_postgres: PostgresServer)
 
 @pytest.mark.one_loop
 @pytest.mark.parametrize("where", ["init-db", "create=1"])
-async def test_who_may_not_make_the_schema(
+async def test_create_schema_without_the_right_names_the_grant_it_needs(
     own_postgres: PostgresServer, capsys: pytest.CaptureFixture[str], where: str
 ) -> None:
     """The error says what lets this role make it, and not what lets it use it."""
@@ -1404,7 +1474,9 @@ async def test_who_may_not_make_the_schema(
 
 
 @pytest.mark.one_loop
-async def test_a_schema_that_somebody_else_has_made(own_postgres: PostgresServer) -> None:
+async def test_create_1_uses_an_existing_schema_or_names_the_grant_it_needs(
+    own_postgres: PostgresServer,
+) -> None:
     """With `create=1` it is used as it is; where that is not allowed, the error says so."""
     url = own_postgres.url("app", "?create=1")
     async with aiolock.connect(url) as client, client.lock("x"):
@@ -1415,7 +1487,9 @@ async def test_a_schema_that_somebody_else_has_made(own_postgres: PostgresServer
 
 
 @pytest.mark.one_loop
-async def test_the_schema_on_the_way(own_postgres: PostgresServer) -> None:
+async def test_create_1_by_several_clients_at_once_makes_the_schema(
+    own_postgres: PostgresServer,
+) -> None:
     """`create=1` makes it, by as many as come at once, and again."""
     own_postgres.execute("CREATE DATABASE other")
     url = f"postgresql://postgres@127.0.0.1:{own_postgres.port}/other?create=1"
@@ -1428,7 +1502,9 @@ async def test_the_schema_on_the_way(own_postgres: PostgresServer) -> None:
 
 
 @pytest.mark.one_loop
-def test_the_schema_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+def test_init_db_without_a_url_prints_the_schema_with_the_quoted_role(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     """For an owner who wants to read it first; without a server."""
     assert main(["init-db", "--role", 'we"ird']) == 0
     text = capsys.readouterr().out
@@ -1438,14 +1514,16 @@ def test_the_schema_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.one_loop
 @pytest.mark.parametrize("url", ["redis://localhost", "postgresql://app@127.0.0.1:1/x"])
-def test_the_schema_cannot_be_made(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_init_db_that_cannot_make_the_schema_exits_1_with_one_line(
+    url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     """The exit code and one line say so."""
     assert main(["init-db", url]) == 1
     assert len(capsys.readouterr().err.splitlines()) == 1
 
 
 @pytest.mark.one_loop
-async def test_another_protocol(
+async def test_open_accepts_a_schema_one_protocol_later_and_refuses_others(
     own_postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A schema of the next version serves this one, of one later or before it is an error."""
@@ -1460,7 +1538,9 @@ async def test_another_protocol(
 
 
 @pytest.mark.one_loop
-async def test_a_later_schema_stays(own_postgres: PostgresServer) -> None:
+async def test_schema_of_a_later_protocol_is_not_replaced_by_an_older_one(
+    own_postgres: PostgresServer,
+) -> None:
     """Neither a client of this version that may make it nor its owner brings the older back."""
     url = own_postgres.url("postgres")
     protocol = "CREATE OR REPLACE FUNCTION aiolock.protocol() RETURNS integer LANGUAGE sql"
@@ -1474,7 +1554,9 @@ async def test_a_later_schema_stays(own_postgres: PostgresServer) -> None:
 
 
 @pytest.mark.one_loop
-async def test_another_isolation(own_postgres: PostgresServer) -> None:
+async def test_isolation_of_the_role_is_overridden_or_refused_when_pooled(
+    own_postgres: PostgresServer,
+) -> None:
     """Ours is set for each connection; where that cannot be, behind a pooler, it is an error."""
     own_postgres.execute("ALTER ROLE app SET default_transaction_isolation = 'serializable'")
     async with aiolock.connect(own_postgres.url("app")) as client, client.lock("x"):
@@ -1508,7 +1590,9 @@ EQUAL = ["bigint", "boolean", "bytea", "name, text", "oid", "text"]
 
 
 @pytest.mark.one_loop
-async def test_a_hostile_search_path(own_rights: PostgresServer) -> None:
+async def test_search_path_of_the_caller_replaces_no_function_or_operator(
+    own_rights: PostgresServer,
+) -> None:
     """What is called is what was meant, whatever the caller has of the same name."""
     own_rights.execute("CREATE SCHEMA mine AUTHORIZATION app")
     try:
@@ -1544,7 +1628,9 @@ async def test_a_hostile_search_path(own_rights: PostgresServer) -> None:
 
 
 @pytest.mark.one_loop
-def test_without_the_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_connect_without_psycopg_raises_import_error_with_the_extra(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """The error says which extra to install."""
     program = (
         "import sys; sys.modules['psycopg'] = None\n"
@@ -1567,7 +1653,9 @@ def check(connection: psycopg.Connection[Any], lease: aiolock.Lease) -> None:
 
 
 @pytest.mark.one_loop
-async def test_check_fence(own_postgres: PostgresServer) -> None:
+async def test_check_fence_keeps_the_lock_from_others_until_the_transaction_ends(
+    own_postgres: PostgresServer,
+) -> None:
     """Nobody has the lock before the transaction ends: not by a release, a break, or an expiry."""
     async with pair(own_postgres.url("app")) as (ours, theirs):
         lease = await take(ours.lock("x", ttl=1.5, renew=False))
@@ -1614,7 +1702,7 @@ UNUSUAL = {
 
 
 @pytest.mark.one_loop
-async def test_unusual_settings(own_rights: PostgresServer) -> None:
+async def test_role_with_unusual_settings_changes_no_result(own_rights: PostgresServer) -> None:
     """They change nothing: neither in the user's sessions, nor in aiolock's own."""
     for name, value in UNUSUAL.items():
         own_rights.execute(f"ALTER ROLE app SET {name} = {value}")
@@ -1634,7 +1722,7 @@ async def test_unusual_settings(own_rights: PostgresServer) -> None:
 
 
 @pytest.mark.one_loop
-async def test_release_beside_a_transaction_that_has_checked_is_deferred_until_its_end(
+async def test_release_beside_a_checking_transaction_is_deferred_until_its_end(
     own_postgres: PostgresServer,
 ) -> None:
     """Who releases goes on at once, and may have to end the transaction; no other enters before."""
@@ -1669,7 +1757,7 @@ async def test_release_beside_a_transaction_that_has_checked_is_deferred_until_i
 
 @pytest.mark.one_loop
 @pytest.mark.parametrize("waits", [True, False])
-async def test_transaction_that_has_checked_outlives_the_client(
+async def test_checking_transaction_that_outlives_the_client_keeps_the_lock(
     own_postgres: PostgresServer,
     *,
     waits: bool,
@@ -1696,7 +1784,7 @@ async def test_transaction_that_has_checked_outlives_the_client(
 
 
 @pytest.mark.one_loop
-async def test_once_beside_a_transaction_that_has_checked_is_done_at_its_end(
+async def test_once_beside_a_checking_transaction_is_done_at_its_end(
     own_postgres: PostgresServer,
 ) -> None:
     """Who has done the work goes on at once; who wants it done waits for the transaction."""
@@ -1724,7 +1812,7 @@ async def test_once_beside_a_transaction_that_has_checked_is_done_at_its_end(
 
 
 @pytest.mark.one_loop
-async def test_downgrade_beside_a_transaction_that_has_checked_lets_readers_in_at_its_end(
+async def test_downgrade_beside_a_checking_transaction_admits_readers_at_its_end(
     own_postgres: PostgresServer,
 ) -> None:
     """Who downgrades goes on at once, and no reader enters before the transaction has ended."""
@@ -1743,7 +1831,7 @@ async def test_downgrade_beside_a_transaction_that_has_checked_lets_readers_in_a
 
 
 @pytest.mark.one_loop
-async def test_transactions_around_the_lock_that_check_lose_no_update(
+async def test_check_fence_in_transactions_around_the_lock_loses_no_update(
     own_postgres: PostgresServer,
 ) -> None:
     """Each reads and writes between its check and its commit, which is after the release."""
@@ -1771,7 +1859,9 @@ async def test_transactions_around_the_lock_that_check_lose_no_update(
 
 
 @pytest.mark.one_loop
-async def test_an_old_snapshot_elsewhere(own_postgres: PostgresServer) -> None:
+async def test_handoff_beside_a_repeatable_read_transaction_goes_on(
+    own_postgres: PostgresServer,
+) -> None:
     """A transaction that sees the tables as they were keeps no lock from being handed on."""
     async with pair(own_postgres.url("app")) as (ours, theirs):
         async with ours.lock("x"):
@@ -1794,7 +1884,9 @@ async def test_an_old_snapshot_elsewhere(own_postgres: PostgresServer) -> None:
 
 
 @pytest.mark.one_loop
-async def test_renewed_in_a_transaction(own_postgres: PostgresServer) -> None:
+async def test_lease_checked_in_an_open_transaction_is_renewed(
+    own_postgres: PostgresServer,
+) -> None:
     """A lease is renewed while a transaction that has checked it is open."""
     async with (
         aiolock.connect(own_postgres.url("app")) as client,
@@ -1828,7 +1920,9 @@ _SCANS = (
 
 
 @pytest.mark.one_loop
-async def test_plans_stand(own_postgres: PostgresServer) -> None:
+async def test_commands_scan_no_table_whether_planned_empty_or_bloated(
+    own_postgres: PostgresServer,
+) -> None:
     """No table is read from end to end, whether the planner has seen all of them empty or full."""
 
     async def again() -> None:
@@ -1855,7 +1949,9 @@ async def test_plans_stand(own_postgres: PostgresServer) -> None:
 
 
 @pytest.mark.one_loop
-async def test_a_sweep(own_postgres: PostgresServer) -> None:
+async def test_sweep_removes_unused_names_and_gone_clients_only(
+    own_postgres: PostgresServer,
+) -> None:
     """What nobody needs any more goes, some at a time; what somebody does stays."""
     await until(lambda: own_postgres.execute(_SETTLED) == [(True,)], after=5)
     own_postgres.execute(
@@ -1880,7 +1976,9 @@ _GONE = (
 
 
 @pytest.mark.one_loop
-async def test_a_sweep_where_many_clients_are_gone(own_postgres: PostgresServer) -> None:
+async def test_sweep_of_many_gone_clients_removes_a_part_and_keeps_no_lock(
+    own_postgres: PostgresServer,
+) -> None:
     """Some go at a time, past those that live, and no lock of the server is kept for them."""
     await until(lambda: own_postgres.execute(_SETTLED) == [(True,)], after=5)
     fill(own_postgres)
@@ -1902,7 +2000,7 @@ async def test_a_sweep_where_many_clients_are_gone(own_postgres: PostgresServer)
 
 
 @pytest.mark.one_loop
-async def test_names_are_forgotten_where_clients_cannot_be(
+async def test_sweep_that_cannot_remove_clients_removes_names_and_logs_failures(
     own_postgres: PostgresServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     """What keeps the one from going does not keep the other; and a sweep that fails is told."""
@@ -1925,7 +2023,9 @@ async def test_names_are_forgotten_where_clients_cannot_be(
 
 
 @pytest.mark.one_loop
-async def test_a_sweep_where_nothing_was_granted(own_postgres: PostgresServer) -> None:
+async def test_sweep_removes_dead_waiters_of_names_without_a_grant(
+    own_postgres: PostgresServer,
+) -> None:
     """The dead that wait for an event go as well, and who lives stays."""
     await until(lambda: own_postgres.execute(_SETTLED) == [(True,)], after=5)
     ask = "SELECT aiolock.acquire(%s, %s, 1, %s, 30000, 0, true, 0, 0)"
@@ -1939,7 +2039,9 @@ async def test_a_sweep_where_nothing_was_granted(own_postgres: PostgresServer) -
 
 
 @pytest.mark.one_loop
-async def test_a_sweep_beside_a_transaction_that_has_checked(own_postgres: PostgresServer) -> None:
+async def test_sweep_leaves_a_grant_checked_in_an_open_transaction(
+    own_postgres: PostgresServer,
+) -> None:
     """A grant that an open transaction has checked is left to a later sweep, which goes on."""
     await until(lambda: own_postgres.execute(_SETTLED) == [(True,)], after=5)
     ask = "SELECT aiolock.acquire(%s, 'gone', 1, %s, 30000, 0, true, 0, 0)"
@@ -1966,7 +2068,7 @@ def fill(server: PostgresServer) -> None:
 _NAMES = "SELECT count(*) FROM aiolock.names"
 
 
-async def test_sweeps_follow_each_other_while_names_are_forgotten(
+async def test_sweeps_follow_at_once_with_one_timer_until_no_unused_name_is_left(
     own_postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """However many there are, none waits for a minute, and there is one timer for the next one."""
@@ -1988,7 +2090,7 @@ _HELD = (
 )
 
 
-async def test_names_behind_names_in_use_are_forgotten_at_once(
+async def test_sweep_skips_names_in_use_and_removes_all_behind_them(
     own_postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As many as come, and those that are in use are not looked at again and again."""
@@ -2010,7 +2112,9 @@ async def test_names_behind_names_in_use_are_forgotten_at_once(
 
 
 @pytest.mark.one_loop
-async def test_sweep_finds_by_age_what_to_forget(own_postgres: PostgresServer) -> None:
+async def test_sweep_reads_no_younger_names_and_their_use_updates_no_index(
+    own_postgres: PostgresServer,
+) -> None:
     """It reads no younger name, however many there are; and using one writes to no index."""
     own_postgres.execute(
         "INSERT INTO aiolock.names (name, fence) SELECT convert_to('young ' || n, 'UTF8'),"
@@ -2036,7 +2140,7 @@ async def test_sweep_finds_by_age_what_to_forget(own_postgres: PostgresServer) -
 
 
 @pytest.mark.one_loop
-async def test_sweep_does_not_look_again_at_what_it_has_removed(
+async def test_sweep_does_not_read_removed_names_again(
     own_postgres: PostgresServer,
 ) -> None:
     """They stay in the index while a transaction sees them: the next sweep begins behind."""
@@ -2052,7 +2156,7 @@ async def test_sweep_does_not_look_again_at_what_it_has_removed(
 
 
 @pytest.mark.one_loop
-async def test_clients_that_listen_are_not_looked_at_for_an_hour(
+async def test_sweep_marks_listening_clients_as_seen_and_removes_gone_ones_behind(
     own_postgres: PostgresServer,
 ) -> None:
     """However many there are: those behind them that are gone are forgotten all the same."""
@@ -2066,7 +2170,9 @@ async def test_clients_that_listen_are_not_looked_at_for_an_hour(
 
 
 @pytest.mark.one_loop
-async def test_schema_of_before_gets_what_sweeps_need(own_postgres: PostgresServer) -> None:
+async def test_init_db_on_an_older_schema_adds_columns_beside_clients_at_work(
+    own_postgres: PostgresServer,
+) -> None:
     """Run once more, beside clients at work, `init-db` adds the columns, and the indexes."""
     url = own_postgres.url("app")
     own_postgres.execute("ALTER TABLE aiolock.names DROP COLUMN due, DROP COLUMN later")
@@ -2086,7 +2192,7 @@ async def test_schema_of_before_gets_what_sweeps_need(own_postgres: PostgresServ
     assert own_postgres.execute(overloads) == [(1,)]
 
 
-async def test_clients_that_are_open_for_a_moment_sweep_as_well(
+async def test_aclose_of_a_client_open_for_less_than_a_sweep_interval_may_sweep(
     own_postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """When they close, now and then; and no timer for the next sweep is left."""
@@ -2103,7 +2209,7 @@ async def test_clients_that_are_open_for_a_moment_sweep_as_well(
 
 
 @pytest.mark.one_loop
-def test_pinned() -> None:
+def test_session_settings_of_a_url_without_options_are_durable_and_pinned() -> None:
     """What is set for a connection is what its URL says."""
     durable = _settings.from_url("postgresql://app@h/d").session()
     assert "synchronous_commit" not in durable

@@ -50,25 +50,25 @@ DO_NOT = (
 
 
 @pytest.mark.parametrize("version", SERVE)
-def test_version_of_postgresql_is_accepted(version: str) -> None:
+def test_check_version_of_a_postgresql_distribution_accepts_it(version: str) -> None:
     """As distributors write it."""
     _server.check_version(version)
 
 
 @pytest.mark.parametrize("version", DO_NOT)
-def test_version_of_a_look_alike_is_refused(version: str) -> None:
+def test_check_version_of_a_look_alike_raises_failed(version: str) -> None:
     """It speaks the protocol, and has no advisory locks, or no LISTEN."""
     with pytest.raises(Failed, match="is not PostgreSQL"):
         _server.check_version(version)
 
 
-def test_version_before_13_is_refused() -> None:
+def test_check_version_before_13_raises_failed() -> None:
     """With words, rather than with a function that is missing there."""
     with pytest.raises(Failed, match=r"PostgreSQL 12\.17 is too old"):
         _server.check_version("PostgreSQL 12.17 on x86_64-pc-linux-gnu")
 
 
-async def test_look_alike_is_refused_at_the_opening_and_by_init_db(
+async def test_open_and_init_db_on_a_look_alike_are_refused_and_make_nothing(
     server: PostgresServer, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """By what it says of itself, before anything is made or set there."""
@@ -86,7 +86,7 @@ async def test_look_alike_is_refused_at_the_opening_and_by_init_db(
     assert server.execute("SELECT FROM pg_namespace WHERE nspname = 'aiolock'") == []
 
 
-async def test_server_whose_advisory_locks_exclude_nobody_is_refused(
+async def test_open_on_a_server_whose_advisory_locks_do_not_exclude_is_refused(
     server: PostgresServer,
 ) -> None:
     """Whatever it says that it is."""
@@ -111,7 +111,7 @@ READ_ONLY = {
 
 
 @pytest.mark.parametrize("where", READ_ONLY)
-async def test_read_only_by_default_says_where_and_what_to_do(
+async def test_open_on_a_read_only_default_names_the_setting_and_its_reset(
     server: PostgresServer, capsys: pytest.CaptureFixture[str], where: str
 ) -> None:
     """It is no standby: the error names the setting, and the statement that takes it back."""
@@ -132,7 +132,9 @@ async def test_read_only_by_default_says_where_and_what_to_do(
     assert f"{resetting} default_transaction_read_only" in capsys.readouterr().err
 
 
-async def test_who_listens_read_only_is_told(server: PostgresServer) -> None:
+async def test_open_with_a_read_only_listen_role_names_the_reset_of_that_role(
+    server: PostgresServer,
+) -> None:
     """Also where only the role of the second URL is, which writes who listens."""
     server.execute("CREATE ROLE ear LOGIN")
     server.execute("ALTER ROLE ear SET default_transaction_read_only = on")
@@ -141,14 +143,16 @@ async def test_who_listens_read_only_is_told(server: PostgresServer) -> None:
         await aiolock.connect(url).open()
 
 
-async def test_options_that_make_it_read_only_are_named(server: PostgresServer) -> None:
+async def test_open_with_url_options_of_read_only_names_those_options(
+    server: PostgresServer,
+) -> None:
     """They are in the URL itself."""
     url = server.url("app", "?options=-c%20default_transaction_read_only%3Don")
     with pytest.raises(aiolock.StoreError, match="options= in the URL"):
         await aiolock.connect(url).open()
 
 
-async def test_standby_is_said_to_be_one(
+async def test_open_and_init_db_on_a_standby_are_refused_as_such(
     server: PostgresServer, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """By the command as well, and where somebody is to listen there."""

@@ -46,7 +46,7 @@ class Parts:
 
 
 @virtual
-async def test_a_pass_in_parts() -> None:
+async def test_queue_pass_does_one_part_in_each_turn_of_the_loop() -> None:
     """One part in each iteration of the loop, and no timer after the last."""
     parts = Parts()
     parts.look_by(0)
@@ -63,7 +63,7 @@ async def test_a_pass_in_parts() -> None:
 
 @virtual
 @pytest.mark.parametrize("seconds", [0, 1])
-async def test_what_is_due_during_a_pass(seconds: int) -> None:
+async def test_queue_pass_that_is_due_during_another_follows_it(seconds: int) -> None:
     """There is another pass in time, but not before the end of that."""
     parts = Parts()
 
@@ -82,7 +82,7 @@ async def test_what_is_due_during_a_pass(seconds: int) -> None:
 
 @virtual
 @pytest.mark.parametrize("within", [True, False])
-async def test_closed_during_a_pass(*, within: bool) -> None:
+async def test_queue_closed_during_a_pass_leaves_no_timer(*, within: bool) -> None:
     """By a step of it, or between two: nothing is left of it."""
     parts = Parts()
 
@@ -101,7 +101,7 @@ async def test_closed_during_a_pass(*, within: bool) -> None:
 
 
 @virtual
-async def test_a_pass_that_fails() -> None:
+async def test_queue_pass_that_fails_is_followed_by_another() -> None:
     """There is another one, as soon as something is due."""
     parts, errors = Parts(), list[object]()
     loop = asyncio.get_running_loop()
@@ -122,7 +122,9 @@ async def test_a_pass_that_fails() -> None:
 
 
 @virtual
-async def test_who_has_left_during_a_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_queue_pass_asks_by_the_first_waiter_that_has_not_left(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """It is not the one that asks for all: the first that is still there is."""
     monkeypatch.setattr(_passes, "PART", 1)
     of = servers()

@@ -77,7 +77,7 @@ class TestMemory(LockContract, OnceContract, BoardContract, ReadersContract):
         await asyncio.sleep(0.01)
         return [name in server_of(server).left_behind for server in self._memory].count(True)
 
-    async def test_released_before_the_answer(self) -> None:
+    async def test_acquire_released_before_its_answer_is_busy_and_leaves_nothing(self) -> None:
         """A waiter that is released before its answer is told so, and nothing is left of it."""
         async with self.peers(2) as (ann, bob):
             name, waiter = fresh_name(), ann.waiter()

@@ -33,7 +33,7 @@ async def told(client: LockClient) -> str | None:
 
 
 @virtual
-async def test_one_leads_and_all_see_it() -> None:
+async def test_leader_is_seen_by_all_clients_while_a_minority_is_gone() -> None:
     """A client that asks gets the leader, also if a minority is gone, or was emptied."""
     async with clients(of := servers(), 3, longest_ttl=10, ttl=6) as (ours, other, third):
         assert await told(third) is None
@@ -54,7 +54,7 @@ async def test_one_leads_and_all_see_it() -> None:
 
 
 @virtual
-async def test_each_leader_is_seen_by_who_watches() -> None:
+async def test_observe_sees_each_leader_soon_and_leaves_nothing() -> None:
     """By a push; nothing is left of those that watch, and a minority is not needed."""
     async with clients(of := servers(), 3, ttl=6) as (ours, other, third):
         seen = list[tuple[str, float]]()
@@ -87,7 +87,7 @@ async def test_each_leader_is_seen_by_who_watches() -> None:
 
 
 @virtual
-async def test_who_watches_while_no_majority_can_be_reached() -> None:
+async def test_observe_without_a_majority_sees_the_leader_afterwards() -> None:
     """The observer stands aside meanwhile, and sees the leader afterwards."""
     async with clients(of := servers(), 2, ttl=6) as (ours, other):
         seen = asyncio.get_running_loop().create_future()
@@ -116,7 +116,7 @@ async def test_who_watches_while_no_majority_can_be_reached() -> None:
 
 
 @virtual
-async def test_what_is_put_up_at_a_minority() -> None:
+async def test_leader_posted_at_a_minority_is_written_back_when_read() -> None:
     """A client that reads the leader writes it back: no later client gets an older one."""
     async with clients(of := servers(), 2) as (ours, other):
         said = list[Any]()
@@ -132,7 +132,7 @@ async def test_what_is_put_up_at_a_minority() -> None:
 
 
 @virtual
-async def test_what_ends_in_a_moment_is_not_written_back() -> None:
+async def test_posted_value_that_ends_soon_is_not_written_back() -> None:
     """Else copies of copies would keep it alive for as long as it is read."""
     async with clients(of := servers(), 1) as (client,):
         of[0]._members[0].post(BOARD, 7, "7 half", 900, lambda *_: None)
@@ -141,7 +141,7 @@ async def test_what_ends_in_a_moment_is_not_written_back() -> None:
 
 
 @virtual
-async def test_without_a_majority() -> None:
+async def test_leader_without_a_majority_raises_store_error() -> None:
     """No client is told of a leader."""
     async with clients(of := servers(), 2) as (ours, other), ours.election("a").campaign("ours"):
         for server in of[1:]:

@@ -139,7 +139,9 @@ _MINORITIES = [
 
 
 @pytest.mark.parametrize(("majority", "how"), _MINORITIES, indirect=["majority"])
-async def test_a_minority_is_not_needed(links: Links, how: str) -> None:
+async def test_handoffs_and_renewals_go_on_during_any_fault_of_a_minority(
+    links: Links, how: str
+) -> None:
     """Two clients pass a lock to and fro meanwhile, and a lease is held, whatever breaks there."""
     breaks, mends = BREAKS[how]
     async with links.client() as ours, links.client() as theirs:
@@ -208,7 +210,9 @@ class Rates:
 
 
 @pytest.mark.parametrize("how", ["killed", "stopped", "cut_off", "restarted_empty"])
-async def test_readers_and_writers_need_no_minority(links: Links, how: str) -> None:
+async def test_readers_and_writers_go_on_during_faults_of_a_minority(
+    links: Links, how: str
+) -> None:
     """Readers and writers go on during any fault, and a writer is never beside another task."""
     breaks, mends = BREAKS[how]
     async with links.client() as ours, links.client() as theirs:
@@ -231,7 +235,7 @@ async def test_readers_and_writers_need_no_minority(links: Links, how: str) -> N
         assert rates.together > 1
 
 
-async def test_without_a_majority_nobody_goes_on(links: Links) -> None:
+async def test_body_without_a_majority_is_cancelled_and_no_waiter_enters(links: Links) -> None:
     """A body is cancelled at the end of its lease; no task enters before a majority is back."""
     more = range(len(links.minority) + 1)
     async with links.client() as ours, links.client() as theirs:
@@ -255,7 +259,7 @@ async def test_without_a_majority_nobody_goes_on(links: Links) -> None:
         await lease.release()
 
 
-async def test_replies_to_a_break_that_are_lost(links: Links) -> None:
+async def test_break_whose_replies_are_all_lost_raises_store_error(links: Links) -> None:
     """Whoever breaks a lock without a reply of any server is not told that nobody held it."""
     async with links.client() as breaker:
         for proxy in links.proxies:  # a client opens with a majority
@@ -277,7 +281,7 @@ def _unheard(take_away: Callable[..., None], proxy: Proxy, link: Link, *about: A
     take_away(*about)
 
 
-async def test_a_client_opens_with_a_majority(links: Links) -> None:
+async def test_open_with_a_majority_succeeds_and_with_fewer_names_the_missing(links: Links) -> None:
     """It needs no more; with fewer it says which do not answer, and why."""
     for number in links.minority:
         links.servers[number].kill()
@@ -290,7 +294,9 @@ async def test_a_client_opens_with_a_majority(links: Links) -> None:
         await links.client().open()
 
 
-async def test_leases_of_an_earlier_opening(three: Majority, prefix: str) -> None:
+async def test_leases_of_an_earlier_opening_take_no_vote_from_a_holder(
+    three: Majority, prefix: str
+) -> None:
     """What is left of an earlier opening takes no vote from who holds the lock in this one."""
     three.vouch(prefix, LONGEST)
     ours, theirs = [
@@ -299,7 +305,9 @@ async def test_leases_of_an_earlier_opening(three: Majority, prefix: str) -> Non
     await check_what_an_opening_leaves(ours, theirs)
 
 
-async def test_nothing_is_left(three: Majority, prefix: str) -> None:
+async def test_votes_and_waiters_are_removed_also_at_a_server_that_was_stopped(
+    three: Majority, prefix: str
+) -> None:
     """Votes and lines of dead clients go, also at a server that came back meanwhile."""
     three.vouch(prefix, LONGEST)
     async with aiolock.connect(three.urls, prefix=prefix, longest_ttl=LONGEST) as client:
@@ -334,7 +342,7 @@ async def killed(locker: Locker) -> None:
     await locker.wait()
 
 
-async def test_a_holder_that_is_killed(lockers: list[Locker]) -> None:
+async def test_holder_killed_is_followed_when_its_lease_has_ended(lockers: list[Locker]) -> None:
     """The next enters when its lease has ended, and no earlier."""
     first, second, _ = lockers
     await first.lock(ttl=1.5)
@@ -347,7 +355,9 @@ async def test_a_holder_that_is_killed(lockers: list[Locker]) -> None:
     await second.unlock()
 
 
-async def test_a_waiter_that_is_killed(three: Majority, lockers: list[Locker], prefix: str) -> None:
+async def test_waiter_killed_is_skipped_by_the_servers(
+    three: Majority, lockers: list[Locker], prefix: str
+) -> None:
     """The servers skip the dead waiter: no client waits for a lease of its."""
     first, second, third = lockers
     async with aiolock.connect(three.urls, prefix=prefix, longest_ttl=LONGEST) as client:
@@ -363,7 +373,7 @@ async def test_a_waiter_that_is_killed(three: Majority, lockers: list[Locker], p
         await third.unlock()
 
 
-async def test_a_waiter_that_is_stopped(
+async def test_waiter_stopped_at_its_grant_enters_after_the_next_one(
     three: Majority, lockers: list[Locker], prefix: str
 ) -> None:
     """It costs a claim, and once it goes on it enters after the one that has entered meanwhile."""
@@ -384,7 +394,9 @@ async def test_a_waiter_that_is_stopped(
         await second.unlock()
 
 
-async def test_a_holder_that_is_stopped(lockers: list[Locker]) -> None:
+async def test_holder_stopped_past_its_ttl_is_cancelled_when_it_goes_on(
+    lockers: list[Locker],
+) -> None:
     """Its body is cancelled when it goes on, and another has a higher fence by then."""
     first, second, _ = lockers
     await first.lock(ttl=1.0)

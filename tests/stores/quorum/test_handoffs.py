@@ -53,7 +53,7 @@ def _grow(entered: list[tuple[int, int]]) -> bool:
 
 
 @virtual
-async def test_no_server_hears_of_it() -> None:
+async def test_local_handoff_in_order_sends_the_servers_few_commands() -> None:
     """In order, under fences that grow; each entry would be two commands to each server."""
     entered = list[tuple[int, int]]()
     async with clients(of := servers(), 1) as (client,):
@@ -69,7 +69,7 @@ async def test_no_server_hears_of_it() -> None:
 
 
 @virtual
-async def test_another_client_has_its_turn() -> None:
+async def test_waiter_of_another_client_has_its_turn_within_64_local_handoffs() -> None:
     """It stands in line, so those that come after it are behind it, and fences go on."""
     entered = list[tuple[int, int]]()
     async with clients(of := servers(), 2) as (ann, bob):
@@ -91,7 +91,7 @@ async def test_another_client_has_its_turn() -> None:
 
 
 @virtual
-async def test_who_waits_for_long_stands_in_line() -> None:
+async def test_local_waiter_that_waits_for_long_is_queued_at_the_servers() -> None:
     """So others see it, and are behind it."""
     entered = list[tuple[int, int]]()
     async with clients(servers(), 2) as (ann, bob):
@@ -117,7 +117,7 @@ async def _enter(client: LockClient, order: list[str], who: str, after: float) -
 
 
 @virtual
-async def test_who_came_before_one_of_ours_is_before_it() -> None:
+async def test_local_handoff_does_not_overtake_an_earlier_waiter_elsewhere() -> None:
     """An answer about the lines is too old after a body that takes longer."""
     entered, order = list[tuple[int, int]](), list[str]()
     async with clients(servers(), 2) as (ann, bob):
@@ -133,7 +133,7 @@ async def test_who_came_before_one_of_ours_is_before_it() -> None:
 
 
 @virtual
-async def test_who_waits_here_stands_in_line_before_it_is_given_back() -> None:
+async def test_local_waiter_enters_at_once_when_the_holder_is_broken() -> None:
     """So it enters at once, though the lock that it waited for was broken."""
     entered = list[tuple[int, int]]()
     loop = asyncio.get_running_loop()
@@ -163,7 +163,9 @@ async def _stay(client: LockClient, entered: list[tuple[int, int]], seconds: flo
 
 @virtual
 @pytest.mark.parametrize("own", [True, False])
-async def test_a_loss_is_told_to_who_has_it(*, own: bool) -> None:
+async def test_break_after_a_local_handoff_takes_the_lease_of_the_present_holder(
+    *, own: bool
+) -> None:
     """Broken by the fence that a client sees: its own, or another."""
     entered = list[tuple[int, int]]()
     async with clients(of := servers(), 2) as (ann, bob):
@@ -214,7 +216,7 @@ def _releases_for_good(of: Sequence[Server], client: int) -> list[Callable[[], o
 
 
 @virtual
-async def test_who_comes_back_after_a_hand_off_has_another_number() -> None:
+async def test_late_copy_of_a_release_after_a_handoff_takes_no_vote() -> None:
     """Its first acquisition was released for good: a late copy of that takes no vote of it."""
     loop: Any = asyncio.get_running_loop()
     async with clients(of := servers(), 1, ttl=3) as (client,):
@@ -250,7 +252,7 @@ async def test_who_comes_back_after_a_hand_off_has_another_number() -> None:
 
 
 @virtual
-async def test_who_comes_back_after_a_loss_has_another_number() -> None:
+async def test_late_copy_of_a_release_after_a_loss_takes_no_vote() -> None:
     """The client may hear of the grant and of its loss at once, and then asks again."""
     async with Peer(store_on(of := servers())) as ours:
         sent = _releases_for_good(of, 0)
@@ -270,7 +272,7 @@ async def test_who_comes_back_after_a_loss_has_another_number() -> None:
 
 
 @virtual
-async def test_a_lease_that_was_handed_on_is_renewed() -> None:
+async def test_lease_of_a_local_handoff_is_renewed() -> None:
     """The next task has the lock by the first one's votes; other waiters are served after it."""
     entered = list[tuple[int, int]]()
     async with clients(of := servers(), 1) as (client,):
@@ -283,7 +285,7 @@ async def test_a_lease_that_was_handed_on_is_renewed() -> None:
 
 
 @virtual
-async def test_a_lease_that_was_handed_on_is_lost_without_a_majority() -> None:
+async def test_lease_of_a_local_handoff_without_a_majority_is_lost() -> None:
     """At the deadline of the votes, as any other."""
     entered = list[tuple[int, int]]()
     async with clients(of := servers(), 1) as (client,):
@@ -301,7 +303,7 @@ async def test_a_lease_that_was_handed_on_is_lost_without_a_majority() -> None:
 
 
 @virtual
-async def test_cancelled_while_it_waits_here() -> None:
+async def test_local_waiter_that_is_cancelled_leaves_nothing() -> None:
     """Nothing is left of it anywhere."""
     entered = list[tuple[int, int]]()
     async with clients(of := servers(), 1) as (client,):
@@ -320,7 +322,7 @@ async def test_cancelled_while_it_waits_here() -> None:
 
 
 @virtual
-async def test_closed_in_the_middle_of_it() -> None:
+async def test_aclose_during_local_handoffs_ends_waiters_and_leaves_nothing() -> None:
     """Waiters are told, and the holder has lost the lock; nothing is left at any server."""
     entered = list[tuple[int, int]]()
     async with clients(of := servers(), 2) as (ann, bob):
@@ -336,7 +338,7 @@ async def test_closed_in_the_middle_of_it() -> None:
 
 
 @pytest.mark.one_loop
-async def test_of_real_servers() -> None:
+async def test_local_handoffs_on_real_servers_have_rising_fences() -> None:
     """The same by the scripts: fences grow, over two clients that come and go."""
     entered = list[tuple[int, int]]()
     with Majority() as majority:

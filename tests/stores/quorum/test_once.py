@@ -75,7 +75,7 @@ async def dies_half_way(of: Sequence[Server], client: LockClient, number: int) -
 
 @pytest.mark.parametrize("size", [3, 5])
 @virtual
-async def test_of_many_deliveries_one(size: int) -> None:
+async def test_once_on_many_clients_is_done_by_one_and_told_to_all(size: int) -> None:
     """One client does it; the waiters are told at once, and so are later clients."""
     loop = asyncio.get_running_loop()
     async with clients(of := servers(size), 3) as all_of_them:
@@ -101,7 +101,7 @@ async def test_of_many_deliveries_one(size: int) -> None:
 
 
 @virtual
-async def test_results() -> None:
+async def test_once_result_is_returned_to_another_client_with_a_server_gone() -> None:
     """The result is kept beside the mark, at each server where either is read."""
     async with clients(of := servers(), 2) as (ours, other):
 
@@ -116,7 +116,7 @@ async def test_results() -> None:
 
 
 @virtual
-async def test_a_run_that_fails() -> None:
+async def test_once_whose_work_fails_is_tried_by_the_next_client() -> None:
     """After a failure the next waiter tries; a client that does not wait is told at once."""
     async with clients(of := servers(), 2) as (ours, other):
 
@@ -134,7 +134,7 @@ async def test_a_run_that_fails() -> None:
 
 
 @virtual
-async def test_without_a_majority_nobody_knows() -> None:
+async def test_once_finished_without_a_majority_raises_store_error() -> None:
     """The client that has done it is told so, and it may be done again."""
     async with clients(of := servers(), 2, ttl=5) as (ours, other):
 
@@ -173,7 +173,7 @@ async def refuse(of: Sequence[Server], seconds: float) -> None:
 
 @pytest.mark.parametrize("those", [(0, 1, 2), (0, 1), (1, 2)])
 @virtual
-async def test_a_majority_that_refuses_for_a_moment_is_told_again(those: Sequence[int]) -> None:
+async def test_done_marker_refused_for_a_moment_is_sent_again(those: Sequence[int]) -> None:
     """The votes stand until then: whoever waits is told that it is done, also at this client."""
     loop = asyncio.get_running_loop()
     async with clients(of := servers(), 2) as (ours, other):
@@ -202,7 +202,7 @@ async def test_a_majority_that_refuses_for_a_moment_is_told_again(those: Sequenc
 
 
 @virtual
-async def test_a_majority_that_refuses_until_the_lease_ends() -> None:
+async def test_done_marker_refused_until_the_lease_ends_raises_store_error() -> None:
     """Then the votes are given back, and the next one does it, also where the lease is longer."""
     loop = asyncio.get_running_loop()
     async with clients(of := servers(), 2, ttl=20) as (ours, other):
@@ -221,7 +221,7 @@ async def test_a_majority_that_refuses_until_the_lease_ends() -> None:
 
 
 @virtual
-async def test_one_that_refuses_is_told_by_whoever_asks() -> None:
+async def test_done_marker_refused_by_a_minority_is_written_back_later() -> None:
     """A majority knows, so the client is told at once, and the vote of the third is given back."""
     async with clients(of := servers(), 2) as (ours, other):
         of[2].refuses_marks = True
@@ -237,7 +237,7 @@ async def test_one_that_refuses_is_told_by_whoever_asks() -> None:
 
 
 @virtual
-async def test_broken_while_it_is_told_again() -> None:
+async def test_once_broken_while_its_marker_is_sent_again_raises_store_error() -> None:
     """A server that has voted for somebody else meanwhile refuses the mark: nobody knows."""
     async with clients(of := servers(), 2) as (ours, other):
         refusing = asyncio.create_task(refuse(of, 0.5))
@@ -256,7 +256,7 @@ async def test_broken_while_it_is_told_again() -> None:
 
 
 @virtual
-async def test_closed_while_it_is_told_again() -> None:
+async def test_aclose_while_a_done_marker_is_sent_again_gives_the_votes_back() -> None:
     """It is told once more; then the votes are given back, and no timer is left."""
     loop = asyncio.get_running_loop()
     async with clients(of := servers(), 1) as (other,):
@@ -282,7 +282,7 @@ async def test_closed_while_it_is_told_again() -> None:
 
 
 @virtual
-async def test_died_half_way() -> None:
+async def test_done_marker_at_a_minority_is_written_back_before_it_is_told() -> None:
     """The mark of a minority is written back before any client is told, and then holds."""
     async with clients(of := servers(), 3, ttl=4) as (ours, other, third):
         await dies_half_way(of, ours, 0)
@@ -293,7 +293,7 @@ async def test_died_half_way() -> None:
 
 
 @virtual
-async def test_died_half_way_and_somebody_waits() -> None:
+async def test_done_marker_at_a_minority_is_told_to_all_earlier_waiters() -> None:
     """A client with waiters from before is told as well: one of them, for all."""
     async with clients(of := servers(), 3, ttl=4) as (ours, other, third):
         lease = await ours.once("a", remember=DAY)._lock.acquire()
@@ -309,7 +309,7 @@ async def test_died_half_way_and_somebody_waits() -> None:
 
 
 @virtual
-async def test_a_mark_that_nobody_meets() -> None:
+async def test_done_marker_at_a_missing_server_is_replaced_by_a_new_one() -> None:
     """It may be done again; then the new mark is remembered, also at the server of the old one."""
     async with clients(of := servers(), 3, ttl=4) as (ours, other, third):
 
@@ -327,7 +327,7 @@ async def test_a_mark_that_nobody_meets() -> None:
 
 
 @virtual
-async def test_a_copy_ends_with_its_mark() -> None:
+async def test_done_marker_written_back_ends_no_later_than_the_original() -> None:
     """A copy that is written back late ends no later than the mark that was read."""
     async with clients(of := servers(), 2, ttl=4) as (ours, other):
         await dies_half_way(of, ours, 0)
@@ -353,7 +353,7 @@ async def test_a_copy_ends_with_its_mark() -> None:
 
 
 @virtual
-async def test_marks_that_end_unevenly() -> None:
+async def test_done_markers_that_end_unevenly_hold_while_a_majority_has_them() -> None:
     """No client does it while a majority remembers; and clients that ask do not keep it alive."""
     loop = asyncio.get_running_loop()
     async with clients(of := servers(), 3) as all_of_them:
@@ -383,7 +383,7 @@ async def forgets(server: Server) -> None:
 
 
 @virtual
-async def test_one_that_has_forgotten_is_told_again() -> None:
+async def test_done_marker_forgotten_by_each_server_in_turn_is_written_back() -> None:
     """A client that asks tells them again: so the mark survives that all forget in turn."""
     async with clients(of := servers(), 2, longest_ttl=LONGEST, ttl=5) as (ours, other):
         assert await do(ours)
@@ -395,7 +395,7 @@ async def test_one_that_has_forgotten_is_told_again() -> None:
 
 
 @virtual
-async def test_known_to_one_alone() -> None:
+async def test_done_marker_known_to_one_server_is_asked_for_before_a_new_run() -> None:
     """Two servers have forgotten, and no client has asked: the third is asked before a new run."""
     async with clients(of := servers(), 2, longest_ttl=LONGEST, ttl=5) as (ours, other):
         assert await do(ours)
@@ -413,7 +413,7 @@ async def test_known_to_one_alone() -> None:
 
 
 @virtual
-async def test_one_of_two_that_knew_has_forgotten() -> None:
+async def test_once_whose_last_marker_is_out_of_reach_raises_store_error() -> None:
     """The one that was not there and the one that has forgotten do not say that it is not done."""
     async with clients(of := servers(), 2, longest_ttl=LONGEST, ttl=5) as (ours, other):
         of[2].kill()
@@ -433,7 +433,7 @@ async def test_one_of_two_that_knew_has_forgotten() -> None:
 
 
 @virtual
-async def test_what_was_forgotten_long_ago() -> None:
+async def test_server_that_forgot_counts_again_after_the_remember_time() -> None:
     """A server counts as any other once everything it may have known is over."""
     async with clients(of := servers(), 1, longest_ttl=LONGEST, ttl=5) as (client,):
         await forgets(of[0])
@@ -445,7 +445,7 @@ async def test_what_was_forgotten_long_ago() -> None:
 
 
 @virtual
-async def test_all_have_forgotten() -> None:
+async def test_once_forgotten_by_all_servers_is_done_again() -> None:
     """Then it is done again: no server is left that knows."""
     async with clients(of := servers(), 1, longest_ttl=LONGEST, ttl=5) as (client,):
         assert await do(client)
@@ -507,7 +507,7 @@ async def trouble(dice: random.Random, of: Sequence[Server]) -> None:
 
 @pytest.mark.parametrize("size", [3, 5])
 @pytest.mark.parametrize("seed", range(5))
-def test_whatever_comes_in_whatever_order(size: int, seed: int) -> None:
+def test_once_told_as_done_never_runs_again_under_random_faults(size: int, seed: int) -> None:
     """Once a client was told that it is done no body begins, while a minority fails and forgets."""
 
     async def scenario() -> None:
@@ -528,7 +528,7 @@ def test_whatever_comes_in_whatever_order(size: int, seed: int) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=[kind.name for kind in KINDS])
-async def test_cancelled_at_every_step(kind: Kind) -> None:
+async def test_once_cancelled_at_any_step_leaves_only_done_markers(kind: Kind) -> None:
     """A cancellation at any step leaves nothing but a mark, and no task waits for anything."""
     async with clients(of := servers(), 2, ttl=60) as (ours, other):
         steps = 0
@@ -551,7 +551,7 @@ async def test_cancelled_at_every_step(kind: Kind) -> None:
 # The decision of a majority
 
 
-def test_asks_before_it_enters() -> None:
+def test_vote_set_of_a_once_asks_if_it_is_done_before_it_enters() -> None:
     """A waiter with a majority asks; it asks again if it had none in between."""
     vote_set = VoteSet(3, once=True)
     for server in (0, 1):
@@ -570,7 +570,7 @@ def test_asks_before_it_enters() -> None:
 
 
 @virtual
-async def test_a_mark_or_a_vote() -> None:
+async def test_done_marker_is_refused_by_a_server_that_voted_for_another() -> None:
     """A server refuses a mark if it has voted for another waiter, and else takes it."""
     async with clients(of := servers(), 1) as (client,):
         lease = await client.lock("a").acquire()

@@ -34,7 +34,7 @@ def steps(seen: list[str], what: str, count: int, units: int = PART) -> Iterator
 
 
 @virtual
-async def test_one_budget_for_all_passes() -> None:
+async def test_passes_begun_together_share_one_part_per_iteration() -> None:
     """Each iteration of the loop has one part, of one pass after the other."""
     passes, seen = made(), list[str]()
     assert not passes.begin("a", steps(seen, "a", 3))
@@ -49,7 +49,7 @@ async def test_one_budget_for_all_passes() -> None:
 
 
 @virtual
-async def test_a_small_pass_is_over_at_once() -> None:
+async def test_pass_that_fits_into_one_iteration_is_over_at_once() -> None:
     """As long as the iteration has anything left for it."""
     passes, seen, over = made(), list[str](), list[str]()
     assert passes.begin("a", steps(seen, "a", 4, 1), partial(over.append, "a"))
@@ -62,7 +62,7 @@ async def test_a_small_pass_is_over_at_once() -> None:
 
 
 @virtual
-async def test_a_pass_that_begins_anew() -> None:
+async def test_pass_begun_again_replaces_the_earlier_one_without_its_end() -> None:
     """It takes the place of the earlier one, whose end nobody is told of: also within a step."""
     passes, seen, over = made(), list[str](), list[str]()
 
@@ -78,7 +78,7 @@ async def test_a_pass_that_begins_anew() -> None:
 
 
 @virtual
-async def test_a_step_that_fails() -> None:
+async def test_pass_whose_step_raises_is_over_and_the_others_go_on() -> None:
     """Its pass is over; the others go on."""
     passes, seen, over, errors = made(), list[str](), list[str](), list[object]()
     loop = asyncio.get_running_loop()
@@ -97,7 +97,7 @@ async def test_a_step_that_fails() -> None:
 
 
 @virtual
-async def test_timers_that_are_due_at_once() -> None:
+async def test_timers_due_at_once_are_done_in_order_and_in_parts() -> None:
     """They are done in order, part by part; one that is cancelled is not."""
     passes, seen, time = made(), list[int](), asyncio.get_running_loop().time
     timers = [passes.call_at(5.0, partial(seen.append, number)) for number in range(300)]
@@ -131,7 +131,7 @@ async def test_cancelled_timers_are_forgotten() -> None:
 
 
 @virtual
-async def test_nothing_begins_after_the_close() -> None:
+async def test_passes_after_close_take_no_step_and_do_no_timer() -> None:
     """No pass goes on, and no timer is done."""
     passes, seen = made(), list[str]()
     passes.begin("a", steps(seen, "a", 3))
@@ -188,7 +188,7 @@ def _passes_of(client: LockClient) -> Passes:
 
 @pytest.mark.usefixtures("small_parts")
 @virtual
-async def test_a_newcomer_while_others_are_resumed() -> None:
+async def test_newcomer_while_others_are_resumed_enters_after_earlier_waiters() -> None:
     """Who came before it is asked for before it, though nothing else keeps it from entering."""
     of, entries = servers(), Entries()
     async with clients(of, 2) as (ann, bob):
@@ -216,7 +216,7 @@ async def test_a_newcomer_while_others_are_resumed() -> None:
 
 @pytest.mark.usefixtures("small_parts")
 @virtual
-async def test_a_newcomer_while_others_are_asked_for() -> None:
+async def test_newcomer_while_removed_waiters_are_asked_for_enters_last() -> None:
     """The servers have taken this client for stuck, and removed its waiters."""
     of, entries = servers(), Entries()
     async with clients(of, 2) as (ann, bob):
@@ -242,7 +242,7 @@ async def test_a_newcomer_while_others_are_asked_for() -> None:
 
 @pytest.mark.usefixtures("small_parts")
 @virtual
-async def test_who_waits_here_is_asked_for_before_the_votes_are_given_back() -> None:
+async def test_release_with_many_local_waiters_queues_them_before_returning_votes() -> None:
     """However many: a waiter of another client that came later does not overtake them."""
     of, entries = servers(), Entries()
     async with clients(of, 2) as (ann, bob):
@@ -271,7 +271,7 @@ async def test_who_waits_here_is_asked_for_before_the_votes_are_given_back() -> 
 
 @pytest.mark.usefixtures("small_parts")
 @virtual
-async def test_the_majority_goes_again_while_they_are_resumed() -> None:
+async def test_majority_lost_again_during_resumption_suspends_all_until_it_is_back() -> None:
     """All are suspended in the end, and all are resumed once it is back."""
     of, entries = servers(), Entries()
     async with clients(of, 2) as (ann, bob):
@@ -308,7 +308,7 @@ async def test_the_majority_goes_again_while_they_are_resumed() -> None:
 
 @pytest.mark.usefixtures("small_parts")
 @virtual
-async def test_who_gives_up_while_all_are_asked_for() -> None:
+async def test_waiters_that_give_up_while_all_are_asked_for_leave_nothing() -> None:
     """It is not asked for any more, and leaves nothing."""
     of, errors = servers(), list[object]()
     asyncio.get_running_loop().set_exception_handler(lambda _, context: errors.append(context))
@@ -330,7 +330,7 @@ async def test_who_gives_up_while_all_are_asked_for() -> None:
 
 @pytest.mark.usefixtures("small_parts")
 @virtual
-async def test_closed_while_all_are_asked_for() -> None:
+async def test_close_while_all_are_asked_for_asks_nothing_more() -> None:
     """The servers are asked nothing more, and each waiter is told."""
     of = servers()
     async with Peer(store_on(of)) as bob:
@@ -356,7 +356,7 @@ async def test_closed_while_all_are_asked_for() -> None:
 
 @pytest.mark.usefixtures("small_parts")
 @virtual
-async def test_a_loss_while_the_release_waits_for_its_turn() -> None:
+async def test_release_whose_grant_is_lost_before_its_turn_is_answered() -> None:
     """The release is answered."""
     of, entries = servers(), Entries()
     async with clients(of, 2, ttl=4) as (ann, bob):
@@ -387,7 +387,7 @@ async def test_a_loss_while_the_release_waits_for_its_turn() -> None:
 
 
 @virtual
-async def test_answers_that_a_server_does_not_vote_make_one_pass() -> None:
+async def test_not_voting_answers_of_one_server_make_one_pass() -> None:
     """Not one for each answer: thousands of waiters may have asked."""
     of = servers()
     async with clients(of, 2) as (ann, bob), bob.lock("a"):
@@ -411,7 +411,7 @@ async def test_answers_that_a_server_does_not_vote_make_one_pass() -> None:
 
 
 @virtual
-async def test_the_number_of_votes_that_a_client_has() -> None:
+async def test_client_servers_after_release_break_or_restart_counts_its_votes() -> None:
     """As `LockClient.servers` tells it, whatever has become of them."""
     of = servers()
     async with clients(of, 2) as (ann, bob):

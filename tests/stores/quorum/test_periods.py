@@ -36,7 +36,9 @@ MINUTE = 60_000
         (["none", "none", "none"], []),
     ],
 )
-def test_votes_of_one_period(periods: list[int | str | None], together: list[int]) -> None:
+def test_votes_of_the_most_frequent_period_count_together(
+    periods: list[int | str | None], together: list[int]
+) -> None:
     """Those of the period in which most were given count together; a client enters by these."""
     vote_set = VoteSet(3, periodic=True)
     for server, period in enumerate(periods):
@@ -46,7 +48,7 @@ def test_votes_of_one_period(periods: list[int | str | None], together: list[int
     assert vote_set.look(1.0) == ([Enter(7)] if len(together) > 1 else [])
 
 
-def test_a_vote_is_exchanged_when_its_period_is_over() -> None:
+def test_vote_of_an_ended_period_is_yielded_unless_confirmed() -> None:
     """Not before, and not if the client has entered and that is confirmed."""
     vote_set = VoteSet(3, periodic=True)
     vote_set.voted(0, 7, 99.0, Period(4, 5.0))
@@ -62,7 +64,7 @@ def test_a_vote_is_exchanged_when_its_period_is_over() -> None:
     assert vote_set.look(5.3) == []
 
 
-def test_a_run_begins_in_its_period() -> None:
+def test_majority_of_votes_of_an_ended_period_is_yielded() -> None:
     """A majority of votes that are over is exchanged, though they are all of one period."""
     vote_set = VoteSet(3, periodic=True)
     vote_set.voted(0, 7, 99.0, Period(4, 5.0))
@@ -71,7 +73,7 @@ def test_a_run_begins_in_its_period() -> None:
     assert vote_set.look(5.0) == [YieldVote(0, 7), YieldVote(1, 8)]
 
 
-def test_while_a_fence_is_told_the_other_votes_are_exchanged() -> None:
+def test_votes_of_an_ended_period_are_yielded_during_a_raise() -> None:
     """The server that is told may have stopped: then a majority needs the next vote of another."""
     vote_set = VoteSet(3, periodic=True)
     vote_set.voted(0, 7, 99.0, Period(5, 65.0))
@@ -81,7 +83,7 @@ def test_while_a_fence_is_told_the_other_votes_are_exchanged() -> None:
     assert vote_set.look(5.0) == [YieldVote(2, 9)]
 
 
-def test_what_is_given_back_is_not_confirmed() -> None:
+def test_vote_set_that_was_given_back_is_not_confirmed() -> None:
     """The next time, the votes have to be of one period again."""
     vote_set = VoteSet(3, periodic=True)
     for server in (0, 1):
@@ -95,14 +97,14 @@ def test_what_is_given_back_is_not_confirmed() -> None:
     assert vote_set.look(2.0) == []
 
 
-def test_a_vote_of_an_unknown_period_is_exchanged_at_once() -> None:
+def test_vote_of_an_unknown_period_is_yielded_at_once() -> None:
     """It counts with no other vote, so the client gets one that was given just now."""
     vote_set = VoteSet(3, periodic=True)
     vote_set.voted(0, 7, 99.0, UNKNOWN)
     assert vote_set.look(0.0) == [YieldVote(0, 7)]
 
 
-def test_votes_of_unknown_periods_are_of_none() -> None:
+def test_votes_of_unknown_periods_do_not_count_together() -> None:
     """Also not of the first period of all, which has the number 0."""
     vote_set = VoteSet(3, periodic=True)
     vote_set.voted(0, 7, 99.0, UNKNOWN)
@@ -113,7 +115,7 @@ def test_votes_of_unknown_periods_are_of_none() -> None:
 
 
 @pytest.mark.parametrize(("ttl", "confirms"), [(0, False), (1000, True)])
-def test_only_a_renewal_confirms_a_run(ttl: int, *, confirms: bool) -> None:
+def test_renewal_confirms_a_periodic_run_only_with_a_ttl(ttl: int, *, confirms: bool) -> None:
     """To ask whether the votes still stand tells no server that the client is inside."""
     vote_set = VoteSet(3, periodic=True)
     for server in (0, 1):
@@ -132,7 +134,9 @@ def test_only_a_renewal_confirms_a_run(ttl: int, *, confirms: bool) -> None:
 @pytest.mark.parametrize(
     ("given", "number", "left"), [(0, 0, 60.0), (59_999_999, 0, 1e-6), (60_000_000, 1, 60.0)]
 )
-def test_the_period_of_a_vote(given: int, number: int, left: float) -> None:
+def test_period_of_a_vote_is_by_the_clock_of_its_server(
+    given: int, number: int, left: float
+) -> None:
     """By the server's clock; it is over after what is left of it, from when the vote was heard."""
     period = period_of(given, MINUTE, 1000.0)
     assert period.number == number
@@ -140,7 +144,7 @@ def test_the_period_of_a_vote(given: int, number: int, left: float) -> None:
 
 
 @virtual
-async def test_pushes_that_were_lost() -> None:
+async def test_periodic_votes_whose_pushes_were_lost_end_up_in_one_period() -> None:
     """Nobody knows when two votes were given: they do not count together, whatever they are of."""
     first, second, third = of = servers()
     form = Form(CLAIM, period=MINUTE)
@@ -167,7 +171,7 @@ async def test_pushes_that_were_lost() -> None:
 
 
 @virtual
-async def test_nothing_is_kept_of_who_has_left() -> None:
+async def test_release_of_a_periodic_grant_keeps_no_renewal() -> None:
     """Its renewals included."""
     async with Peer(store_on(servers())) as ours:
         form = Form(CLAIM, period=MINUTE)
@@ -181,7 +185,7 @@ async def test_nothing_is_kept_of_who_has_left() -> None:
 
 
 @virtual
-async def test_a_late_confirmation() -> None:
+async def test_late_answer_to_a_renewal_after_giving_back_confirms_nothing() -> None:
     """An answer that comes when the votes were given back confirms nothing that is entered next."""
     _, second, third = of = servers()
     form = Form(CLAIM, period=MINUTE)
@@ -207,7 +211,7 @@ async def test_a_late_confirmation() -> None:
 
 
 @virtual
-async def test_a_newcomer_at_the_turn_of_a_period() -> None:
+async def test_periodic_newcomer_at_the_turn_of_a_period_runs_once_two_agree() -> None:
     """Two servers differ about it, and the third is away: a client runs once the two agree."""
     now = asyncio.get_running_loop().time
     of = with_clocks(0, 1, 2)
@@ -243,7 +247,9 @@ async def begun(
 @virtual
 @pytest.mark.parametrize("forgetful", [0, 1, 2])
 @pytest.mark.parametrize("ahead", [(0.0, 0.01, 0.03), (0.03, 0.0, 0.01), (2.5, 0.0, 0.2)])
-async def test_a_waiter_keeps_its_turn(ahead: tuple[float, ...], forgetful: int) -> None:
+async def test_periodic_instances_keep_their_turns_beside_a_forgetful_server(
+    ahead: tuple[float, ...], forgetful: int
+) -> None:
     """Also where it has, at the turn of a period, a vote of the period before."""
     time = asyncio.get_running_loop().time
     of = with_clocks(*ahead)
@@ -274,7 +280,7 @@ async def test_a_waiter_keeps_its_turn(ahead: tuple[float, ...], forgetful: int)
     ("size", "seed"),
     [*product((3, 5), range(8)), (3, 107), (3, 371), (5, 315), (3, 5301), (7, 6193), (3, 6005)],
 )
-def test_in_turn_whatever_stands_still(size: int, seed: int) -> None:
+def test_periodic_instances_run_in_turn_while_a_minority_stops(size: int, seed: int) -> None:
     """Clocks differ, a minority stops now and then: no period has two runs, and each its turn."""
     chance = random.Random(seed)
 
@@ -316,7 +322,7 @@ def test_in_turn_whatever_stands_still(size: int, seed: int) -> None:
 
 
 @virtual
-async def test_a_long_run_outlives_that_all_are_restarted() -> None:
+async def test_periodic_run_outlives_an_empty_restart_of_each_server() -> None:
     """It has begun by votes of one period; those of later periods keep others out as well."""
     async with clients(of := servers(), 1, longest_ttl=6, ttl=4) as (client,):
         votes = list[int]()

@@ -46,13 +46,13 @@ def later(lock: aiolock.Lock) -> asyncio.Task[aiolock.Lease]:
 
 
 @pytest.mark.parametrize("number", [0, 1, 2, 4])
-def test_lists_that_cannot_be(number: int) -> None:
+def test_connect_to_a_list_of_wrong_length_raises_value_error(number: int) -> None:
     """One server needs no quorum, and an even number survives no more than one less."""
     with pytest.raises(ValueError, match=f"3, 5 or 7 servers, not of {number}"):
         aiolock.connect([f"redis://h{n}" for n in range(number)])
 
 
-def test_one_server_twice_in_a_list() -> None:
+def test_connect_to_a_list_with_a_server_twice_raises_value_error() -> None:
     """Also under two spellings of its URL."""
     urls = ["redis://a", "redis://b", "redis://user:secret@a:6379/0"]
     with pytest.raises(ValueError, match="a:6379/0 is in the list twice"):
@@ -62,7 +62,7 @@ def test_one_server_twice_in_a_list() -> None:
         aiolock.connect([server, server, MemoryServer()])
 
 
-def test_servers_of_two_kinds() -> None:
+def test_connect_to_servers_of_two_kinds_raises_value_error() -> None:
     """A list is of Redis servers, or of memory servers."""
     with pytest.raises(ValueError, match="of one kind, not of Redis and memory"):
         aiolock.connect(["redis://a", "redis://b", "memory://c"])
@@ -78,7 +78,7 @@ def test_servers_of_two_kinds() -> None:
         "h:6379",
     ],
 )
-def test_servers_that_cannot_be_members(url: str) -> None:
+def test_connect_to_servers_that_cannot_vote_raises_value_error(url: str) -> None:
     """A target of several servers, or of none, does not vote."""
     with pytest.raises(
         ValueError, match="a server of a quorum begins with one of memory://, redis://"
@@ -86,7 +86,7 @@ def test_servers_that_cannot_be_members(url: str) -> None:
         aiolock.connect(["redis://a", "redis://b", url])
 
 
-def test_a_fakeredis_is_no_member() -> None:
+def test_connect_to_a_quorum_of_fakeredis_raises_type_error() -> None:
     """A fakeredis does not say whether it was restarted: it is refused, with an alternative."""
     fakes = [FakeAsyncRedis() for _ in range(3)]
     for given in (fakes, [Redis(connection_pool=fake.connection_pool) for fake in fakes]):
@@ -94,7 +94,7 @@ def test_a_fakeredis_is_no_member() -> None:
             aiolock.connect(given)
 
 
-def test_options_of_a_list() -> None:
+def test_connect_with_wrong_quorum_options_raises_value_or_type_error() -> None:
     """They are for a list, and a list has no replicas."""
     urls = ["redis://a", "redis://b", "redis://c"]
     with pytest.raises(ValueError, match="leave them out for a quorum"):
@@ -112,7 +112,7 @@ def test_options_of_a_list() -> None:
         aiolock.connect(odd)
 
 
-def test_a_ttl_that_nobody_gave_is_too_long() -> None:
+def test_connect_with_the_default_ttl_above_longest_ttl_names_the_ttl_to_give() -> None:
     """It is connect's own, and the error says so, and what to give."""
     urls = ["redis://a", "redis://b", "redis://c"]
     text = r"ttl=30 s, which connect\(\) takes .*, is more than .*: give connect\(\) a ttl= of 3 s"
@@ -126,14 +126,14 @@ def test_a_ttl_that_nobody_gave_is_too_long() -> None:
     aiolock.connect(urls, longest_ttl=3, ttl=3)
 
 
-def test_what_is_no_list() -> None:
+def test_connect_to_a_set_of_servers_raises_type_error() -> None:
     """A set has no order, so it is none; the error says what several servers are given by."""
     odd: Any = {"redis://a", "redis://b", "redis://c"}
     with pytest.raises(TypeError, match="by a list of 3, 5 or 7 URLs, not to a set"):
         aiolock.connect(odd)
 
 
-def test_the_longest_ttl() -> None:
+def test_ttl_above_longest_ttl_raises_value_error() -> None:
     """For so long a server is silent that may have forgotten, so no lease may be longer."""
     client = aiolock.connect(["redis://a", "redis://b", "redis://c"], longest_ttl=40)
     client.lock("a", ttl=40)
@@ -143,7 +143,7 @@ def test_the_longest_ttl() -> None:
         aiolock.connect(["redis://a", "redis://b", "redis://c"], longest_ttl=20)
 
 
-def test_kinds_that_a_majority_cannot_decide() -> None:
+def test_kinds_that_a_majority_cannot_decide_raise_unsupported() -> None:
     """They are refused when they are described, with the reason."""
     client = aiolock.connect(["redis://a", "redis://b", "redis://c"])
     with pytest.raises(aiolock.Unsupported, match="3 holders of 2 permits"):
@@ -156,7 +156,7 @@ def test_kinds_that_a_majority_cannot_decide() -> None:
         client.event("a")
 
 
-async def test_servers_by_what_is_given() -> None:
+async def test_connect_to_a_list_or_tuple_of_memory_servers_serves_a_lock() -> None:
     """Memory servers, and URLs of them, as a list or a tuple."""
     for target in (
         [MemoryServer() for _ in range(3)],
@@ -169,7 +169,7 @@ async def test_servers_by_what_is_given() -> None:
                 assert second.fence > lease.fence
 
 
-def test_servers_of_one_server() -> None:
+def test_servers_of_a_client_of_one_server_is_empty() -> None:
     """A store on one server says nothing of servers."""
     assert aiolock.connect("redis://a").servers() == []
 
@@ -178,7 +178,7 @@ def test_servers_of_one_server() -> None:
 
 
 @virtual
-async def test_who_was_released_is_known_for_a_second() -> None:
+async def test_released_waiters_are_remembered_for_one_second() -> None:
     """So long a vote may be on its way to it; of a client that runs for days not all are kept."""
     store = store_on(servers())
     async with aiolock.connect(store) as client:
@@ -192,7 +192,7 @@ async def test_who_was_released_is_known_for_a_second() -> None:
 
 
 @virtual
-async def test_handed_on_in_order() -> None:
+async def test_handoff_across_clients_is_in_order_with_rising_fences() -> None:
     """One holds it at a time, in the order in which they asked, and fences grow."""
     async with clients(of := servers(), 3) as all_of_them:
         order, fences = list[int](), list[int]()
@@ -215,7 +215,9 @@ async def test_handed_on_in_order() -> None:
 
 @pytest.mark.parametrize("size", [3, 5])
 @pytest.mark.parametrize("seed", range(10))
-def test_whatever_comes_in_whatever_order(size: int, seed: int) -> None:
+def test_lock_under_random_faults_of_a_minority_lets_every_waiter_enter(
+    size: int, seed: int
+) -> None:
     """Split votes are settled, while servers stop, go and come back: every waiter enters."""
 
     async def scenario() -> None:
@@ -258,7 +260,7 @@ def test_whatever_comes_in_whatever_order(size: int, seed: int) -> None:
 
 
 @virtual
-async def test_no_answer_of_a_minority_is_waited_for() -> None:
+async def test_acquire_and_handoff_wait_for_no_answer_of_a_minority() -> None:
     """A server that is stopped or gone delays no client that asks, holds or hands on."""
     loop = asyncio.get_running_loop()
     async with clients(of := servers(), 2) as (ours, other):
@@ -276,7 +278,7 @@ async def test_no_answer_of_a_minority_is_waited_for() -> None:
 
 
 @virtual
-async def test_a_lease_outlives_a_minority() -> None:
+async def test_lease_outlives_a_minority_that_is_gone() -> None:
     """It is renewed while a majority answers, and its votes are whole again when all do."""
     async with clients(of := servers(), 1, ttl=4) as (client,):
         lease = await client.lock("a").acquire()
@@ -297,7 +299,7 @@ async def test_a_lease_outlives_a_minority() -> None:
 
 
 @virtual
-async def test_a_lease_outlives_that_all_are_restarted() -> None:
+async def test_lease_outlives_an_empty_restart_of_each_server() -> None:
     """One after the other, empty: each votes for the holder again when it votes at all."""
     async with clients(of := servers(), 1, longest_ttl=6, ttl=4) as (client,):
         acquisitions: Any = client._engine.store._session.acquisitions
@@ -316,7 +318,7 @@ async def test_a_lease_outlives_that_all_are_restarted() -> None:
 
 
 @virtual
-async def test_a_lease_outlives_one_restart_after_the_other() -> None:
+async def test_lease_outlives_a_quick_restart_of_each_server() -> None:
     """A vote that was forgotten is given once more as soon as that server votes again."""
     async with clients(of := servers(), 1, ttl=4) as (client,):
         lease = await client.lock("a").acquire()
@@ -330,7 +332,7 @@ async def test_a_lease_outlives_one_restart_after_the_other() -> None:
 
 
 @virtual
-async def test_who_is_let_in_line_is_in_line_everywhere() -> None:
+async def test_waiter_refused_as_too_many_by_a_minority_is_queued_everywhere() -> None:
     """Whom a server finds one too many, and the others do not, has its place there all the same."""
     async with clients(of := servers(), 2, ttl=4) as (ours, other):
         await ours.lock("a").acquire()
@@ -346,7 +348,7 @@ async def test_who_is_let_in_line_is_in_line_everywhere() -> None:
 
 
 @virtual
-async def test_each_asks_again_that_has_no_place() -> None:
+async def test_waiter_refused_at_one_server_asks_there_again() -> None:
     """A waiter refused at one server asks there again, though another of its client waits."""
     async with clients(of := servers(), 2, ttl=4) as (ours, other):
         await ours.lock("a").acquire()
@@ -365,7 +367,7 @@ async def test_each_asks_again_that_has_no_place() -> None:
 
 
 @virtual
-async def test_no_grant_is_older_than_its_question() -> None:
+async def test_handoff_time_is_not_before_the_question_of_its_waiter() -> None:
     """Where a server hears of the release first, it answers the waiter, and the others push."""
     first, _, third = of = servers()
     async with Peer(store_on(of)) as ours, Peer(store_on(of)) as other:
@@ -387,7 +389,9 @@ async def test_no_grant_is_older_than_its_question() -> None:
 
 @virtual
 @pytest.mark.parametrize("fails", [False, True])
-async def test_a_push_that_was_on_its_way_when_its_waiter_asked_again(*, fails: bool) -> None:
+async def test_deadline_of_a_push_crossed_by_a_question_is_by_the_earlier_question(
+    *, fails: bool
+) -> None:
     """The vote may have been given before that question, which tells nothing of its time."""
     time = asyncio.get_running_loop().time
     async with Peer(store_on(of := servers())) as holder, Peer(store_on(of)) as ours:
@@ -409,7 +413,7 @@ async def test_a_push_that_was_on_its_way_when_its_waiter_asked_again(*, fails: 
 
 
 @virtual
-async def test_a_push_that_was_on_its_way_when_an_earlier_vote_was_given_back() -> None:
+async def test_deadline_of_a_push_crossed_by_a_yield_is_by_the_servers_clock() -> None:
     """What the server has said of its clock tells when it voted, and the giving back does not."""
     time = asyncio.get_running_loop().time
     of = with_clocks(0.0, 0.0, 0.0)
@@ -430,7 +434,7 @@ async def test_a_push_that_was_on_its_way_when_an_earlier_vote_was_given_back() 
 
 
 @virtual
-async def test_a_waiter_that_was_away_until_all_numbers_were_forgotten() -> None:
+async def test_fence_of_a_waiter_away_while_numbers_were_forgotten_is_higher() -> None:
     """Its fence is above those that were given out meanwhile, though its ticket is below."""
     of = with_clocks(0.0, 0.0, 0.0)
     async with clients(of, 2) as (ours, other):
@@ -451,7 +455,7 @@ async def test_a_waiter_that_was_away_until_all_numbers_were_forgotten() -> None
 
 
 @virtual
-async def test_how_many_wait_is_what_the_best_informed_server_says() -> None:
+async def test_queue_full_tells_the_highest_count_of_the_servers() -> None:
     """One that has not heard of all of them yet counts fewer."""
     late, *_ = of = servers()
     async with Peer(store_on(of)) as ours, Peer(store_on(of)) as other:
@@ -465,7 +469,7 @@ async def test_how_many_wait_is_what_the_best_informed_server_says() -> None:
 
 
 @virtual
-async def test_a_lease_is_lost_without_a_majority() -> None:
+async def test_lease_without_a_majority_is_lost_at_its_deadline() -> None:
     """Its body is cancelled when a majority of its votes has certainly ended, and not later."""
     loop = asyncio.get_running_loop()
     async with clients(of := servers(), 1, ttl=4) as (client,):
@@ -497,7 +501,7 @@ async def _misses_a_vote(of: list[Server], name: str) -> None:
 
 
 @virtual
-async def test_a_majority_that_lasts_less_long_than_was_said() -> None:
+async def test_deadline_after_a_lost_vote_is_that_of_the_votes_left() -> None:
     """The deadline is that of the votes left, to which another client may have to wait."""
     async with clients(of := servers(), 2, ttl=4) as (ours, other):
         lease = await ours.lock("a").acquire()
@@ -511,7 +515,7 @@ async def test_a_majority_that_lasts_less_long_than_was_said() -> None:
 
 
 @virtual
-async def test_the_deadline_of_the_votes_left_while_the_loop_is_blocked() -> None:
+async def test_remaining_after_a_blocked_loop_is_by_the_votes_left() -> None:
     """A body that has blocked the event loop sees that its lease has ended."""
     async with clients(of := servers(), 1, ttl=4) as (client,):
         lease = await client.lock("a").acquire()
@@ -524,7 +528,7 @@ async def test_the_deadline_of_the_votes_left_while_the_loop_is_blocked() -> Non
 
 
 @virtual
-async def test_a_vote_that_is_lost_while_it_is_renewed() -> None:
+async def test_renewal_with_a_vote_lost_meanwhile_is_unknown() -> None:
     """It makes no majority with the vote of which the answer comes later."""
     of = servers()
     async with Peer(store_on(of)) as ours:
@@ -542,7 +546,7 @@ async def test_a_vote_that_is_lost_while_it_is_renewed() -> None:
 
 
 @virtual
-async def test_released_by_a_bare_majority_of_which_one_has_forgotten() -> None:
+async def test_release_with_a_vote_that_was_forgotten_is_no_loss() -> None:
     """It has not lost the lock: a server that has forgotten its vote gives it to nobody else."""
     async with clients(of := servers(), 1) as (client,):
         of[2].stop()
@@ -556,7 +560,7 @@ async def test_released_by_a_bare_majority_of_which_one_has_forgotten() -> None:
 
 @virtual
 @pytest.mark.parametrize("refusing", [1, 3])
-async def test_a_release_that_is_refused_is_sent_again(refusing: int) -> None:
+async def test_release_that_is_refused_is_sent_again(refusing: int) -> None:
     """At a majority, and its caller is told; at a minority, of which nobody hears."""
     loop = asyncio.get_running_loop()
     async with clients(of := servers(), 2) as (ours, other):
@@ -580,7 +584,7 @@ async def test_a_release_that_is_refused_is_sent_again(refusing: int) -> None:
 
 
 @virtual
-async def test_a_release_is_not_sent_for_ever() -> None:
+async def test_release_that_is_refused_is_dropped_when_its_lease_has_ended() -> None:
     """The vote ends with its lease, and nothing is kept of a question that was refused."""
     async with clients(of := servers(), 1, ttl=4) as (client,):
         releases = client._engine.store._session.acquisitions._endings._releases
@@ -600,7 +604,7 @@ async def test_a_release_is_not_sent_for_ever() -> None:
 
 
 @virtual
-async def test_a_release_that_fails_once_after_others_have_failed_for_long() -> None:
+async def test_release_that_fails_once_is_repeated_after_a_second_beside_others() -> None:
     """It is sent again after a second, whatever others wait for."""
     async with clients(of := servers(), 1) as (client,):
         releases = client._engine.store._session.acquisitions._endings._releases
@@ -633,7 +637,7 @@ async def _cancelled_in_line(of: list[Server], ours: LockClient) -> None:
 
 
 @virtual
-async def test_a_release_that_is_refused_after_a_question_that_was() -> None:
+async def test_release_refused_after_a_refused_question_is_sent_again() -> None:
     """It is sent again: an earlier question was not refused, so its waiter stands in line there."""
     async with clients(of := servers(), 2) as (ours, other), other.lock("a"):
         await _cancelled_in_line(of, ours)
@@ -642,7 +646,7 @@ async def test_a_release_that_is_refused_after_a_question_that_was() -> None:
 
 
 @virtual
-async def test_a_vote_for_who_could_not_be_released() -> None:
+async def test_vote_for_a_waiter_whose_release_failed_is_given_back_at_once() -> None:
     """It is given back as it comes, and not when the release is sent again."""
     async with clients(of := servers(), 2) as (ours, other):
         async with other.lock("a"):
@@ -652,7 +656,7 @@ async def test_a_vote_for_who_could_not_be_released() -> None:
 
 
 @virtual
-async def test_a_question_that_comes_long_after_its_release() -> None:
+async def test_vote_by_a_question_later_than_its_release_is_given_back() -> None:
     """The vote that follows is given back, also if nothing was released since."""
     async with clients(of := servers(), 2) as (ours, other):
         async with other.lock("a"):
@@ -668,7 +672,7 @@ async def test_a_question_that_comes_long_after_its_release() -> None:
 
 
 @virtual
-async def test_a_release_that_was_refused_when_its_client_is_closed() -> None:
+async def test_release_that_was_refused_is_sent_once_more_by_aclose() -> None:
     """It is sent once more, and no more after that."""
     of = servers()
     for refuses in (True, False):
@@ -685,7 +689,7 @@ async def test_a_release_that_was_refused_when_its_client_is_closed() -> None:
 
 
 @virtual
-async def test_without_a_majority() -> None:
+async def test_operations_without_a_majority_raise_store_error_and_recover() -> None:
     """A request without a majority fails, names the missing servers, and works again later."""
     async with clients(of := servers(), 2) as (client, other):
         of[0].kill()
@@ -712,7 +716,7 @@ async def test_without_a_majority() -> None:
 
 @virtual
 @pytest.mark.parametrize("goes", ["kill", "stop"])
-async def test_one_votes_one_is_taken_and_one_is_away(goes: str) -> None:
+async def test_acquire_with_one_vote_one_taken_and_one_away_goes_on_waiting(goes: str) -> None:
     """A majority has answered: whoever waits goes on waiting, and whoever does not is told so."""
     first, _, third = of = servers()
     async with clients(of, 2) as (ours, other):
@@ -731,7 +735,7 @@ async def test_one_votes_one_is_taken_and_one_is_away(goes: str) -> None:
 
 
 @virtual
-async def test_a_vote_that_comes_during_a_renewal_is_renewed() -> None:
+async def test_vote_that_comes_during_a_renewal_is_renewed() -> None:
     """A server that was renewed may have stopped; with the late vote, a majority confirms."""
     late, _, stops = of = servers()
     async with Peer(store_on(of)) as ours:
@@ -748,7 +752,7 @@ async def test_a_vote_that_comes_during_a_renewal_is_renewed() -> None:
 
 
 @virtual
-async def test_a_vote_that_is_pushed_to_a_holder_lasts_as_long_as_the_others() -> None:
+async def test_vote_pushed_to_a_holder_lasts_as_long_as_the_others() -> None:
     """The holder is not due to renew before that claim is over, and is not stuck."""
     late = (of := servers())[2]
     form = Form(CLAIM)
@@ -767,7 +771,7 @@ async def test_a_vote_that_is_pushed_to_a_holder_lasts_as_long_as_the_others() -
 
 
 @virtual
-async def test_a_vote_that_was_pushed_before_its_waiter_has_entered() -> None:
+async def test_vote_pushed_before_its_waiter_entered_is_prolonged() -> None:
     """It is prolonged as well, to what the votes last for with which the waiter enters."""
     of = servers()
     async with Peer(store_on(of)) as ours:
@@ -793,7 +797,7 @@ async def test_a_vote_that_was_pushed_before_its_waiter_has_entered() -> None:
 
 
 @virtual
-async def test_a_vote_that_was_pushed_is_kept() -> None:
+async def test_vote_pushed_to_a_waiter_is_kept_beyond_its_claim() -> None:
     """Its lease is a claim, and the waiter may not be due to look at anything for a minute."""
     back, *_ = of = servers()
     form = Form(CLAIM)
@@ -852,7 +856,7 @@ async def about_to_enter(
 
 
 @virtual
-async def test_closed_while_no_server_answers() -> None:
+async def test_aclose_while_no_server_answers_ends_all_questions() -> None:
     """Whoever was about to enter asks nothing more, and who asked is told."""
     async with about_to_enter(servers(), lambda server, _: server.stop()) as (ours, renewed):
         await asyncio.sleep(0.1)
@@ -883,7 +887,7 @@ async def closing_at_last(ours: Peer, server: int) -> AsyncIterator[None]:
 
 
 @virtual
-async def test_a_lease_is_lost_while_a_client_closes() -> None:
+async def test_lease_lost_during_aclose_leaves_no_timer() -> None:
     """That has no consequences: no timer is left."""
     of = servers()
     looks = list[NameQueue]()
@@ -899,7 +903,7 @@ async def test_a_lease_is_lost_while_a_client_closes() -> None:
 
 
 @virtual
-async def test_a_vote_comes_while_a_client_closes() -> None:
+async def test_vote_that_comes_during_aclose_is_released() -> None:
     """Its waiter has ended, so the vote is released at once."""
     of = servers()
     async with Peer(store_on(of)) as ours, Peer(store_on(of)) as other:
@@ -912,7 +916,7 @@ async def test_a_vote_comes_while_a_client_closes() -> None:
 
 
 @virtual
-async def test_closed_while_the_next_holder_is_undecided() -> None:
+async def test_aclose_while_the_next_holder_is_undecided_frees_the_lock() -> None:
     """The lock is released, and no waiter of that client gets it."""
     of = servers()
     async with Peer(store_on(of)) as ours, Peer(store_on(of)) as other:
@@ -932,7 +936,7 @@ async def test_closed_while_the_next_holder_is_undecided() -> None:
 
 
 @virtual
-async def test_a_vote_whose_giving_back_fails() -> None:
+async def test_vote_whose_yield_fails_is_yielded_again_soon() -> None:
     """It is given back after a while, not when its lease ends: the first waiter gets it."""
     of = servers()
     async with Peer(store_on(of)) as first, Peer(store_on(of)) as second:
@@ -961,7 +965,7 @@ async def test_a_vote_whose_giving_back_fails() -> None:
         assert len(failed) == 2
 
 
-async def test_a_server_that_refuses_is_not_asked_at_once() -> None:
+async def test_renewal_refused_by_a_server_is_repeated_after_a_while() -> None:
     """A vote whose renewal was refused is renewed again after a while."""
 
     def refuses(server: Server, number: int) -> None:
@@ -974,7 +978,9 @@ async def test_a_server_that_refuses_is_not_asked_at_once() -> None:
 
 @virtual
 @pytest.mark.parametrize(("durable", "not_voting"), [(True, 61_000), (False, 21_000)])
-async def test_emptied_soon_after_its_start(*, durable: bool, not_voting: int) -> None:
+async def test_server_emptied_soon_after_its_start_does_not_vote_for_a_while(
+    *, durable: bool, not_voting: int
+) -> None:
     """What voted at once is silent from when it was emptied; what was silent, from its start."""
     (server,) = with_clocks(0.0)
     config = QuorumConfig(("a",), 60_000, durable)
@@ -987,7 +993,7 @@ async def test_emptied_soon_after_its_start(*, durable: bool, not_voting: int) -
 
 
 @virtual
-async def test_who_reaches_a_minority_is_in_nobodys_way() -> None:
+async def test_waiter_that_reaches_a_minority_is_suspended_and_keeps_its_place() -> None:
     """It gives back its vote and leaves the line, and comes back with its ticket."""
     of = servers()
     async with clients(of, 2) as (ours, other):
@@ -1013,7 +1019,7 @@ async def test_who_reaches_a_minority_is_in_nobodys_way() -> None:
 
 
 @virtual
-async def test_a_dead_client_costs_its_lease() -> None:
+async def test_holder_that_died_blocks_waiters_only_until_its_lease_ends() -> None:
     """The waiter behind a dead holder enters when its leases have ended at a majority."""
     loop = asyncio.get_running_loop()
     of = servers()
@@ -1042,7 +1048,7 @@ async def test_a_dead_client_costs_its_lease() -> None:
 
 
 @virtual
-async def test_min_hold_and_lock_delay() -> None:
+async def test_min_hold_and_lock_delay_close_the_lock_at_a_majority() -> None:
     """The lock stays closed at a majority, for any client that asks."""
     loop = asyncio.get_running_loop()
     async with clients(of := servers(), 2, ttl=4) as (ours, other):
@@ -1073,7 +1079,7 @@ async def test_min_hold_and_lock_delay() -> None:
 
 
 @virtual
-async def test_max_waiters() -> None:
+async def test_max_waiters_reached_at_a_majority_raises_queue_full() -> None:
     """The lock is full if a majority says so, and then no place is left in any line."""
     async with clients(of := servers(), 2) as (ours, other):
         held = await later(ours.lock("a"))
@@ -1088,7 +1094,7 @@ async def test_max_waiters() -> None:
 
 
 @virtual
-async def test_priority() -> None:
+async def test_priority_orders_waiters_and_takes_nothing_from_the_holder() -> None:
     """A waiter with a higher priority is before all waiters, and takes nothing from a holder."""
     async with clients(servers(), 2) as (ours, other):
         order = list[str]()
@@ -1110,7 +1116,7 @@ async def test_priority() -> None:
 
 
 @virtual
-async def test_the_rest_of_the_family() -> None:
+async def test_quorum_client_serves_reentrant_multilock_break_and_periodic() -> None:
     """Re-entrant, several as one, periodic; extended and verified; broken and asked for."""
     async with clients(of := servers(), 2) as (ours, other):
         lock = ours.lock("a", reentrant=True)
@@ -1156,7 +1162,9 @@ async def test_the_rest_of_the_family() -> None:
 @pytest.mark.parametrize(
     "ahead", [(0.0, 0.01, 0.03), (0.03, 0.0, 0.01), (0.5, 0.0, 0.2), (0.0, 0.0, 9e8)]
 )
-async def test_one_run_in_a_period_by_clocks_that_differ(ahead: tuple[float, ...]) -> None:
+async def test_periodic_job_by_clocks_that_differ_runs_once_in_a_period(
+    ahead: tuple[float, ...],
+) -> None:
     """A waiter with a vote of the last period does not run by that vote and one of this period."""
     time = asyncio.get_running_loop().time
     of = with_clocks(*ahead)
@@ -1200,7 +1208,7 @@ async def test_one_run_in_a_period_by_clocks_that_differ(ahead: tuple[float, ...
         ((0.0, 10.0, 69.0), []),
     ],
 )
-async def test_a_clock_that_is_far_off(
+async def test_clock_of_a_server_far_off_the_median_is_logged(
     ahead: tuple[float, ...], warned: list[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     """A log names each whose clock is more than the longest lease off that in the middle."""
@@ -1216,7 +1224,7 @@ async def test_a_clock_that_is_far_off(
 
 
 @virtual
-async def test_broken_at_one_server_after_the_other() -> None:
+async def test_holder_broken_at_one_server_after_another_loses_its_lease() -> None:
     """A broken holder has lost the lock with the second vote: it gets no vote back."""
     async with clients(of := servers(), 2) as (ours, other):
         lost = asyncio.get_running_loop().create_future()
@@ -1239,7 +1247,7 @@ async def test_broken_at_one_server_after_the_other() -> None:
 
 
 @virtual
-async def test_snapshot() -> None:
+async def test_snapshot_of_a_quorum_has_all_names_with_their_labels() -> None:
     """All held and waited-for names, from any server that knows of them, with labels."""
     async with clients(servers(), 2, label="billing") as (ours, other):
         async with ours.lock("a"), other.lock("b"):
@@ -1258,7 +1266,7 @@ async def test_snapshot() -> None:
 
 @pytest.mark.parametrize("fail", ["", "stop", "kill"])
 @pytest.mark.parametrize("kind", KINDS, ids=[kind.name for kind in KINDS])
-async def test_cancelled_at_every_step(kind: Kind, fail: str) -> None:
+async def test_lock_of_a_quorum_cancelled_at_any_step_leaves_nothing(kind: Kind, fail: str) -> None:
     """Nothing is left at any server, and at one that does not answer once it does."""
     async with clients(of := servers(), 2, ttl=60) as (ours, other):
         if fail:

@@ -17,7 +17,7 @@ from tests.support.worlds import virtual
 
 
 @virtual
-async def test_one_that_cannot_be_told_of_which_quorum_it_is() -> None:
+async def test_server_that_cannot_register_is_asked_once_a_second() -> None:
     """It is asked once a second by each client, however many wait, and says what is wrong."""
     of = servers()
     of[2].full = True
@@ -43,7 +43,7 @@ async def test_one_that_cannot_be_told_of_which_quorum_it_is() -> None:
 
 @pytest.mark.parametrize("how", ["silent", "refuses"])
 @virtual
-async def test_who_reaches_one_that_votes_and_one_that_does_not(how: str) -> None:
+async def test_waiter_without_a_voting_majority_is_suspended_and_waits_on(how: str) -> None:
     """It stands aside, so it takes no turn of a waiter that has a majority; then it waits on."""
     of = servers()
     async with clients(of, 3) as (ann, bob, cat):
@@ -73,7 +73,7 @@ async def test_who_reaches_one_that_votes_and_one_that_does_not(how: str) -> Non
 
 
 @virtual
-async def test_two_that_refuse() -> None:
+async def test_acquire_refused_by_a_majority_raises_store_error_at_once() -> None:
     """Each waiter is told so at once, also while it stands aside since they do."""
     of = servers()
     async with clients(of, 1) as (ann,):
@@ -88,7 +88,7 @@ async def test_two_that_refuse() -> None:
 
 
 @virtual
-async def test_two_that_refuse_who_stands_in_line() -> None:
+async def test_acquire_repeated_by_a_suspended_waiter_raises_the_refusal() -> None:
     """Its client is told so when it asks, though the waiter stands aside since they do."""
     of = servers()
     async with clients(of, 2) as (ann, bob), bob.lock("a"):
@@ -115,7 +115,7 @@ async def test_two_that_refuse_who_stands_in_line() -> None:
 
 
 @virtual
-async def test_two_that_refuse_one_name() -> None:
+async def test_refusal_of_one_name_by_a_majority_leaves_other_names_alone() -> None:
     """No other name of that client is concerned: it is acquired at once, and keeps its turn."""
     of = servers()
     async with clients(of, 2) as (ann, bob):
@@ -138,7 +138,7 @@ async def test_two_that_refuse_one_name() -> None:
 
 
 @virtual
-async def test_one_that_refuses_one_name_and_one_that_is_away() -> None:
+async def test_waiter_for_a_refused_name_is_suspended_and_other_names_go_on() -> None:
     """Who waits for that name is in nobody's way, and other names of its client keep their turn."""
     of = servers()
     async with clients(of, 2) as (ann, bob):
@@ -167,7 +167,7 @@ async def test_one_that_refuses_one_name_and_one_that_is_away() -> None:
 
 
 @virtual
-async def test_one_goes_away_while_another_refuses_one_name() -> None:
+async def test_waiter_for_a_refused_name_is_suspended_when_another_server_goes() -> None:
     """Who waits for that name stands aside at once, unless the other one votes for it again."""
     of = servers()
     async with clients(of, 2) as (ann, bob):
@@ -195,7 +195,7 @@ async def test_one_goes_away_while_another_refuses_one_name() -> None:
 
 
 @virtual
-async def test_a_question_that_fails_unanswered_is_no_refusal() -> None:
+async def test_question_that_fails_unanswered_is_no_refusal() -> None:
     """The server has said nothing, so its waiters come back as soon as it is in reach."""
     of = servers()
     async with clients(of, 2) as (ann, bob):
@@ -216,7 +216,7 @@ async def test_a_question_that_fails_unanswered_is_no_refusal() -> None:
 
 
 @virtual
-async def test_nobody_is_told_to_wait_where_the_quorum_is_new() -> None:
+async def test_try_acquire_at_a_new_quorum_is_granted_at_once() -> None:
     """Its servers are told that it is new, and then asked for votes, without a pause."""
     store = store_on(of := servers())
     for server in of:
@@ -250,7 +250,7 @@ async def _a_raise_to_one_that_stops(
 
 
 @virtual
-async def test_a_server_that_has_to_know_the_fence_stops() -> None:
+async def test_fence_raise_to_a_server_that_stops_lets_another_waiter_enter() -> None:
     """Its waiter gives way: another one has a majority without that server."""
     async with clients(of := servers(), 2) as (ann, bob):
         first, second = await _a_raise_to_one_that_stops(of, ann, bob)
@@ -267,9 +267,7 @@ async def test_a_server_that_has_to_know_the_fence_stops() -> None:
 
 
 @virtual
-async def test_a_server_that_has_to_know_the_fence_stops_and_the_other_vote_is_a_dead_ones() -> (
-    None
-):
+async def test_fence_raise_to_a_server_that_stops_waits_for_a_dead_vote_to_end() -> None:
     """A majority answers, so that is no error: the waiter has the lock when that vote ends."""
     async with clients(of := servers(), 2) as (ann, bob):
         first, second = await _a_raise_to_one_that_stops(of, ann, bob)
@@ -284,7 +282,7 @@ async def test_a_server_that_has_to_know_the_fence_stops_and_the_other_vote_is_a
 
 
 @virtual
-async def test_a_server_that_has_to_know_the_fence_comes_back() -> None:
+async def test_fence_raise_to_a_server_that_stopped_is_answered_when_it_resumes() -> None:
     """It is told then, and the waiter enters; the server is not waited for any longer."""
     async with clients(of := servers(), 2) as (ann, bob):
         first, second = await _a_raise_to_one_that_stops(of, ann, bob)
@@ -298,7 +296,7 @@ async def test_a_server_that_has_to_know_the_fence_comes_back() -> None:
 
 
 @virtual
-async def test_a_server_that_has_to_know_the_fence_was_away_and_comes_back() -> None:
+async def test_fence_raise_to_a_server_that_was_out_is_sent_when_it_comes_back() -> None:
     """What was not sent while it was away is sent then."""
     async with clients(of := servers(), 3) as (ann, bob, cat):
         async with ann.lock("a"):
@@ -326,7 +324,7 @@ async def test_a_server_that_has_to_know_the_fence_was_away_and_comes_back() -> 
 
 
 @virtual
-async def test_an_inquiry_that_was_lost_with_its_connection() -> None:
+async def test_inquiry_lost_with_its_connection_is_followed_on_the_next() -> None:
     """Who is short of a majority gives way once it hears that server again, not when it asks."""
     async with clients(of := servers(), 3) as (ann, bob, cat):
         for server in of[:2]:
@@ -352,7 +350,7 @@ async def test_an_inquiry_that_was_lost_with_its_connection() -> None:
 
 
 @virtual
-async def test_servers_that_miss_a_page_of_the_names() -> None:
+async def test_names_page_missed_by_a_server_is_asked_for_again() -> None:
     """Each is asked for it again: else all further names would be those of one server."""
     store = store_on(of := servers())
     for server in of:
@@ -394,7 +392,7 @@ def _give_one_name_a_page(server: Server) -> None:
     member.names = names  # type: ignore[method-assign]
 
 
-def test_whether_it_is_done_is_asked_anew_after_a_raise_that_cannot_be() -> None:
+def test_vote_set_of_a_once_asks_anew_after_a_stuck_raise() -> None:
     """Who is as short of a majority as without that vote may be told that it was done since."""
     vote_set = VoteSet(3, once=True)
     vote_set.voted(0, 5, 30.0)
@@ -410,7 +408,7 @@ def test_whether_it_is_done_is_asked_anew_after_a_raise_that_cannot_be() -> None
     assert vote_set.look(1.0) == [QueryDone()]
 
 
-def test_a_raise_that_suffices_without_one_that_does_not_answer() -> None:
+def test_vote_set_raises_at_others_when_one_server_does_not_answer() -> None:
     """Nobody waits for that server: enough others know the fence, or can be told."""
     vote_set = VoteSet(5)
     for server, number in enumerate((3, 5, 7, 9)):

@@ -53,7 +53,7 @@ class Voter:
         return step
 
 
-def test_who_comes_before_several_inquires_of_all_that_are_behind_it() -> None:
+def test_writer_before_several_readers_inquires_of_all_behind_it() -> None:
     """A writer wants the votes of all readers behind it; a reader none of theirs."""
     quorum_server = Voter()
     for client, ticket in (("one", 10), ("two", 30), ("three", 40)):
@@ -67,7 +67,7 @@ def test_who_comes_before_several_inquires_of_all_that_are_behind_it() -> None:
     assert len(quorum_server.state.shared) == 4
 
 
-def test_all_that_are_in_the_way_give_way() -> None:
+def test_writer_gets_the_vote_when_the_last_reader_has_yielded() -> None:
     """The earlier waiter gets the vote with the last of them; they stand in line behind it."""
     quorum_server = Voter()
     for client, ticket in (("two", 30), ("three", 40)):
@@ -84,7 +84,7 @@ def test_all_that_are_in_the_way_give_way() -> None:
     assert len(quorum_server.state.queue) == 2
 
 
-def test_who_finds_a_full_line_lets_those_in_that_the_dead_kept_back() -> None:
+def test_vote_at_a_full_queue_lets_in_readers_behind_a_dead_writer() -> None:
     """Readers behind a writer that has died, where no other may join them."""
     quorum_server = Voter()
     for ticket, (client, form) in enumerate(
@@ -97,7 +97,7 @@ def test_who_finds_a_full_line_lets_those_in_that_the_dead_kept_back() -> None:
     assert quorum_server.state.queue == []
 
 
-def test_no_mark_where_others_read() -> None:
+def test_done_marker_is_refused_while_readers_have_votes() -> None:
     """Work done once leaves no mark at a server whose votes are out to readers, until they end."""
     quorum_server = Voter()
     quorum_server.ask("one", 10, READS)
@@ -112,7 +112,7 @@ def test_no_mark_where_others_read() -> None:
 
 
 @virtual
-async def test_readers_share_and_a_writer_has_it_alone() -> None:
+async def test_readers_share_and_a_writer_is_alone_in_order_of_arrival() -> None:
     """First come, first served: readers in a row enter together, and no writer is starved."""
     async with clients(of := servers(), 3) as (one, two, three):
         first = await one.rwlock("a").read().acquire()
@@ -197,7 +197,9 @@ async def trouble(of: list[Server], dice: random.Random) -> None:
 
 @pytest.mark.parametrize("seed", range(12))
 @pytest.mark.parametrize("size", [3, 5])
-def test_whatever_comes_in_whatever_order(size: int, seed: int) -> None:
+def test_rwlock_under_random_faults_of_a_minority_lets_every_waiter_enter(
+    size: int, seed: int
+) -> None:
     """Split votes are settled, while servers stop, go, and forget: every waiter enters."""
 
     async def scenario() -> None:
@@ -216,7 +218,7 @@ def test_whatever_comes_in_whatever_order(size: int, seed: int) -> None:
 
 
 @virtual
-async def test_broken_by_its_fence_and_not_by_a_number_of_another() -> None:
+async def test_break_of_a_reader_takes_only_the_grant_with_that_fence() -> None:
     """Where the servers have voted in different orders, the fence of one is a number of both."""
     async with clients(of := servers(), 3) as (one, two, three):
         writing = await three.rwlock("a").write().acquire()
@@ -242,7 +244,7 @@ async def test_broken_by_its_fence_and_not_by_a_number_of_another() -> None:
         assert await left_behind(of) == []
 
 
-def test_who_holds_it_where_some_do_not_answer() -> None:
+def test_merged_status_with_missing_servers_shows_readers_but_no_writer() -> None:
     """Readers may each have a majority with the rest; of a writer and another only one has it."""
 
     def seen(shared: bool) -> list[str]:  # the inquired waiters
@@ -259,7 +261,7 @@ def test_who_holds_it_where_some_do_not_answer() -> None:
 
 
 @virtual
-async def test_no_downgrade() -> None:
+async def test_downgrade_on_a_quorum_raises_unsupported_and_keeps_the_lease() -> None:
     """It is refused with its reason, and the writer writes on."""
     async with clients(of := servers(), 2) as (ours, other):
         async with ours.rwlock("a").write() as lease:
@@ -273,7 +275,7 @@ async def test_no_downgrade() -> None:
 
 
 @virtual
-async def test_a_dead_reader_costs_its_lease() -> None:
+async def test_reader_that_died_blocks_a_writer_only_until_its_lease_ends() -> None:
     """A writer waits for no longer than the lease of a reader that has died."""
     async with clients(of := servers(), 3, ttl=6) as (dead, alive, writer):
         lost = await later(dead.rwlock("a").read())
@@ -294,7 +296,9 @@ async def test_a_dead_reader_costs_its_lease() -> None:
 
 @pytest.mark.parametrize("fail", ["", "stop", "kill"])
 @pytest.mark.parametrize("kind", KINDS, ids=[kind.name for kind in KINDS])
-async def test_cancelled_at_every_step(kind: Kind, fail: str) -> None:
+async def test_rwlock_of_a_quorum_cancelled_at_any_step_leaves_nothing(
+    kind: Kind, fail: str
+) -> None:
     """Nothing is left at any server, and at one that does not answer once it does."""
     async with clients(of := servers(), 2, ttl=60) as (ours, other):
         if fail:

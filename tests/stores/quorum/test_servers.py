@@ -84,7 +84,9 @@ def left(of: Sequence[RedisServer], prefix: str) -> list[str]:
     ]
 
 
-async def test_one_killed_and_started_again(of: list[RedisServer], prefix: str) -> None:
+async def test_server_killed_and_started_empty_does_not_vote_for_a_while(
+    of: list[RedisServer], prefix: str
+) -> None:
     """A minority that is killed is not noticed; empty again, it does not vote for a while."""
     async with connect(of, prefix) as ours, connect(of, prefix) as other:
         await until_all_vote(ours)
@@ -114,7 +116,9 @@ async def _enter(lock: aiolock.Lock) -> int:
         return lease.fence
 
 
-async def test_done_once(of: list[RedisServer], prefix: str) -> None:
+async def test_done_marker_survives_an_empty_restart_of_each_server(
+    of: list[RedisServer], prefix: str
+) -> None:
     """A mark is not forgotten while the servers are restarted empty, one after the other."""
 
     async def work(_: aiolock.Lease) -> str:
@@ -134,7 +138,7 @@ async def test_done_once(of: list[RedisServer], prefix: str) -> None:
         assert 590 < (await once.status()).closed <= 600
 
 
-async def test_one_stopped(of: list[RedisServer], prefix: str) -> None:
+async def test_server_that_is_stopped_delays_no_client(of: list[RedisServer], prefix: str) -> None:
     """A server that answers nothing delays no client, and is clean once it goes on."""
     async with connect(of, prefix) as ours, connect(of, prefix) as other:
         await until_all_vote(ours)
@@ -152,7 +156,9 @@ async def test_one_stopped(of: list[RedisServer], prefix: str) -> None:
 
 
 @pytest.mark.long
-async def test_a_majority_stopped(of: list[RedisServer], prefix: str) -> None:
+async def test_lease_with_a_majority_stopped_is_lost_and_no_client_enters(
+    of: list[RedisServer], prefix: str
+) -> None:
     """Then leases are lost, in time, and no client enters until the servers answer."""
     async with connect(of, prefix) as client:
         await until_all_vote(client)
@@ -172,7 +178,9 @@ async def test_a_majority_stopped(of: list[RedisServer], prefix: str) -> None:
         await _enter(client.lock("a"))
 
 
-async def test_emptied_while_it_runs(of: list[RedisServer], prefix: str) -> None:
+async def test_server_flushed_under_open_connections_does_not_vote_for_a_while(
+    of: list[RedisServer], prefix: str
+) -> None:
     """A FLUSHALL is seen under open connections: such a server votes after the longest lease."""
     async with connect(of, prefix) as ours, connect(of, prefix) as other:
         await until_all_vote(ours)
@@ -188,7 +196,9 @@ async def test_emptied_while_it_runs(of: list[RedisServer], prefix: str) -> None
         await until_all_vote(other)
 
 
-async def test_one_that_is_full_when_the_quorum_is_new(of: list[RedisServer], prefix: str) -> None:
+async def test_server_full_at_its_registration_says_why_and_votes_later(
+    of: list[RedisServer], prefix: str
+) -> None:
     """It does not vote, and says why; with room for its charter, it votes."""
     await until(lambda: of[2].call("INFO", "server")["uptime_in_seconds"] > LONGEST + 1)
     of[2].call("CONFIG", "SET", "maxmemory", "1")
@@ -203,7 +213,9 @@ async def test_one_that_is_full_when_the_quorum_is_new(of: list[RedisServer], pr
         of[2].call("CONFIG", "SET", "maxmemory", "0")
 
 
-async def test_restarted_with_what_it_had_saved(of: list[RedisServer], prefix: str) -> None:
+async def test_server_restarted_with_saved_data_does_not_vote_for_a_while(
+    of: list[RedisServer], prefix: str
+) -> None:
     """It may have old votes, so it does not vote for a while either."""
     async with connect(of, prefix) as client:
         await until_all_vote(client)
@@ -214,7 +226,7 @@ async def test_restarted_with_what_it_had_saved(of: list[RedisServer], prefix: s
         of[0].dump.unlink()
 
 
-async def test_another_list_of_servers(
+async def test_open_with_another_quorum_config_raises_quorum_mismatch(
     of: list[RedisServer], prefix: str, redis_server: RedisServer
 ) -> None:
     """A client with another list, or another longest ttl, is refused, and told both."""
@@ -230,7 +242,9 @@ async def test_another_list_of_servers(
             pass  # in whatever order
 
 
-async def test_one_server_twice(of: list[RedisServer], prefix: str) -> None:
+async def test_open_with_one_server_at_two_addresses_raises_store_error(
+    of: list[RedisServer], prefix: str
+) -> None:
     """Also where its addresses differ: it says which run of a server it is."""
     urls = [of[0].url, of[1].url, of[0].unix_url]
     with pytest.raises(aiolock.StoreError, match="are one server, which counts once"):
@@ -244,7 +258,9 @@ def _third_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("_third_in_time")
-async def test_a_replica(of: list[RedisServer], prefix: str) -> None:
+async def test_open_with_a_replica_as_a_member_raises_store_error(
+    of: list[RedisServer], prefix: str
+) -> None:
     """It takes no votes, so it is no member; not even where it may be written to."""
     with RedisServer("--replicaof", "127.0.0.1", str(of[0].port)) as replica:
         for writable in ("no", "yes"):
@@ -254,7 +270,7 @@ async def test_a_replica(of: list[RedisServer], prefix: str) -> None:
 
 
 @pytest.mark.usefixtures("_third_in_time")
-async def test_a_node_of_a_cluster(
+async def test_open_with_a_cluster_node_as_a_member_raises_store_error(
     of: list[RedisServer], prefix: str, lone_node: RedisServer
 ) -> None:
     """Its masters are replaced by others, which do not know whom it has voted for."""
@@ -262,7 +278,9 @@ async def test_a_node_of_a_cluster(
         await connect([*of[:2], lone_node], prefix).open()
 
 
-async def test_durable(of: list[RedisServer], prefix: str) -> None:
+async def test_open_durable_at_servers_that_may_forget_raises_store_error(
+    of: list[RedisServer], prefix: str
+) -> None:
     """A client that says `durable` is refused if the servers may forget."""
     client = aiolock.connect([each.url for each in of], prefix=prefix, durable=True)
     with pytest.raises(aiolock.StoreError, match="needs appendonly yes and appendfsync always"):
@@ -285,7 +303,7 @@ def connect_durable(servers: Sequence[RedisServer], prefix: str) -> LockClient:
     return aiolock.connect(urls, prefix=prefix, longest_ttl=FOR_LONG, ttl=60, durable=True)
 
 
-async def test_durable_servers_vote_at_once(
+async def test_durable_servers_that_restarted_vote_at_once_with_their_votes(
     durable: list[RedisServer], prefix: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Two of three that were restarted are a majority by themselves, with the votes they had."""
@@ -308,7 +326,7 @@ async def test_durable_servers_vote_at_once(
     assert "does not vote" not in caplog.text
 
 
-async def test_a_lease_outlives_that_all_durable_servers_are_restarted(
+async def test_lease_outlives_a_restart_of_all_durable_servers(
     durable: list[RedisServer],
     prefix: str,
     caplog: pytest.LogCaptureFixture,
@@ -339,7 +357,7 @@ async def test_a_lease_outlives_that_all_durable_servers_are_restarted(
     assert "does not vote" not in caplog.text
 
 
-async def test_a_durable_server_that_is_emptied(
+async def test_durable_server_that_is_emptied_does_not_vote_for_longest_ttl(
     durable: list[RedisServer], prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nothing that is written down helps there: it is silent for as long as any other would be."""
@@ -361,7 +379,7 @@ async def test_a_durable_server_that_is_emptied(
             assert await lease.verify()
 
 
-async def test_a_durable_server_that_is_emptied_soon_after_its_start(
+async def test_durable_server_emptied_soon_after_its_start_counts_from_then(
     durable: list[RedisServer], prefix: str
 ) -> None:
     """It has voted since it was started, so it is silent from when it was emptied."""
@@ -376,7 +394,9 @@ async def test_a_durable_server_that_is_emptied_soon_after_its_start(
         assert int(votes_from) >= (int(seconds) + FOR_LONG) * 1000
 
 
-async def test_servers_that_are_not_there(of: list[RedisServer], prefix: str) -> None:
+async def test_open_with_a_missing_minority_succeeds_and_more_are_named(
+    of: list[RedisServer], prefix: str
+) -> None:
     """A minority may be missing when a client opens, and joins later; each of more is named."""
     of[0].kill()
     async with connect(of, prefix) as client:
@@ -393,7 +413,9 @@ async def test_servers_that_are_not_there(of: list[RedisServer], prefix: str) ->
         await connect(of, prefix).open()
 
 
-async def test_clients_of_the_callers(of: list[RedisServer], prefix: str) -> None:
+async def test_quorum_of_callers_clients_serves_a_lock_and_leaves_them_open(
+    of: list[RedisServer], prefix: str
+) -> None:
     """Members may be given as clients, which are left alone."""
     drivers = [redis.asyncio.Redis.from_url(each.url, decode_responses=True) for each in of]
     ours = aiolock.connect(drivers, prefix=prefix, longest_ttl=LONGEST, ttl=1)
@@ -406,7 +428,7 @@ async def test_clients_of_the_callers(of: list[RedisServer], prefix: str) -> Non
         await driver.aclose()
 
 
-async def test_what_is_said_of_it(
+async def test_open_at_a_server_just_started_logs_that_it_does_not_vote(
     of: list[RedisServer], prefix: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A log tells of a server that was started a short while ago, and for how long it is silent."""
@@ -417,7 +439,9 @@ async def test_what_is_said_of_it(
     assert f"127.0.0.1:{of[0].port}/0 does not vote for" in caplog.text
 
 
-async def test_a_question_that_was_not_sent_again(of: list[RedisServer], prefix: str) -> None:
+async def test_release_after_a_question_without_a_connection_is_carried_out(
+    of: list[RedisServer], prefix: str
+) -> None:
     """A waiter that asks again without a connection, and leaves, is released all the same."""
     async with connect(of, prefix) as ours, connect(of, prefix) as other:
         await until_all_vote(ours)

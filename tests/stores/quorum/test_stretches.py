@@ -189,7 +189,7 @@ async def _closing(ours: Client) -> None:
 
 
 @pytest.mark.parametrize("names", [1, MANY])
-async def test_waiters_for_locks_of_another_client(names: int) -> None:
+async def test_quorum_loop_with_many_waiters_stays_responsive_at_every_event(names: int) -> None:
     """Ten thousand, for one name and for as many, and all that may happen to them."""
     of = servers()
     client = Client(of)
@@ -213,7 +213,7 @@ async def test_waiters_for_locks_of_another_client(names: int) -> None:
             await event(client)
 
 
-async def test_questions_that_nobody_answers() -> None:
+async def test_quorum_loop_while_many_unanswered_questions_fail_stays_responsive() -> None:
     """Each client is told after a while, all of them after the same time."""
     of = servers()
     client = Client(of)
@@ -245,7 +245,9 @@ async def test_questions_that_nobody_answers() -> None:
             server.resume()
 
 
-async def test_releases_that_are_sent_again(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_quorum_loop_while_many_releases_are_sent_again_stays_responsive(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """All of a server that has refused them: the process has stood still until they were due."""
     monkeypatch.setattr(_releases, "_FIRST_PAUSE", 20.0)
     of = servers()
@@ -285,7 +287,9 @@ async def test_releases_that_are_sent_again(monkeypatch: pytest.MonkeyPatch) -> 
         await check_short(all_are_sent, take_and_release)
 
 
-async def test_waiters_of_the_client_that_holds_it(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_quorum_loop_at_release_with_many_local_waiters_stays_responsive(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """They wait at the client, and are queued at the servers, before the lock is released."""
     monkeypatch.setattr(_local_waiters, "LAZY", 1000.0)
     client = Client(of := servers())
@@ -312,7 +316,7 @@ async def test_waiters_of_the_client_that_holds_it(monkeypatch: pytest.MonkeyPat
         assert state.queue[-1][1].client == other.client
 
 
-async def test_leases() -> None:
+async def test_quorum_loop_with_ten_thousand_leases_stays_responsive() -> None:
     """Ten thousand names, each of them held: renewed, released, and released on closing."""
     target: Any = [MemoryServer() for _ in range(3)]
     client = aiolock.connect(target, ttl=60)
@@ -338,7 +342,7 @@ async def test_leases() -> None:
     _kept.clear()
 
 
-async def test_closing_with_waiters() -> None:
+async def test_quorum_loop_at_close_with_ten_thousand_waiters_stays_responsive() -> None:
     """Ten thousand tasks, of which each is told."""
     target: Any = [MemoryServer() for _ in range(3)]
     async with aiolock.connect(target, ttl=60) as other, other.lock("hot"):

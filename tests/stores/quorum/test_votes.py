@@ -13,7 +13,7 @@ LATER = 10.0
 # One ballot
 
 
-def test_who_has_a_majority_enters() -> None:
+def test_vote_set_with_a_majority_enters_once() -> None:
     """With equal numbers no server has to be told a fence; and the waiter enters once."""
     vote_set = VoteSet(3)
     vote_set.voted(0, 7, LATER)
@@ -26,7 +26,7 @@ def test_who_has_a_majority_enters() -> None:
     assert vote_set.look(0.0) == []
 
 
-def test_handed_on_under_a_fence_that_a_majority_knows() -> None:
+def test_vote_set_hand_off_needs_a_fence_that_a_majority_knows() -> None:
     """And within the same deadline: nothing of it need ever arrive anywhere."""
     vote_set = VoteSet(3)
     assert vote_set.reserve(9) == []
@@ -43,7 +43,7 @@ def test_handed_on_under_a_fence_that_a_majority_knows() -> None:
     assert (vote_set.fence, vote_set.highest, vote_set.deadline) == (9, 9, LATER - 1)
 
 
-def test_handed_on_only_while_a_majority_of_the_votes_stands() -> None:
+def test_vote_set_hand_off_needs_a_majority_of_votes_that_stand() -> None:
     """A vote that has ended may be another waiter's, though its server knew the fence."""
     vote_set = VoteSet(3)
     for server in range(3):
@@ -59,7 +59,7 @@ def test_handed_on_only_while_a_majority_of_the_votes_stands() -> None:
     assert vote_set.hand_off(LATER - 2.5) == 0, "its deadline was over once"
 
 
-def test_the_fence_is_told_to_a_majority_first() -> None:
+def test_vote_set_raises_the_fence_at_a_majority_before_it_enters() -> None:
     """Of 3, 5 and 9 it is 5, that two of them know already."""
     vote_set = VoteSet(3)
     vote_set.voted(0, 3, LATER)
@@ -70,7 +70,7 @@ def test_the_fence_is_told_to_a_majority_first() -> None:
     assert vote_set.look(0.0) == [Enter(5)]
 
 
-def test_it_enters_when_the_fence_is_known() -> None:
+def test_vote_set_enters_only_by_the_answer_to_its_own_raise() -> None:
     """And not by an answer to something else, or for another vote."""
     vote_set = VoteSet(3)
     vote_set.voted(0, 3, LATER)
@@ -85,7 +85,7 @@ def test_it_enters_when_the_fence_is_known() -> None:
     assert vote_set.look(0.0) == [Enter(9)]
 
 
-def test_who_is_short_of_a_majority_gives_way() -> None:
+def test_vote_set_short_of_a_majority_yields_an_inquired_vote_once() -> None:
     """It gives a vote back once; that vote never counts again, after any later news."""
     vote_set = VoteSet(3)
     vote_set.voted(1, 4, LATER)
@@ -101,7 +101,7 @@ def test_who_is_short_of_a_majority_gives_way() -> None:
     assert vote_set.look(0.0) == [Raise(2, 1, 5)]
 
 
-def test_who_has_a_majority_gives_nothing_back() -> None:
+def test_vote_set_with_a_majority_yields_no_vote() -> None:
     """Also while it tells the fence."""
     vote_set = VoteSet(3)
     vote_set.voted(0, 3, LATER)
@@ -111,7 +111,7 @@ def test_who_has_a_majority_gives_nothing_back() -> None:
     assert vote_set.look(0.0) == [Raise(0, 3, 9)]
 
 
-def test_a_vote_that_has_ended_does_not_count() -> None:
+def test_vote_set_yields_a_vote_that_has_ended() -> None:
     """It is given back, for another."""
     vote_set = VoteSet(3)
     vote_set.voted(0, 3, 1.0)
@@ -121,7 +121,7 @@ def test_a_vote_that_has_ended_does_not_count() -> None:
     assert vote_set.look(1.0) == [Enter(3)]
 
 
-def test_deadlines_only_grow() -> None:
+def test_vote_set_deadline_is_not_shortened_by_a_late_answer() -> None:
     """An answer that comes late says less than one that was heard; the deadline is a majority's."""
     vote_set = VoteSet(5)
     for server, deadline in enumerate((5.0, 1.0, 4.0, 2.0)):
@@ -138,7 +138,7 @@ def test_deadlines_only_grow() -> None:
     assert vote_set.deadline is None
 
 
-def test_a_vote_that_was_taken_away_is_not_counted_again() -> None:
+def test_vote_set_counts_no_vote_of_a_server_that_took_one_away() -> None:
     """Not while it holds: but it is where the server had forgotten it, or its lease had ended."""
     vote_set = VoteSet(3)
     for server in range(3):
@@ -156,7 +156,7 @@ def test_a_vote_that_was_taken_away_is_not_counted_again() -> None:
     assert vote_set.voted(1, 3, LATER) is None
 
 
-def test_no_new_vote_once_the_deadline_was_over() -> None:
+def test_vote_set_takes_no_new_vote_once_its_deadline_has_passed() -> None:
     """Another waiter may have been inside; only votes renewed all the time count."""
     vote_set = VoteSet(3)
     for server in range(2):
@@ -172,7 +172,7 @@ def test_no_new_vote_once_the_deadline_was_over() -> None:
     assert vote_set.deadline == 2.0
 
 
-async def test_what_a_release_has_found() -> None:
+async def test_tally_of_a_release_tells_if_its_votes_were_found() -> None:
     """Until the deadline, votes that no server misses; after it, its own votes that are found."""
 
     def found(*answers: int, held: int, lost: bool, unheard_of: int | None = None) -> int:
@@ -197,7 +197,7 @@ async def test_what_a_release_has_found() -> None:
     assert found(here, held=2, lost=True, unheard_of=here) == unsure
 
 
-def test_stepping_aside() -> None:
+def test_vote_set_that_is_suspended_takes_no_vote_until_it_comes_back() -> None:
     """It gives back its votes, up to their numbers, and takes none before it comes back."""
     vote_set = VoteSet(3)
     vote_set.voted(1, 4, LATER)

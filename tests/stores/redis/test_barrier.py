@@ -102,7 +102,7 @@ def _link(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_barrier, "Link", FakeLink)
 
 
-async def test_those_who_come_meanwhile_share_the_next() -> None:
+async def test_barrier_waiters_that_come_during_one_round_share_the_next() -> None:
     """One barrier is under way, which covers nobody who has come since it began."""
     stand = Stand()
     stand.wait("first")
@@ -118,7 +118,7 @@ async def test_those_who_come_meanwhile_share_the_next() -> None:
     assert stand.link.proofs
 
 
-async def test_another_master_confirms_nothing() -> None:
+async def test_barrier_answered_by_another_master_is_elsewhere() -> None:
     """What another master has answered is not covered, nor what nobody knows the master of."""
     stand = Stand()
     stand.wait("old", "b")
@@ -129,7 +129,7 @@ async def test_another_master_confirms_nothing() -> None:
     assert not stand.link.proofs  # who is at the wrong server dials less and less often
 
 
-async def test_too_few() -> None:
+async def test_barrier_with_too_few_replicas_is_missed_only_at_its_deadline() -> None:
     """Those who have time left wait for the next; the others have missed it."""
     stand = Stand(2)
     assert stand.barrier.wanted == 2
@@ -144,7 +144,7 @@ async def test_too_few() -> None:
     assert stand.outcomes["patient"] is Outcome.CONFIRMED
 
 
-async def test_no_answer_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_barrier_without_an_answer_in_time_is_missed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever gets no answer has missed it, also where there is no connection."""
     monkeypatch.setattr(_barrier, "_GRACE", 0.0)
     stand = Stand()
@@ -157,7 +157,7 @@ async def test_no_answer_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
     assert str(stand.barrier.error) == "broken"
 
 
-async def test_the_next_connection() -> None:
+async def test_barrier_on_a_connection_that_breaks_begins_again_on_the_next() -> None:
     """A connection that breaks confirms nobody; those who wait get the barrier of the next."""
     stand = Stand()
     stand.wait("first")
@@ -173,7 +173,7 @@ async def test_the_next_connection() -> None:
 
 
 @pytest.mark.parametrize("reply", [Refusal("READONLY it is a replica"), [b"a"], "?", 1])
-async def test_what_is_no_answer(reply: object) -> None:
+async def test_barrier_reply_that_is_no_answer_drops_the_connection(reply: object) -> None:
     """A server that cannot serve us, or is none, is left."""
     stand = Stand()
     stand.wait("first")
@@ -184,14 +184,14 @@ async def test_what_is_no_answer(reply: object) -> None:
     assert stand.outcomes == {"first": Outcome.CONFIRMED}
 
 
-async def test_nobody_asked() -> None:
+async def test_barrier_reply_without_a_question_drops_the_connection() -> None:
     """A reply that nobody asked for ends the connection."""
     stand = Stand()
     stand.link.on_reply(1)
     assert stand.link.wire is None
 
 
-async def test_a_server_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_barrier_on_a_silent_connection_drops_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """A connection on which nothing comes is left."""
     monkeypatch.setattr(_barrier, "_ANSWER", 0.0)
     stand = Stand()
@@ -199,7 +199,7 @@ async def test_a_server_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) ->
     await until(lambda: stand.link.wire is None)
 
 
-async def test_all_that_follow() -> None:
+async def test_barrier_for_all_replicas_asks_for_as_many_as_follow() -> None:
     """All are as many as follow when the barrier begins: more than before, or fewer; but one."""
     stand = Stand("all")
     stand.wait("one")
@@ -224,7 +224,7 @@ async def test_all_that_follow() -> None:
     assert stand.outcomes["nobody"] is Outcome.MISSED
 
 
-async def test_cancelled() -> None:
+async def test_barrier_waiters_cancelled_get_no_outcome_and_begin_no_round() -> None:
     """Nobody is told who does not wait any more, and no barrier begins for nobody."""
     stand = Stand()
     first, second = stand.wait("first"), stand.wait("second")
@@ -236,7 +236,7 @@ async def test_cancelled() -> None:
     assert stand.begun == 1
 
 
-async def test_nothing_is_kept_of_those_who_have_gone() -> None:
+async def test_barrier_keeps_nothing_of_cancelled_waiters() -> None:
     """Neither while one is under way, nor while there is no connection on which to begin one."""
     stand = Stand()
     stand.wait("first")
@@ -252,7 +252,7 @@ async def test_nothing_is_kept_of_those_who_have_gone() -> None:
     assert stand.outcomes == {"first": Outcome.CONFIRMED}
 
 
-async def test_those_in_a_hurry_keep_nobody_from_being_confirmed() -> None:
+async def test_barrier_lasts_as_long_as_its_most_patient_waiter() -> None:
     """One barrier lasts as long as any that it covers: what replicas are to have stays the same."""
     stand = Stand()
     stand.wait("first")
@@ -266,7 +266,7 @@ async def test_those_in_a_hurry_keep_nobody_from_being_confirmed() -> None:
     assert stand.outcomes["patient"] is Outcome.CONFIRMED
 
 
-async def test_a_heartbeat() -> None:
+async def test_barrier_beat_begins_a_round_only_when_idle_and_silent() -> None:
     """A connection that was silent for a while is tried, unless a barrier is under way."""
     stand = Stand()
     stand.barrier.beat(LONG)
@@ -278,7 +278,7 @@ async def test_a_heartbeat() -> None:
     stand.barrier.beat(0.0)
 
 
-async def test_closed() -> None:
+async def test_barrier_closed_reports_missed_and_expires_its_key() -> None:
     """Whoever waits when it is closed, or after that, has missed it; the key is removed."""
     stand = Stand()
     wire = stand.link.wire

@@ -112,7 +112,7 @@ def own_cluster() -> Iterator[Cluster]:
 # --- What needs no server
 
 
-def test_slots() -> None:
+def test_slot_is_computed_from_the_text_in_the_first_braces() -> None:
     """Of what stands in the first braces, if anything does: as the servers reckon it."""
     assert slot_of_key(b"123456789") == 0x31C3
     assert slot_of_key(b"a{123456789}b{c}") == 0x31C3
@@ -122,7 +122,7 @@ def test_slots() -> None:
     assert 100 <= slot_of_key(tag.encode()) < 110
 
 
-def test_redirects() -> None:
+def test_redirect_read_gives_the_target_and_none_for_tryagain() -> None:
     """Where to, and nothing for what only has to be asked again."""
     moved = Redirect.read(Refusal("MOVED 3999 127.0.0.1:6381"))
     assert moved == Redirect("MOVED", 3999, "127.0.0.1", 6381)
@@ -132,7 +132,7 @@ def test_redirects() -> None:
     assert Redirect.read(Refusal("TRYAGAIN Multiple keys request")) is None
 
 
-def test_where_a_master_is_that_has_no_name() -> None:
+def test_ranges_of_a_master_without_a_name_have_its_ip() -> None:
     """At its address, where nodes are known by names; not where the one is that has said so."""
     known: Any = [b"ip", b"10.0.0.7"]
     reply: Any = [
@@ -144,7 +144,7 @@ def test_where_a_master_is_that_has_no_name() -> None:
     assert [each.host for each in ranges(reply)] == ["one.example", "10.0.0.7", "", ""]
 
 
-async def test_sent_on_to_one_that_has_no_name() -> None:
+async def test_redirect_to_a_node_without_a_name_goes_by_its_unique_port() -> None:
     """To the only one that is known with this port; where that is not certain, nowhere."""
     topology = Topology(seeds_at("redis+cluster://h1"), "prefix")
     by: Any = SimpleNamespace(address=("h1", 6379))
@@ -160,7 +160,7 @@ async def test_sent_on_to_one_that_has_no_name() -> None:
         assert topology.named(redirect, by) == address
 
 
-def test_a_push_is_taken_once() -> None:
+def test_push_deduplicator_takes_a_push_from_one_connection_only() -> None:
     """By whichever connection it comes first; by that one it may come again, or long after."""
     now = 0.0
     deduplicator = PushDeduplicator(lambda: now)
@@ -177,7 +177,7 @@ def test_a_push_is_taken_once() -> None:
     assert deduplicator.is_new("c", b"d key")
 
 
-def test_it_remembers_so_many_pushes() -> None:
+def test_push_deduplicator_that_is_full_forgets_the_oldest_push() -> None:
     """And forgets the oldest."""
     deduplicator = PushDeduplicator(lambda: 0.0)
     for number in range(5000):
@@ -186,7 +186,7 @@ def test_it_remembers_so_many_pushes() -> None:
     assert deduplicator.is_new("b", b"0")
 
 
-def test_a_waiter_keeps_its_tag() -> None:
+def test_tags_keep_the_tag_of_a_waiter_when_its_slot_moves() -> None:
     """Wherever its slot goes; those that come after the move get the tag of the new master."""
     tags = Tags()
     assert tags.tag(1, 5, "a") == "a"
@@ -199,7 +199,7 @@ def test_a_waiter_keeps_its_tag() -> None:
     assert [tags.tag(1, number, "a") for number in (4, 5, 7, 8, 9)] == ["a", "a", "b", "b", "a"]
 
 
-def test_url(tmp_path: Path) -> None:
+def test_cluster_url_gives_its_addresses_and_options_and_hides_the_password(tmp_path: Path) -> None:
     """Each node with its port, or the usual one; what else it says holds for all of them."""
     (ca := tmp_path / "ca.pem").touch()
     seeds = seeds_at(f"valkeys+cluster://ann:p%40ss@h1:7000,h2,[::1]:7002/0?ssl_ca_certs={ca}")
@@ -230,13 +230,13 @@ def test_url(tmp_path: Path) -> None:
         ("redis://h1?push=sharded", "no option 'push'"),
     ],
 )
-def test_wrong_url(url: str, pattern: str) -> None:
+def test_cluster_url_that_is_wrong_raises_value_error(url: str, pattern: str) -> None:
     """A ValueError with the shape that it should have."""
     with pytest.raises(ValueError, match=pattern):
         aiolock.connect(url)
 
 
-async def test_client_of_the_callers() -> None:
+async def test_cluster_client_of_the_caller_gives_its_seeds_and_options() -> None:
     """Its nodes, its user, its TLS, and where it says that nodes are."""
 
     def remap(address: tuple[str, int]) -> tuple[str, int]:
@@ -263,7 +263,7 @@ async def fails(url: str, pattern: str) -> None:
             pass
 
 
-async def test_no_cluster(
+async def test_open_at_a_server_of_no_cluster_raises_store_error(
     redis_server: RedisServer, cluster: Cluster, prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A server of no cluster says so; the first that answers as it should is enough."""
@@ -275,14 +275,14 @@ async def test_no_cluster(
         assert await lease.verify()
 
 
-async def test_a_node_that_was_not_joined() -> None:
+async def test_open_at_a_node_without_slots_raises_store_error() -> None:
     """It has no slots, and says what to do."""
     with ExitStack() as stack:
         lone = stack.enter_context(Node())
         await fails(f"redis+cluster://127.0.0.1:{lone.port}", "no slots yet")
 
 
-async def test_one_of_its_nodes_is_enough(cluster: Cluster, prefix: str) -> None:
+async def test_open_with_one_reachable_node_finds_the_others(cluster: Cluster, prefix: str) -> None:
     """The others are found; those that do not answer are passed over."""
     url = f"redis+cluster://127.0.0.1:1,127.0.0.1:{cluster.masters[1].port}"
     async with aiolock.connect(url, prefix=prefix) as client:
@@ -291,7 +291,7 @@ async def test_one_of_its_nodes_is_enough(cluster: Cluster, prefix: str) -> None
                 assert await lease.verify()
 
 
-async def test_tls(prefix: str) -> None:
+async def test_cluster_client_over_tls_acquires_a_lock(prefix: str) -> None:
     """By the nodes' ports for TLS, which they name to whoever asks by such a one."""
     with RedisServer("--tls-cluster", "yes", tls=True, cluster=True) as node:
         add_slots(node, range(SLOTS))
@@ -301,7 +301,9 @@ async def test_tls(prefix: str) -> None:
             assert await lease.verify()
 
 
-async def test_rights(cluster: Cluster, prefix: str) -> None:
+async def test_cluster_user_needs_only_the_acl_rule_and_cluster_slots(
+    cluster: Cluster, prefix: str
+) -> None:
     """What a user of one server needs is enough, with the right to ask for the slots."""
     rule = f"~{prefix}:* resetchannels &{prefix}:* +@all -@dangerous +cluster|slots"
     for node in cluster.masters:
@@ -314,7 +316,9 @@ async def test_rights(cluster: Cluster, prefix: str) -> None:
     await fails(cluster.url.replace("://", "://ann:wrong@"), "password")
 
 
-async def test_a_right_that_is_missed_when_a_slot_moves(own_cluster: Cluster, prefix: str) -> None:
+async def test_acquire_without_the_right_to_asking_raises_store_error(
+    own_cluster: Cluster, prefix: str
+) -> None:
     """Who may not say ASKING is told so, and is not sent round in circles."""
     for node in own_cluster.masters:
         node.call("ACL", "SETUSER", "ann", "on", ">pw", "~*", "&*", "+@all", "-asking")
@@ -331,7 +335,9 @@ async def test_a_right_that_is_missed_when_a_slot_moves(own_cluster: Cluster, pr
 
 
 @pytest.mark.parametrize("turns", range(0, 60, 3))
-async def test_cancelled_while_it_opens(cluster: Cluster, prefix: str, turns: int) -> None:
+async def test_open_of_a_cluster_cancelled_at_any_step_opens_the_next_time(
+    cluster: Cluster, prefix: str, turns: int
+) -> None:
     """At whatever step: nothing is left open, and it opens the next time."""
     before = open_at(cluster)
     client = aiolock.connect(cluster.url, prefix=prefix)
@@ -347,7 +353,9 @@ async def test_cancelled_while_it_opens(cluster: Cluster, prefix: str, turns: in
         assert not open_at(cluster) <= before
 
 
-async def test_connections(own_cluster: Cluster, prefix: str) -> None:
+async def test_cluster_client_has_two_connections_to_each_used_master(
+    own_cluster: Cluster, prefix: str
+) -> None:
     """Two to each master that is used; all are closed at the end."""
     before = [connections(node) for node in own_cluster.masters]
 
@@ -368,7 +376,7 @@ async def test_connections(own_cluster: Cluster, prefix: str) -> None:
     await until(lambda: more() == [0, 0, 0])
 
 
-async def test_who_waits_listens_everywhere(
+async def test_waiter_in_a_cluster_is_subscribed_at_every_master(
     own_cluster: Cluster, prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its slot may move to any master, and there it would be taken for dead."""
@@ -393,7 +401,9 @@ async def test_who_waits_listens_everywhere(
         await (await second).release()
 
 
-async def test_what_is_asked_while_a_node_is_dialled(cluster: Cluster, prefix: str) -> None:
+async def test_acquires_while_a_node_is_dialled_run_in_order_but_cancelled_ones(
+    cluster: Cluster, prefix: str
+) -> None:
     """It is carried out in order, and what was given up meanwhile is not."""
     async with aiolock.connect(cluster.url, prefix=prefix) as client:
         for node in cluster.masters:
@@ -414,7 +424,9 @@ async def test_what_is_asked_while_a_node_is_dialled(cluster: Cluster, prefix: s
 # --- What there is
 
 
-async def test_renewals_of_one_call(cluster: Cluster, prefix: str) -> None:
+async def test_renewals_of_names_of_all_masters_get_their_own_answers(
+    cluster: Cluster, prefix: str
+) -> None:
     """Of names of all masters, each with its own answer."""
     async with Peer(store := store_at(cluster, prefix)) as ann:
         shard_of = store.features.shard_of
@@ -429,7 +441,9 @@ async def test_renewals_of_one_call(cluster: Cluster, prefix: str) -> None:
         assert held == [number != 3 for number in range(20)]
 
 
-async def test_snapshot(cluster: Cluster, prefix: str) -> None:
+async def test_snapshot_of_a_cluster_has_the_names_and_holders_of_all_masters(
+    cluster: Cluster, prefix: str
+) -> None:
     """Of all masters; with who it is, whatever node keeps that."""
     async with (
         aiolock.connect(cluster.url, prefix=prefix) as ann,
@@ -445,7 +459,9 @@ async def test_snapshot(cluster: Cluster, prefix: str) -> None:
         assert await bob.snapshot() == []
 
 
-async def test_snapshot_while_a_slot_moves(own_cluster: Cluster, prefix: str) -> None:
+async def test_snapshot_while_a_slot_moves_contains_every_name(
+    own_cluster: Cluster, prefix: str
+) -> None:
     """From a master that was not looked at yet to one that was: its names are shown as well."""
     async with Peer(store := store_at(own_cluster, prefix)) as ann:
         names = {f"n{number}" for number in range(30)}
@@ -463,7 +479,9 @@ async def test_snapshot_while_a_slot_moves(own_cluster: Cluster, prefix: str) ->
         assert seen == names
 
 
-async def test_who_is_in_the_way(cluster: Cluster, prefix: str) -> None:
+async def test_acquire_without_waiting_in_a_cluster_names_the_holder(
+    cluster: Cluster, prefix: str
+) -> None:
     """Who does not wait is told by whom it is held, whatever node keeps that."""
     async with Peer(store_at(cluster, prefix)) as ann, Peer(store_at(cluster, prefix)) as bob:
         for number in range(6):
@@ -474,7 +492,7 @@ async def test_who_is_in_the_way(cluster: Cluster, prefix: str) -> None:
             assert (busy.holder.host, busy.holder.pid) == (socket.gethostname(), os.getpid())
 
 
-async def test_kinds(cluster: Cluster, prefix: str) -> None:
+async def test_cluster_client_serves_every_kind_of_lock(cluster: Cluster, prefix: str) -> None:
     """Semaphores, readers and writers, latches, labels: each in whatever slot."""
     async with aiolock.connect(cluster.url, prefix=prefix, label="it") as client:
         async with client.semaphore("s", 2), client.semaphore("s", 2):
@@ -512,7 +530,9 @@ async def move_under(cluster: Cluster, name: str, step: Callable[[], Any]) -> No
 
 
 @pytest.mark.parametrize("push", PUSHES)
-async def test_a_slot_that_moves(own_cluster: Cluster, prefix: str, push: str) -> None:
+async def test_slot_move_keeps_the_holder_and_the_places_of_waiters(
+    own_cluster: Cluster, prefix: str, push: str
+) -> None:
     """The holder goes on to hold it; the waiters keep their places, and get it."""
     async with (
         aiolock.connect(f"{own_cluster.url}?push={push}", prefix=prefix) as ann,
@@ -537,7 +557,7 @@ async def test_a_slot_that_moves(own_cluster: Cluster, prefix: str, push: str) -
         assert fences == sorted(set(fences))
 
 
-async def test_order_is_kept_where_a_slot_has_moved(
+async def test_commands_redirected_after_a_slot_move_keep_their_order(
     cluster: Cluster, prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What was asked before is carried out before, though it was asked of another node."""
@@ -568,7 +588,7 @@ async def test_order_is_kept_where_a_slot_has_moved(
         assert (await store.submit(ReadStatus(name))).waiters == ()
 
 
-async def test_all_of_a_slot_goes_where_it_has_moved(
+async def test_commands_of_two_names_in_a_moved_slot_keep_their_order(
     cluster: Cluster, prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What is asked of a name from now on goes there at once, and must not overtake anything."""
@@ -594,7 +614,7 @@ async def test_all_of_a_slot_goes_where_it_has_moved(
         assert left in {WAS_HOLDER, WAS_QUEUED}, "it had been asked for before"
 
 
-async def test_what_stays_behind_what_is_refused(
+async def test_pipe_refusal_redirects_only_the_commands_that_depend_on_it(
     cluster: Cluster, prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What is about the same name goes along; of the renewals only one that relies on it."""
@@ -630,7 +650,7 @@ async def test_what_stays_behind_what_is_refused(
         await asyncio.gather(*answers)
 
 
-async def test_a_renewal_where_its_lock_cannot_be_asked_for(
+async def test_renewal_during_a_slot_move_succeeds_beside_a_refused_acquire(
     own_cluster: Cluster, prefix: str
 ) -> None:
     """While a slot is moving, another request for the lock takes no answer of its holder away."""
@@ -648,7 +668,7 @@ async def test_a_renewal_where_its_lock_cannot_be_asked_for(
         await (await soon(waiting)).release()
 
 
-async def test_a_renewal_behind_a_request_that_goes_to_where_the_slot_goes(
+async def test_renewal_behind_an_acquire_redirected_elsewhere_succeeds(
     own_cluster: Cluster, prefix: str
 ) -> None:
     """It is carried out where its key is, and not where another lock of the slot is asked for."""
@@ -667,7 +687,7 @@ async def test_a_renewal_behind_a_request_that_goes_to_where_the_slot_goes(
 
 
 @pytest.mark.parametrize("given_up", [False, True])
-async def test_a_late_copy_where_a_slot_has_gone_and_come_back(
+async def test_late_copy_of_an_acquire_after_the_slot_came_back_grants_nothing(
     own_cluster: Cluster, prefix: str, *, given_up: bool
 ) -> None:
     """What was released at another master meanwhile is not granted once more to nobody."""
@@ -701,7 +721,7 @@ async def test_a_late_copy_where_a_slot_has_gone_and_come_back(
 
 
 @pytest.mark.parametrize("kind", ["locks", "readers"])
-async def test_handed_on_while_the_slot_is_moving(
+async def test_handoff_before_the_keys_of_a_moving_slot_have_left_succeeds(
     own_cluster: Cluster, prefix: str, kind: str
 ) -> None:
     """Before its keys have gone a lock is handed on as ever: none of them vanishes halfway."""
@@ -726,7 +746,7 @@ async def test_handed_on_while_the_slot_is_moving(
         await got.release()
 
 
-async def test_a_lock_that_is_new_while_its_slot_is_moving(
+async def test_acquire_of_a_new_lock_waits_until_its_slot_has_moved(
     own_cluster: Cluster, prefix: str
 ) -> None:
     """It cannot be served until the slot has moved, and then it is."""
@@ -744,7 +764,7 @@ async def test_a_lock_that_is_new_while_its_slot_is_moving(
             await lease.release()
 
 
-async def test_a_slot_that_nobody_has(
+async def test_acquire_in_a_slot_without_a_master_raises_store_error_at_timeout(
     own_cluster: Cluster, prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its locks wait until somebody has it; in the end it is a StoreError that says so."""
@@ -769,7 +789,7 @@ async def test_a_slot_that_nobody_has(
 # --- One master that fails
 
 
-async def test_a_master_that_hangs_keeps_no_lease_elsewhere_waiting(
+async def test_master_that_hangs_delays_no_renewals_at_other_masters(
     own_cluster: Cluster, prefix: str
 ) -> None:
     """Its own are lost when they end; those of the others are renewed all the while."""
@@ -796,7 +816,7 @@ async def test_a_master_that_hangs_keeps_no_lease_elsewhere_waiting(
             hung.resume()
 
 
-async def test_a_slot_that_went_to_a_master_that_hangs_keeps_no_lease_elsewhere_waiting(
+async def test_renewal_redirected_to_a_hanging_master_delays_no_other_renewal(
     own_cluster: Cluster, prefix: str
 ) -> None:
     """What is renewed at once may go different ways: who has an answer waits for no other."""
@@ -822,7 +842,7 @@ async def test_a_slot_that_went_to_a_master_that_hangs_keeps_no_lease_elsewhere_
             target.resume()
 
 
-async def test_a_master_that_is_down(
+async def test_acquire_at_a_master_that_is_down_raises_store_error(
     own_cluster: Cluster, prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its locks are a StoreError in the end, the others work, and the client can be closed."""
@@ -846,7 +866,9 @@ async def test_a_master_that_is_down(
         await late
 
 
-async def test_links(own_cluster: Cluster, prefix: str) -> None:
+async def test_link_observer_of_a_cluster_is_told_of_breaks_and_of_recovery(
+    own_cluster: Cluster, prefix: str
+) -> None:
     """Whoever observes is told that a link broke, and that all are whole again."""
     told = list[bool]()
 
@@ -863,7 +885,9 @@ async def test_links(own_cluster: Cluster, prefix: str) -> None:
         await until(lambda: told[:1] == [False] and told[-1])
 
 
-async def test_a_try_may_be_told_something_else_first(cluster: Cluster, prefix: str) -> None:
+async def test_acquire_ended_by_another_error_before_its_answer_leaves_nothing(
+    cluster: Cluster, prefix: str
+) -> None:
     """As when the client is closed meanwhile: whatever waits for the answer hears that instead."""
     async with Peer(store_at(cluster, prefix)) as ann:
         waiter = ann.waiter()
@@ -875,7 +899,7 @@ async def test_a_try_may_be_told_something_else_first(cluster: Cluster, prefix: 
         assert not (await ann.store.submit(ReadStatus("lock:a"))).holders
 
 
-async def test_what_is_dialled_while_it_closes(
+async def test_aclose_closes_a_connection_that_is_dialled_during_it(
     own_cluster: Cluster, prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An answer that comes last may lead to a node that nobody was connected to."""
@@ -896,7 +920,7 @@ async def test_what_is_dialled_while_it_closes(
     await until(lambda: connections(other) == before)
 
 
-async def test_whoever_is_gone_and_hangs_is_not_waited_for(
+async def test_aclose_does_not_wait_for_a_hanging_node_that_is_gone(
     own_cluster: Cluster, prefix: str
 ) -> None:
     """Closed while a node that is gone is still being left: its connections are closed, too."""
@@ -929,7 +953,9 @@ async def away(store: ClusterStore, name: str) -> AsyncIterator[CNode]:
         store.masters.topology.owners[slot] = before
 
 
-async def test_nothing_is_kept_of_what_was_given_up(cluster: Cluster, prefix: str) -> None:
+async def test_pending_commands_of_cancelled_acquires_are_dropped(
+    cluster: Cluster, prefix: str
+) -> None:
     """While a master is away, however often it is tried: neither a question nor its release."""
     async with Peer(store := store_at(cluster, prefix)) as ann, away(store, "lock:a") as node:
         for _ in range(2000):
@@ -941,7 +967,7 @@ async def test_nothing_is_kept_of_what_was_given_up(cluster: Cluster, prefix: st
         assert not store.masters.router._first
 
 
-async def test_a_fault_does_not_end_the_dialling(
+async def test_node_open_that_fails_is_reported_and_tried_again(
     cluster: Cluster, prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whatever it is that a node cannot be connected to for; whoever waits is told."""
@@ -959,7 +985,7 @@ async def test_a_fault_does_not_end_the_dialling(
         await until(lambda: len(opened) > 1)
 
 
-async def test_a_fault_does_not_end_the_following(
+async def test_topology_update_that_fails_is_logged_and_repeated(
     cluster: Cluster, prefix: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """It is told, and the slots are asked for again."""
@@ -981,7 +1007,7 @@ async def test_a_fault_does_not_end_the_following(
 
 
 @pytest.mark.parametrize("known", [True, False])
-async def test_what_is_to_be_done_in_any_case_waits_for_no_longer_than_a_command(
+async def test_pending_command_that_must_run_is_dropped_at_the_command_timeout(
     cluster: Cluster, prefix: str, monkeypatch: pytest.MonkeyPatch, *, known: bool
 ) -> None:
     """Not until a master is there at last: nobody would expect it any more."""
@@ -995,7 +1021,7 @@ async def test_what_is_to_be_done_in_any_case_waits_for_no_longer_than_a_command
         await until(lambda: not kept)
 
 
-async def test_what_was_parked_goes_before_what_is_asked_since(
+async def test_pending_commands_are_sent_before_later_ones(
     cluster: Cluster, prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whoever hears that a master serves us may ask it something: that was asked later."""
@@ -1023,7 +1049,7 @@ async def test_what_was_parked_goes_before_what_is_asked_since(
 
 
 @pytest.mark.parametrize("ends", ["in_time", "when_it_is_closed"])
-async def test_what_is_sent_on_to_a_node_that_never_serves(
+async def test_command_rerouted_to_a_silent_node_fails_in_time_or_at_close(
     own_cluster: Cluster, prefix: str, monkeypatch: pytest.MonkeyPatch, ends: str
 ) -> None:
     """It fails in the time that a command has, or with the client: nobody waits for ever."""

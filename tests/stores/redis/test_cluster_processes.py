@@ -31,7 +31,9 @@ def of(cluster: Cluster, name: str) -> tuple[Node, Node]:
 
 
 @pytest.mark.parametrize("push", PUSHES)
-async def test_slots_that_move(replicated: Cluster, prefix: str, push: str) -> None:
+async def test_slot_moves_under_contention_lose_no_lease(
+    replicated: Cluster, prefix: str, push: str
+) -> None:
     """As they are moved by hand, under contention: nothing is lost, and nobody meets."""
     async with contest(f"{replicated.url}?push={push}", prefix) as going:
         began = time.monotonic()
@@ -53,7 +55,9 @@ async def test_slots_that_move(replicated: Cluster, prefix: str, push: str) -> N
 
 
 @pytest.mark.parametrize("push", PUSHES)
-async def test_failed_over_by_hand(replicated: Cluster, prefix: str, push: str) -> None:
+async def test_failover_by_hand_under_contention_lets_no_bodies_overlap(
+    replicated: Cluster, prefix: str, push: str
+) -> None:
     """A master hands all that it has over to its replica: nothing is forgotten."""
     async with contest(f"{replicated.url}?push={push}", prefix) as going:
         master, replica = of(replicated, "a")
@@ -69,7 +73,9 @@ async def test_failed_over_by_hand(replicated: Cluster, prefix: str, push: str) 
 
 
 @pytest.mark.parametrize("push", PUSHES)
-async def test_master_killed(replicated: Cluster, prefix: str, push: str) -> None:
+async def test_master_killed_under_contention_is_replaced_by_its_replica(
+    replicated: Cluster, prefix: str, push: str
+) -> None:
     """Hand-offs go on with its replica; what that has not heard of is forgotten, but no fence."""
     async with contest(f"{replicated.url}?push={push}", prefix) as going:
         master, replica = of(replicated, "a")

@@ -63,7 +63,9 @@ def forms(draw: st.DrawFn) -> Form:
     ],
 )
 @pytest.mark.parametrize("blind", [False, True])
-def test_what_is_written(text: str, form: Form, blind: bool) -> None:
+def test_encode_writes_all_of_a_form_and_decode_reads_it_back(
+    text: str, form: Form, blind: bool
+) -> None:
     """A text carries all that a store must know, and is read back as it was written."""
     written = f"{text[0]}{'b' * blind}{text[1:]}:ada:7"
     assert encode(ADA, form, blind=blind) == written
@@ -71,7 +73,9 @@ def test_what_is_written(text: str, form: Form, blind: bool) -> None:
 
 
 @given(waiters, forms(), st.booleans())
-def test_there_and_back(waiter: WaiterId, form: Form, blind: bool) -> None:
+def test_decode_of_any_encoded_waiter_returns_the_same(
+    waiter: WaiterId, form: Form, blind: bool
+) -> None:
     """Whatever is written is read back, all of it or only who it is."""
     text = encode(waiter, form, blind=blind)
     assert decode(text) == decode_any(text) == (waiter, form, blind)
@@ -95,7 +99,7 @@ def test_there_and_back(waiter: WaiterId, form: Form, blind: bool) -> None:
         ("x3000~x@20", "x3000@20"),
     ],
 )
-def test_texts_of_a_later_version(later: str, known: str) -> None:
+def test_decode_of_a_later_version_honours_the_known_parts(later: str, known: str) -> None:
     """What is not known is passed over, and what is known there is honoured."""
     assert decode(f"{later}:ada:7") == decode(f"{known}:ada:7")
     assert decode_any(f"{later}:ada:7") == decode(f"{known}:ada:7")
@@ -110,7 +114,7 @@ UNKNOWN = st.from_regex(r"(%[a-z0-9*&^/ ]{0,5})?", fullmatch=True)
     st.booleans(),
     st.tuples(st.text("aceghijklmnpqrtuvwxyzABCDFOXS"), UNKNOWN, UNKNOWN),
 )
-def test_letters_and_text_of_a_later_version(
+def test_decode_passes_over_unknown_letters_and_text(
     waiter: WaiterId, form: Form, blind: bool, more: tuple[str, str, str]
 ) -> None:
     """Other letters before the claim, and other text behind it and its rule, change nothing."""
@@ -123,7 +127,7 @@ def test_letters_and_text_of_a_later_version(
     assert decode(later) == (waiter, form, blind)
 
 
-def test_a_mode_of_a_later_version() -> None:
+def test_decode_of_an_unknown_mode_is_not_shared() -> None:
     """One that is not known does not share."""
     assert decode("y3000:ada:7") == (ADA, Form(CLAIM), False)
 
@@ -141,7 +145,7 @@ def nobody(text: str) -> tuple[WaiterId, Form, bool]:
         *(f"x3000:ada:{'9' * 5000}", "xé3000:ada:7", "x3000:ada:²"),
     ],
 )
-def test_what_is_no_waiter(text: str) -> None:
+def test_decode_of_no_waiter_raises_and_decode_any_returns_an_empty_form(text: str) -> None:
     """It is nobody's: no client answers for it, and it closes nothing. Read strictly it fails."""
     with pytest.raises(ValueError):  # noqa: PT011  # nobody sees what it says
         decode(text)
@@ -157,7 +161,7 @@ def test_what_is_no_waiter(text: str) -> None:
         ),
     )
 )
-def test_whatever_is_read(text: str) -> None:
+def test_decode_any_of_any_text_never_fails_and_encodes_back_the_same(text: str) -> None:
     """Nothing fails, and what was understood of it stays the same when it is written again."""
     waiter, form, blind = known = decode_any(text)
     if known != nobody(text):

@@ -80,13 +80,17 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("url", ["url", "unix_url", "tls_url"])
-async def test_url(locked_server: RedisServer, prefix: str, url: str) -> None:
+async def test_connect_by_tcp_unix_socket_or_tls_with_a_password_works(
+    locked_server: RedisServer, prefix: str, url: str
+) -> None:
     """TCP, a unix socket and TLS with a certificate of one's own, each with a password."""
     async with aiolock.connect(getattr(locked_server, url), prefix=prefix) as client:
         await check_works(client)
 
 
-async def test_url_with_database(server: RedisServer, prefix: str) -> None:
+async def test_connect_with_a_database_uses_it_also_after_a_break(
+    server: RedisServer, prefix: str
+) -> None:
     """The database of the URL is the one that is used, again also after a break."""
     url = server.url.removesuffix("/0") + "/3"
     async with aiolock.connect(url, prefix=prefix) as client:
@@ -103,7 +107,9 @@ async def test_url_with_database(server: RedisServer, prefix: str) -> None:
         assert all(raw.pttl(key) != -1 for key in keys)
 
 
-async def test_url_with_user(locked_server: RedisServer, prefix: str) -> None:
+async def test_connect_with_a_user_and_a_quoted_password_works(
+    locked_server: RedisServer, prefix: str
+) -> None:
     """User and password of the URL are used, and need not be simple."""
     password = "p@ss/w:rd"
     locked_server.call("ACL", "SETUSER", "ann", "on", f">{password}", "~*", "&*", "+@all")
@@ -146,7 +152,7 @@ async def fails(target: Any, pattern: str, prefix: str = "prefix") -> None:
         pytest.param("unix:///nowhere/redis.sock", "No such file", id="no_socket"),
     ],
 )
-async def test_wrong_url(
+async def test_open_at_a_url_that_leads_nowhere_raises_store_error(
     locked_server: RedisServer, caplog: pytest.LogCaptureFixture, url: str, pattern: str
 ) -> None:
     """A URL that leads nowhere is a StoreError that says why, at once."""
@@ -155,12 +161,12 @@ async def test_wrong_url(
 
 
 @pytest.mark.usefixtures("impatient")
-async def test_tls_on_the_plain_port(locked_server: RedisServer) -> None:
+async def test_open_by_tls_at_the_plain_port_raises_store_error(locked_server: RedisServer) -> None:
     """A server that does not understand TLS, and so says nothing, is a StoreError in the end."""
     await fails(f"rediss://:secret@127.0.0.1:{locked_server.port}", "in time")
 
 
-async def test_wrong_port() -> None:
+async def test_open_at_a_port_without_a_listener_raises_store_error_naming_it() -> None:
     """A port on which nobody listens is a StoreError that names it."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
@@ -231,7 +237,9 @@ async def listening(serve: Serve) -> AsyncIterator[int]:
 
 @pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize("serve", [echo, http, ok, nil, silence, hang_up])
-async def test_not_redis(serve: Serve, caplog: pytest.LogCaptureFixture) -> None:
+async def test_open_at_a_server_that_is_not_redis_raises_store_error(
+    serve: Serve, caplog: pytest.LogCaptureFixture
+) -> None:
     """What listens but is not Redis is a StoreError soon, whatever it answers."""
     async with listening(serve) as port:
         async with asyncio.timeout(5):
@@ -239,21 +247,23 @@ async def test_not_redis(serve: Serve, caplog: pytest.LogCaptureFixture) -> None
     assert [record for record in caplog.records if record.levelno >= logging.ERROR] == []
 
 
-async def test_replica(server: RedisServer) -> None:
+async def test_open_at_a_replica_raises_store_error_with_readonly(server: RedisServer) -> None:
     """A replica is a StoreError that says that it is read-only."""
     with RedisServer("--replicaof", "127.0.0.1", str(server.port)) as replica:
         await fails(replica.url, "READONLY")
 
 
 @pytest.mark.one_loop
-async def test_sentinels_url_of_a_plain_server(server: RedisServer) -> None:
+async def test_open_of_a_sentinel_url_at_a_plain_server_says_no_sentinel(
+    server: RedisServer,
+) -> None:
     """It says that this is no Sentinel, and not that Redis is too old."""
     await fails(f"redis+sentinel://127.0.0.1:{server.port}/locks", "no Sentinel: use redis://")
 
 
 @pytest.mark.one_loop
 @pytest.mark.parametrize("name", ["EVALSHA", "PUBLISH", "TIME", "ZRANGE", "SUBSCRIBE"])
-async def test_command_that_is_renamed(name: str) -> None:
+async def test_open_at_a_server_without_a_command_names_rename_command(name: str) -> None:
     """Where a command is missing, in a script or by itself, the configuration is pointed at."""
     with RedisServer("--rename-command", name, "") as server:
         await fails(server.url, f"lacks a command .* rename-command .*{name}")
@@ -261,7 +271,7 @@ async def test_command_that_is_renamed(name: str) -> None:
 
 @pytest.mark.one_loop
 @pytest.mark.parametrize("tls", [False, True])
-async def test_full_server(tls: bool) -> None:
+async def test_open_at_a_full_server_names_maxclients(tls: bool) -> None:
     """A server that takes no more clients is named as such, or as a cause, each time."""
     with RedisServer("--maxclients", "12", tls=tls) as server:
         async with contextlib.AsyncExitStack() as stack:
@@ -282,7 +292,7 @@ def refuses(port: int) -> bool:
 
 
 @pytest.mark.one_loop
-async def test_clients_missing_authority(module_server: RedisServer) -> None:
+async def test_open_with_a_missing_ca_file_names_ssl_ca_certs(module_server: RedisServer) -> None:
     """The file of a client's own options is named, and no socket."""
     async with redis.asyncio.Redis(
         port=module_server.tls_port, ssl=True, ssl_ca_certs="/nowhere/ca.pem"
@@ -290,7 +300,7 @@ async def test_clients_missing_authority(module_server: RedisServer) -> None:
         await fails(caller, "TLS options is not there: see ssl_ca_certs")
 
 
-async def test_node_of_a_cluster(cluster: Cluster) -> None:
+async def test_open_at_a_node_of_a_cluster_names_the_url_to_use(cluster: Cluster) -> None:
     """One of several nodes is a StoreError with the URL to use, whatever slots it has."""
     for node in cluster.masters:
         use = rf"node of a Redis Cluster: use redis\+cluster://127.0.0.1:{node.port}"
@@ -299,7 +309,9 @@ async def test_node_of_a_cluster(cluster: Cluster) -> None:
         await fails(node.url.removesuffix("0") + "1", use)
 
 
-async def test_a_lone_node_without_the_right_to_ask(lone_node: RedisServer, prefix: str) -> None:
+async def test_open_at_a_lone_cluster_node_needs_no_cluster_right(
+    lone_node: RedisServer, prefix: str
+) -> None:
     """A cluster of one serves a user, too, who may not ask how many there are."""
     rule = ["on", ">pw", *ACL_RULE.format(prefix=prefix).split()]
     lone_node.call("ACL", "SETUSER", "bob", *rule)
@@ -314,7 +326,7 @@ async def test_a_lone_node_without_the_right_to_ask(lone_node: RedisServer, pref
 
 
 @pytest.mark.parametrize("counted", [True, False])
-async def test_pushes_arrive_elsewhere(
+async def test_open_with_a_subscription_at_another_server_raises_store_error(
     server: RedisServer, prefix: str, monkeypatch: pytest.MonkeyPatch, counted: bool
 ) -> None:
     """Where commands and subscription end at different servers a client does not open."""
@@ -338,7 +350,7 @@ async def test_pushes_arrive_elsewhere(
         await until(lambda: connections(second) == 0)
 
 
-async def test_subscription_breaks_while_opening(
+async def test_open_with_a_subscription_that_breaks_counts_it_again(
     server: RedisServer, prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A subscription that breaks just when it is counted is counted when it is there again."""
@@ -356,7 +368,7 @@ async def test_subscription_breaks_while_opening(
     await store.aclose()
 
 
-async def test_eviction_policy(
+async def test_open_at_a_server_that_may_evict_locks_logs_a_warning(
     own_server: RedisServer, prefix: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Where a full server would evict locks, opening warns of it, and else it does not."""
@@ -390,7 +402,7 @@ def acl_server() -> Iterator[RedisServer]:
         yield server
 
 
-async def test_acl_least_rights(acl_server: RedisServer) -> None:
+async def test_acl_rule_alone_is_enough_for_every_operation(acl_server: RedisServer) -> None:
     """With just the rights of the rule everything works."""
     acl_server.call("ACL", "SETUSER", "least", "reset", "on", ">pw", *RULE)
     url = f"redis://least:pw@127.0.0.1:{acl_server.port}/3"
@@ -402,7 +414,9 @@ async def test_acl_least_rights(acl_server: RedisServer) -> None:
 
 
 @pytest.mark.parametrize("right", RIGHTS)
-async def test_acl_right_missing(acl_server: RedisServer, right: str) -> None:
+async def test_open_without_one_right_of_the_acl_rule_names_the_rule(
+    acl_server: RedisServer, right: str
+) -> None:
     """Without any one of the rights opening fails, names the rule, and leaves nothing for ever."""
     rights = [other for other in RIGHTS if other != right]
     acl_server.call("ACL", "SETUSER", "less", *BLANK, *rights)
@@ -435,7 +449,9 @@ Options = dict[str, Any]
         pytest.param({"retry": Retry(ExponentialBackoff(), 3)}, id="retry"),
     ],
 )
-async def test_clients_options(server: RedisServer, prefix: str, options: Options) -> None:
+async def test_connect_with_a_callers_client_of_any_options_works(
+    server: RedisServer, prefix: str, options: Options
+) -> None:
     """A client of the caller's serves whatever its options, and stays the caller's."""
     async with redis.asyncio.Redis(port=server.port, **options) as caller:
         await caller.ping()
@@ -446,7 +462,7 @@ async def test_clients_options(server: RedisServer, prefix: str, options: Option
         assert await caller.ping()
 
 
-async def test_redis_py_is_looked_up_once(
+async def test_connection_looks_up_the_redis_py_version_only_once(
     server: RedisServer, prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A connection reads no files to tell the server which redis-py it is."""
@@ -460,12 +476,14 @@ async def test_redis_py_is_looked_up_once(
         await check_works(other)
 
 
-def test_what_the_caller_says_of_itself() -> None:
+def test_driver_of_a_caller_with_its_own_lib_name_adds_nothing() -> None:
     """A caller that tells a server which library it is has its way."""
     assert not _wire._driver({"lib_name": "caller"})
 
 
-async def test_client_with_blocking_pool(server: RedisServer, prefix: str) -> None:
+async def test_connect_with_a_callers_exhausted_blocking_pool_works(
+    server: RedisServer, prefix: str
+) -> None:
     """A blocking pool whose only connection is in use does not block us, nor we it."""
     pool = redis.asyncio.BlockingConnectionPool.from_url(server.url, max_connections=1, timeout=1)
     async with redis.asyncio.Redis(connection_pool=pool) as caller:
@@ -481,7 +499,9 @@ async def test_client_with_blocking_pool(server: RedisServer, prefix: str) -> No
     await pool.disconnect()
 
 
-async def test_client_from_url_with_tls_and_user(locked_server: RedisServer, prefix: str) -> None:
+async def test_connect_with_a_callers_tls_client_and_password_works(
+    locked_server: RedisServer, prefix: str
+) -> None:
     """What the caller's client knows of TLS and passwords is used."""
     async with redis.asyncio.Redis.from_url(locked_server.tls_url) as caller:
         async with aiolock.connect(caller, prefix=prefix) as client:
@@ -489,7 +509,9 @@ async def test_client_from_url_with_tls_and_user(locked_server: RedisServer, pre
         assert await caller.ping()
 
 
-async def test_clients_wrong_password(locked_server: RedisServer) -> None:
+async def test_open_with_a_callers_wrong_password_raises_store_error(
+    locked_server: RedisServer,
+) -> None:
     """A client that cannot connect is a StoreError, and is left as it was."""
     port = locked_server.port
     async with redis.asyncio.Redis(port=port, username="late", password="its own") as caller:
@@ -504,7 +526,7 @@ async def test_clients_wrong_password(locked_server: RedisServer) -> None:
 
 
 @pytest.mark.parametrize("kind", [redis.Redis, redis.RedisCluster])
-def test_blocking_client(kind: type) -> None:
+def test_connect_with_a_blocking_client_raises_type_error(kind: type) -> None:
     """A client that would block the event loop is refused."""
     caller: Any = object.__new__(kind)  # to make one in earnest takes a cluster
     with pytest.raises(TypeError, match=rf"blocking.*asyncio\.{kind.__name__}"):
@@ -523,7 +545,7 @@ def connections(server: RedisServer) -> int:
     return len(server.call("CLIENT", "LIST").strip().splitlines()) - 1
 
 
-async def test_store_opens_again(server: RedisServer, prefix: str) -> None:
+async def test_store_that_was_closed_opens_again(server: RedisServer, prefix: str) -> None:
     """A store that was closed opens anew, as often as one likes."""
     store = store_on(server.url, prefix)
     await store.aclose()
@@ -536,7 +558,9 @@ async def test_store_opens_again(server: RedisServer, prefix: str) -> None:
 
 
 @pytest.mark.parametrize("loop", [asyncio.new_event_loop, uvloop.new_event_loop])
-def test_store_opens_again_in_another_loop(server: RedisServer, prefix: str, loop: Any) -> None:
+def test_store_that_was_closed_opens_again_in_another_event_loop(
+    server: RedisServer, prefix: str, loop: Any
+) -> None:
     """Also in the event loop that comes after the one that it was closed in."""
     store = store_on(server.url, prefix)
 
@@ -553,7 +577,7 @@ def test_store_opens_again_in_another_loop(server: RedisServer, prefix: str, loo
 
 @pytest.mark.parametrize("turns", [0, 1, 2, 3, 5, 8, 13, 21, 34, 55])
 @pytest.mark.parametrize("how", ["closed", "cancelled", "scope"])
-async def test_ended_while_opening(
+async def test_open_closed_or_cancelled_at_any_step_leaves_no_connection(
     own_server: RedisServer, prefix: str, turns: int, how: str
 ) -> None:
     """A store that is closed, or whose opening is cancelled, leaves no connection behind."""
@@ -579,7 +603,7 @@ async def test_ended_while_opening(
     await until(lambda: connections(own_server) == 0)
 
 
-async def test_closed_after_the_opening_was_cancelled(
+async def test_aclose_after_a_cancelled_open_waits_for_its_end(
     proxy: Proxy, prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What is left of a cancelled opening is waited for, and does nothing to the next."""
@@ -600,7 +624,7 @@ async def test_closed_after_the_opening_was_cancelled(
         assert await lease.verify()
 
 
-async def test_store_is_opened_while_it_closes(proxy: Proxy, prefix: str) -> None:
+async def test_open_during_aclose_keeps_its_new_connections(proxy: Proxy, prefix: str) -> None:
     """The end of one opening takes no connection from the next."""
     store = store_on(proxy.url, prefix)
     await store.open("me", unheeded)
@@ -652,7 +676,7 @@ class Slow:
 
 
 @pytest.mark.parametrize("how", ["run, run", "run, end", "end, end"])
-async def test_whoever_stops_an_opening_returns_when_it_is_clean(how: str) -> None:
+async def test_opening_that_is_stopped_returns_only_when_it_is_cleaned_up(how: str) -> None:
     """However often it is stopped, and whoever is cancelled that waits for its end."""
     slow = Slow()
     tasks = [asyncio.create_task(slow.run())]
@@ -675,7 +699,9 @@ async def test_whoever_stops_an_opening_returns_when_it_is_clean(how: str) -> No
 # --- What a client leaves and costs
 
 
-async def test_every_key_expires(server: RedisServer, prefix: str) -> None:
+async def test_keys_of_a_lock_all_expire_and_not_before_its_lease(
+    server: RedisServer, prefix: str
+) -> None:
     """Should all clients vanish, their keys go too, but none before the lease it speaks of."""
     async with aiolock.connect(server.url, prefix=prefix) as client:
         for ttl in (5, 30, 3600):
@@ -697,7 +723,9 @@ async def test_every_key_expires(server: RedisServer, prefix: str) -> None:
             await lease.release()
 
 
-async def test_two_connections(own_server: RedisServer, prefix: str) -> None:
+async def test_client_has_two_connections_however_many_locks_it_uses(
+    own_server: RedisServer, prefix: str
+) -> None:
     """A process has two connections, however many wait and hold; closed, it has none."""
     assert connections(own_server) == 0
     peeks = [Peek(own_server, prefix, f"lock:{name}") for name in range(10)]
@@ -735,7 +763,7 @@ def _sent(requests: bytes, script: _scripts.Script) -> int:
         pytest.param(50, 1, 0.5, id="fifty"),
     ],
 )
-async def test_idle_waiters_send_next_to_nothing(
+async def test_idle_waiters_ask_at_most_once_in_each_interval(
     server: RedisServer,
     prefix: str,
     monkeypatch: pytest.MonkeyPatch,
@@ -788,7 +816,9 @@ async def test_idle_waiters_send_next_to_nothing(
         await lease.release()
 
 
-async def test_clients_that_are_not_counted(server: RedisServer, prefix: str) -> None:
+async def test_handoff_to_a_client_that_cannot_be_counted_is_not_skipped(
+    server: RedisServer, prefix: str
+) -> None:
     """Where one client's listening cannot be counted, nobody takes its waiters for dead."""
     blind = store_on(server.url, prefix)
     async with (
@@ -813,7 +843,7 @@ async def test_clients_that_are_not_counted(server: RedisServer, prefix: str) ->
 
 
 @pytest.mark.parametrize("when", ["before", "meanwhile"])
-async def test_a_count_from_before_it_was_subscribed(
+async def test_subscription_not_counted_is_dropped_only_if_confirmed_before(
     server: RedisServer, prefix: str, monkeypatch: pytest.MonkeyPatch, when: str
 ) -> None:
     """That nobody heard us says something only where we were subscribed all the while."""

@@ -106,7 +106,9 @@ ANSWERS = [
 
 
 @pytest.mark.parametrize(("answer", "pattern", "nothing_done"), ANSWERS)
-def test_answer(answer: str, pattern: str, nothing_done: bool) -> None:
+def test_store_error_of_a_refusal_says_the_address_and_the_remedy(
+    answer: str, pattern: str, nothing_done: bool
+) -> None:
     """Whatever the server's words, it is said where, what is wrong and what to do."""
     refusal = Refusal(answer)
     error = store_error(refusal, PLACE)
@@ -152,14 +154,16 @@ def wrapped(cause: Exception, text: str) -> Exception:
         (redis.exceptions.RedisError("who knows"), "Redis at redis.example:6379: who knows"),
     ],
 )
-def test_no_answer(error: Exception, pattern: str) -> None:
+def test_store_error_without_an_answer_says_the_address_and_the_cause(
+    error: Exception, pattern: str
+) -> None:
     """So it is where there was no connection, or no answer."""
     text = str(store_error(error, PLACE))
     assert text.startswith("Redis at redis.example:6379")
     assert re.search(pattern, text)
 
 
-def test_missing_file_by_tls_is_no_missing_socket() -> None:
+def test_store_error_of_a_missing_file_by_tls_names_ssl_ca_certs() -> None:
     """It is one of the options for TLS."""
     error = wrapped(FileNotFoundError(2, "No such file"), "Error 2")
     text = str(store_error(error, PLACE._replace(tls=True)))
@@ -167,7 +171,7 @@ def test_missing_file_by_tls_is_no_missing_socket() -> None:
     assert "socket" not in text
 
 
-def test_plain_port_by_tls() -> None:
+def test_store_error_of_a_timeout_by_tls_suggests_the_plain_scheme() -> None:
     """Who speaks TLS to what does not answer is told that the port may be a plain one."""
     text = str(store_error(TimeoutError(), PLACE._replace(tls=True)))
     assert "use redis://" in text
@@ -184,13 +188,15 @@ def test_plain_port_by_tls() -> None:
         (redis.exceptions.ResponseError("value is not"), "ERR value is not"),
     ],
 )
-def test_code_that_redis_py_takes_off(error: redis.exceptions.ResponseError, text: str) -> None:
+def test_as_answered_restores_the_code_that_redis_py_removed(
+    error: redis.exceptions.ResponseError, text: str
+) -> None:
     """What redis-py read for us is as the server had sent it."""
     assert str(as_answered(error)) == text
     assert code_of(error) == text.partition(" ")[0] or text.startswith("ERR")
 
 
-def test_addresses() -> None:
+def test_place_of_each_kind_of_pool_has_an_address() -> None:
     """Each kind of pool has something to be named by."""
     tls = ConnectionPool(connection_class=SSLConnection, host="h", port=1, db=2)
     assert Place.of(tls, "p") == Place("h:1", True, 2, "p")
@@ -203,7 +209,7 @@ def _scripts(folder: Traversable) -> Iterator[Traversable]:
         yield from _scripts(each) if each.is_dir() else [each]
 
 
-def test_rule_has_every_command() -> None:
+def test_acl_rule_has_every_command_of_the_scripts() -> None:
     """Every command that a script uses is in the rule, and is tried when a client opens."""
     used: dict[str, str] = {}
     for file in _scripts(resources.files("aiolock.stores.redis").joinpath("lua")):
@@ -234,9 +240,7 @@ def test_rule_has_every_command() -> None:
         ("ERR max number of clients reached", False),
     ],
 )
-def test_misconfigured_answer_stays_until_somebody_changes_something(
-    answer: str, stays: bool
-) -> None:
+def test_store_error_is_misconfigured_only_for_refusals_that_last(answer: str, stays: bool) -> None:
     """What a task that is tried again would get each time; the others may pass."""
     assert store_error(Refusal(answer), PLACE).misconfigured is stays
     assert not store_error(ConnectionRefusedError("refused"), PLACE).misconfigured

@@ -136,7 +136,7 @@ def hung() -> Iterator[int]:
 
 
 @pytest.mark.parametrize("how", ["master_killed", "master_demoted"])
-async def test_failover(
+async def test_failover_keeps_leases_and_waiters_on_the_new_master(
     watched: Watched, caller: redis.asyncio.Redis, prefix: str, how: str
 ) -> None:
     """After a fail-over leases and waiters are on the new master; nobody enters out of turn."""
@@ -192,7 +192,9 @@ async def works(caller: redis.asyncio.Redis) -> None:
             await asyncio.sleep(0.05)
 
 
-async def test_first_sentinel_hangs(watched: Watched, hung: int, prefix: str) -> None:
+async def test_sentinel_that_hangs_delays_neither_open_nor_failover(
+    watched: Watched, hung: int, prefix: str
+) -> None:
     """A sentinel that hangs, the first of all, keeps nobody from the others, or the new master."""
     before, after = Peek(watched.master, prefix), Peek(watched.replica, prefix)
     async with AsyncExitStack() as stack:
@@ -216,7 +218,9 @@ async def test_first_sentinel_hangs(watched: Watched, hung: int, prefix: str) ->
     check_nothing_left(watched.replica, prefix)
 
 
-async def test_no_sentinel_has_a_master(watched: Watched, hung: int, prefix: str) -> None:
+async def test_open_without_a_master_tells_the_answer_of_each_sentinel(
+    watched: Watched, hung: int, prefix: str
+) -> None:
     """Where no sentinel says who is the master, the error tells what each of them said."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
@@ -232,7 +236,9 @@ async def test_no_sentinel_has_a_master(watched: Watched, hung: int, prefix: str
         assert said in str(caught.value)
 
 
-async def test_latest_of_the_sentinels(watched: Watched, prefix: str) -> None:
+async def test_sentinel_master_of_the_latest_failover_that_is_up_is_used(
+    watched: Watched, prefix: str
+) -> None:
     """Of several masters it is that of the latest fail-over; of one that is down it is none."""
 
     def says(epoch: int, port: int, flags: str) -> bytes:

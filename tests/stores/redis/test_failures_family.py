@@ -47,7 +47,9 @@ async def victim(
 # --- Killed
 
 
-async def test_reader_killed(client: aiolock.LockClient, lockers: Lockers, peek: Peek) -> None:
+async def test_reader_killed_keeps_a_writer_out_only_until_its_lease_ends(
+    client: aiolock.LockClient, lockers: Lockers, peek: Peek
+) -> None:
     """A killed reader expires alone: readers go on, and the writer enters when its lease ends."""
 
     async def lag() -> float:
@@ -70,7 +72,7 @@ async def test_reader_killed(client: aiolock.LockClient, lockers: Lockers, peek:
     await within_100_ms(lag)
 
 
-async def test_waiting_writer_killed(
+async def test_writer_killed_while_waiting_holds_back_no_reader(
     client: aiolock.LockClient, lockers: Lockers, peek: Peek
 ) -> None:
     """A writer that was killed while it waited holds back no reader that comes."""
@@ -88,7 +90,7 @@ async def test_waiting_writer_killed(
     await reading.release()
 
 
-async def test_permits_of_a_killed_process(
+async def test_permits_of_a_killed_process_return_when_its_lease_ends(
     client: aiolock.LockClient, lockers: Lockers, server: RedisServer, prefix: str
 ) -> None:
     """They come back when its lease ends; a waiter that was killed costs nothing."""
@@ -117,7 +119,7 @@ async def test_permits_of_a_killed_process(
     await within_100_ms(lag)
 
 
-async def test_party_killed(
+async def test_barrier_party_killed_while_waiting_does_not_count(
     client: aiolock.LockClient, lockers: Lockers, server: RedisServer, prefix: str
 ) -> None:
     """A party that was killed at the barrier is not one of those who go on."""
@@ -137,7 +139,7 @@ async def test_party_killed(
     await other.passed()
 
 
-async def test_leader_killed(
+async def test_leader_killed_is_followed_by_the_next_when_its_lease_ends(
     client: aiolock.LockClient, lockers: Lockers, server: RedisServer, prefix: str
 ) -> None:
     """The next candidate leads when a killed leader's lease ends, and whoever watches sees it."""
@@ -176,7 +178,9 @@ async def _lead(election: aiolock.Election, watched: asyncio.Event) -> float:
 # --- Stopped
 
 
-async def test_reader_stopped(client: aiolock.LockClient, lockers: Lockers, peek: Peek) -> None:
+async def test_reader_stopped_past_its_ttl_raises_lease_lost_when_it_wakes(
+    client: aiolock.LockClient, lockers: Lockers, peek: Peek
+) -> None:
     """A reader that was stopped for longer than its lease is cancelled when it wakes."""
     (stopped,) = await lockers(1)
     await stopped.lock(kind="read", ttl=TTL)
@@ -191,7 +195,7 @@ async def test_reader_stopped(client: aiolock.LockClient, lockers: Lockers, peek
 
 
 @pytest.mark.parametrize("kind", ["barrier", "latch"])
-async def test_stopped_while_it_may_pass(
+async def test_barrier_or_latch_waiter_stopped_at_its_grant_passes_when_it_wakes(
     client: aiolock.LockClient, lockers: Lockers, server: RedisServer, prefix: str, kind: str
 ) -> None:
     """Who was stopped when it might have passed passes when it wakes, and is in nobody's way."""
@@ -214,7 +218,7 @@ async def test_stopped_while_it_may_pass(
 # --- Links
 
 
-async def test_replies_lost(
+async def test_operations_whose_reply_is_lost_are_repeated_with_one_effect(
     client: aiolock.LockClient, victim: aiolock.LockClient, proxy: Proxy
 ) -> None:
     """What was carried out though its reply was lost is sent again, and done once."""
@@ -240,7 +244,7 @@ async def test_replies_lost(
         assert await semaphore.try_acquire() is None
 
 
-async def test_grants_lost_with_the_subscription(
+async def test_grants_lost_with_the_subscription_are_found_on_the_next(
     client: aiolock.LockClient, victim: aiolock.LockClient, proxy: Proxy, peek: Peek
 ) -> None:
     """Readers and watchers whose subscription is killed find what they were given meanwhile."""
@@ -262,7 +266,9 @@ async def test_grants_lost_with_the_subscription(
 # --- The server
 
 
-async def test_server_restarted_empty(own_server: RedisServer, prefix: str) -> None:
+async def test_restart_without_data_loses_readers_and_permits_and_waiters_enter(
+    own_server: RedisServer, prefix: str
+) -> None:
     """Readers and permits are lost at their next renewal; whoever waits asks again."""
     async with (
         aiolock.connect(own_server.url, prefix=prefix, ttl=1.5) as ours,
@@ -287,7 +293,9 @@ async def test_server_restarted_empty(own_server: RedisServer, prefix: str) -> N
         await party
 
 
-async def test_server_full(own_server: RedisServer, prefix: str) -> None:
+async def test_full_server_still_downgrades_renews_and_hands_off(
+    own_server: RedisServer, prefix: str
+) -> None:
     """On a full server what is held is kept, downgraded, counted back and handed on."""
     async with (
         aiolock.connect(own_server.url, prefix=prefix, ttl=10) as ours,

@@ -76,7 +76,7 @@ async def ends(lease: aiolock.Lease) -> None:
 # --- Killed
 
 
-async def test_subscription_killed_while_waiting(
+async def test_waiters_whose_subscription_was_killed_enter_in_turn(
     server: RedisServer, client: aiolock.LockClient, victim: aiolock.LockClient, peek: Peek
 ) -> None:
     """Waiters whose subscription was killed get the lock in their turn, from a new one."""
@@ -93,7 +93,7 @@ async def test_subscription_killed_while_waiting(
     await ends(lease)
 
 
-async def test_subscription_killed_at_the_hand_off(
+async def test_handoff_push_lost_with_its_connection_is_found_on_the_next(
     client: aiolock.LockClient, victim: aiolock.LockClient, proxy: Proxy, peek: Peek
 ) -> None:
     """A push that was lost with its connection is made up for as soon as there is another."""
@@ -108,7 +108,7 @@ async def test_subscription_killed_at_the_hand_off(
     await ends(lease)
 
 
-async def test_subscription_gone_at_the_hand_off(
+async def test_waiters_taken_for_dead_at_a_handoff_return_to_their_places(
     client: aiolock.LockClient, victim: aiolock.LockClient, proxy: Proxy, peek: Peek
 ) -> None:
     """Waiters taken for dead while they could not listen come back to their old places."""
@@ -134,7 +134,7 @@ async def test_subscription_gone_at_the_hand_off(
     await ends(lease)
 
 
-async def test_command_connection_killed(
+async def test_command_connection_killed_keeps_leases_and_places(
     server: RedisServer, client: aiolock.LockClient, victim: aiolock.LockClient, peek: Peek
 ) -> None:
     """Leases and places in the queue outlive the command connection."""
@@ -148,7 +148,7 @@ async def test_command_connection_killed(
     await ends(await asyncio.wait_for(waiting, 5))
 
 
-async def test_both_connections_killed(
+async def test_connections_killed_again_and_again_keep_leases_and_order(
     server: RedisServer, client: aiolock.LockClient, victim: aiolock.LockClient, peek: Peek
 ) -> None:
     """Leases and places in the queue outlive both connections, killed again and again."""
@@ -205,7 +205,7 @@ async def test_subscription_that_is_counted_is_dialled_at_once(
     await until(lambda: link._pause == 0.0)
 
 
-async def test_both_connections_end_at_one_server(
+async def test_commands_follow_the_subscription_to_another_server(
     server: RedisServer, own_server: RedisServer, proxy: Proxy, prefix: str
 ) -> None:
     """Where the address has come to lead elsewhere, the commands follow the subscription."""
@@ -230,7 +230,7 @@ def _store(client: aiolock.LockClient) -> RedisStore:
 
 
 @pytest.mark.parametrize("waits", [True, False])
-async def test_reply_to_acquire_lost(
+async def test_acquire_whose_reply_is_lost_acquires_once(
     victim: aiolock.LockClient, proxy: Proxy, peek: Peek, waits: bool
 ) -> None:
     """The lock is acquired once, also where the reply that said so was lost."""
@@ -247,7 +247,7 @@ async def test_reply_to_acquire_lost(
     await ends(lease)
 
 
-async def test_reply_to_acquire_lost_in_the_queue(
+async def test_acquire_whose_queued_reply_is_lost_is_in_the_queue_once(
     client: aiolock.LockClient, victim: aiolock.LockClient, proxy: Proxy, peek: Peek
 ) -> None:
     """A waiter whose reply was lost stands in the queue once, and is handed the lock."""
@@ -261,7 +261,7 @@ async def test_reply_to_acquire_lost_in_the_queue(
     await ends(await asyncio.wait_for(waiting, 5))
 
 
-async def test_grant_lost_with_the_reply(
+async def test_acquire_granted_while_its_reply_was_lost_enters_with_that_grant(
     client: aiolock.LockClient, victim: aiolock.LockClient, proxy: Proxy, peek: Peek
 ) -> None:
     """A waiter that was queued and granted while its reply was lost enters with that grant."""
@@ -279,7 +279,7 @@ async def test_grant_lost_with_the_reply(
     await ends(lease)
 
 
-async def test_reply_to_release_lost(
+async def test_release_whose_reply_is_lost_is_carried_out_once(
     client: aiolock.LockClient, victim: aiolock.LockClient, proxy: Proxy, peek: Peek
 ) -> None:
     """A release without a reply is a release: once, of this lease, and the body was not lost."""
@@ -298,7 +298,7 @@ async def test_reply_to_release_lost(
     assert await lease.release()
 
 
-async def test_hand_off_lost_with_the_reply(
+async def test_handoff_lost_with_the_reply_to_a_release_is_asked_for_again(
     victim: aiolock.LockClient, proxy: Proxy, peek: Peek
 ) -> None:
     """A grant that came with a reply which was lost is asked for once there is another link."""
@@ -314,7 +314,7 @@ async def test_hand_off_lost_with_the_reply(
     await ends(lease)
 
 
-async def test_reply_to_finish_lost(
+async def test_finish_whose_reply_is_lost_is_remembered(
     client: aiolock.LockClient, victim: aiolock.LockClient, proxy: Proxy, peek: Peek
 ) -> None:
     """What was finished without a reply is remembered, and the body was not lost."""
@@ -328,7 +328,9 @@ async def test_reply_to_finish_lost(
     await ends(await take(aiolock.Lock(client._engine, anything)))  # when that is forgotten
 
 
-async def test_reply_to_renewal_lost(victim: aiolock.LockClient, proxy: Proxy, peek: Peek) -> None:
+async def test_renewal_whose_reply_is_lost_is_made_again(
+    victim: aiolock.LockClient, proxy: Proxy, peek: Peek
+) -> None:
     """A renewal without a reply is made again, and the lease goes on."""
     lease = await take(victim.lock("lock", ttl=3))
     deadline = lease._hold.deadline
@@ -340,7 +342,9 @@ async def test_reply_to_renewal_lost(victim: aiolock.LockClient, proxy: Proxy, p
     await ends(lease)
 
 
-async def test_reply_to_extend_lost(victim: aiolock.LockClient, proxy: Proxy, peek: Peek) -> None:
+async def test_extend_whose_reply_is_lost_counts_from_its_first_sending(
+    victim: aiolock.LockClient, proxy: Proxy, peek: Peek
+) -> None:
     """An extension without a reply is made again, and then counts from when it was first sent."""
     lease = await take(victim.lock("lock", ttl=3))
     proxy.swallow_replies(1, command_link(proxy))
@@ -353,7 +357,7 @@ async def test_reply_to_extend_lost(victim: aiolock.LockClient, proxy: Proxy, pe
     await ends(lease)
 
 
-async def test_reply_to_break_lost(
+async def test_break_whose_reply_is_lost_does_not_break_the_next_grant(
     client: aiolock.LockClient, victim: aiolock.LockClient, proxy: Proxy, peek: Peek
 ) -> None:
     """Breaking a lock without a reply takes it from its holder, and not from the next as well."""
@@ -371,7 +375,7 @@ async def test_reply_to_break_lost(
     await ends(lease)
 
 
-async def test_reply_to_break_of_one_grant_lost(
+async def test_break_of_one_grant_whose_reply_is_lost_raises_store_error(
     client: aiolock.LockClient, victim: aiolock.LockClient, proxy: Proxy
 ) -> None:
     """Whoever breaks one grant without a reply is not told that nobody held it."""
@@ -390,7 +394,7 @@ async def test_reply_to_break_of_one_grant_lost(
 
 @pytest.mark.parametrize("size", [1, 30, 200])
 @pytest.mark.parametrize("operation", ["acquire", "release", "renew"])
-async def test_command_cut_in_two(
+async def test_command_cut_in_two_is_sent_again_whole(
     victim: aiolock.LockClient, proxy: Proxy, peek: Peek, operation: str, size: int
 ) -> None:
     """A command of which only a part arrived is sent again, whole."""
@@ -427,7 +431,7 @@ async def dead(proxy: Proxy, which: str) -> list[Link]:
 
 @pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize("which", ["commands", "subscription", "both"])
-async def test_dead_link_noticed_while_waiting(
+async def test_link_that_died_in_silence_is_replaced_while_waiting(
     client: aiolock.LockClient, victim: aiolock.LockClient, proxy: Proxy, peek: Peek, which: str
 ) -> None:
     """Links that died in silence are noticed and replaced while their client just waits."""
@@ -443,7 +447,7 @@ async def test_dead_link_noticed_while_waiting(
 
 @pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize("which", ["commands", "subscription", "both"])
-async def test_dead_link_at_the_hand_off(
+async def test_handoff_over_a_dead_link_is_entered_once_that_is_noticed(
     client: aiolock.LockClient, victim: aiolock.LockClient, proxy: Proxy, peek: Peek, which: str
 ) -> None:
     """A waiter that was handed the lock over a dead link enters once that is noticed."""
@@ -458,7 +462,7 @@ async def test_dead_link_at_the_hand_off(
     await ends(lease)
 
 
-async def test_dead_link_of_a_holder(
+async def test_lease_over_a_dead_link_is_at_risk_until_it_is_replaced(
     victim: aiolock.LockClient, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A holder whose link died is at risk until that is noticed, and then goes on."""
@@ -476,7 +480,7 @@ async def test_dead_link_of_a_holder(
 
 
 @pytest.mark.usefixtures("impatient")
-async def test_dead_link_of_a_holder_for_longer_than_its_ttl(
+async def test_holder_cut_off_past_its_ttl_is_cancelled_before_the_next_enters(
     client: aiolock.LockClient, victim: aiolock.LockClient, proxy: Proxy, peek: Peek
 ) -> None:
     """A holder that is cut off for longer than its ttl is told before another can enter."""
@@ -509,7 +513,7 @@ async def test_dead_link_of_a_holder_for_longer_than_its_ttl(
 
 
 @pytest.mark.long
-async def test_dead_link_noticed_within_15_s(
+async def test_link_that_died_in_silence_is_replaced_within_15_s(
     client: aiolock.LockClient, victim: aiolock.LockClient, proxy: Proxy, peek: Peek
 ) -> None:
     """With the real time limits, links that died in silence are replaced within 15 seconds."""
@@ -528,7 +532,7 @@ async def test_dead_link_noticed_within_15_s(
 # --- Slow
 
 
-async def test_slow_link(
+async def test_lease_over_a_slow_link_counts_from_before_its_request(
     client: aiolock.LockClient, victim: aiolock.LockClient, proxy: Proxy, peek: Peek
 ) -> None:
     """On a slow link all is as on a fast one, and a lease counts from before it was asked for."""
@@ -548,7 +552,7 @@ async def test_slow_link(
     await ends(lease)
 
 
-async def test_link_slower_than_the_ttl(
+async def test_acquire_over_a_link_slower_than_the_ttl_raises_store_error(
     victim: aiolock.LockClient, proxy: Proxy, peek: Peek
 ) -> None:
     """Where every lease has ended before it is known of, there is an error and no lock."""
@@ -558,7 +562,7 @@ async def test_link_slower_than_the_ttl(
     await until(lambda: not peek.holders())
 
 
-async def test_push_slower_than_the_claim(
+async def test_push_slower_than_the_claim_is_not_entered_and_asked_again(
     client: aiolock.LockClient, victim: aiolock.LockClient, proxy: Proxy, peek: Peek
 ) -> None:
     """A push that comes when its lease has ended lets nobody in; the waiter asks again."""
@@ -581,7 +585,7 @@ async def test_push_slower_than_the_claim(
 # --- What was put up
 
 
-async def test_a_leader_says_so_again_after_a_break(
+async def test_leader_is_published_again_after_a_broken_link(
     client: aiolock.LockClient,
     victim: aiolock.LockClient,
     proxy: Proxy,
@@ -620,7 +624,7 @@ async def was_given_up(proxy: Proxy, link: Link) -> None:
 
 @pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize("kind", ["lock", "semaphore"])
-async def test_late_copy_takes_nothing(
+async def test_late_copy_of_an_acquire_is_refused_and_grants_nothing(
     server: RedisServer,
     victim: aiolock.LockClient,
     proxy: Proxy,
@@ -748,7 +752,7 @@ class Late:
 
 @pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize("what", [_renews, _releases, _finishes, _posts, _resizes, _requests])
-async def test_late_copy_changes_nothing(
+async def test_late_copy_of_any_other_command_changes_nothing(
     client: aiolock.LockClient,
     victim: aiolock.LockClient,
     proxy: Proxy,

@@ -65,7 +65,9 @@ def tls_server() -> Iterator[RedisServer]:
 
 
 @pytest.mark.parametrize("url", ["url", "unix_url", "tls_url"])
-def test_everything(run: Run, tls_server: RedisServer, prefix: str, url: str) -> None:
+def test_client_on_each_event_loop_does_everything_over_each_link(
+    run: Run, tls_server: RedisServer, prefix: str, url: str
+) -> None:
     """A client can do all that one can do, on the fast path, over each kind of link."""
 
     async def test() -> None:
@@ -78,7 +80,9 @@ def test_everything(run: Run, tls_server: RedisServer, prefix: str, url: str) ->
     check_nothing_left(tls_server, prefix)
 
 
-def test_order(run: Run, server: RedisServer, prefix: str) -> None:
+def test_handoff_on_each_event_loop_follows_the_order_of_arrival(
+    run: Run, server: RedisServer, prefix: str
+) -> None:
     """The lock is handed on in the order of arrival."""
 
     async def test() -> None:
@@ -100,7 +104,9 @@ def test_order(run: Run, server: RedisServer, prefix: str) -> None:
     run(test())
 
 
-def test_loss(run: Run, server: RedisServer, prefix: str) -> None:
+def test_loss_on_each_event_loop_cancels_the_body(
+    run: Run, server: RedisServer, prefix: str
+) -> None:
     """A lease that is broken, or outlived by a blocked loop, cancels the body."""
 
     async def test() -> None:
@@ -122,7 +128,9 @@ def test_loss(run: Run, server: RedisServer, prefix: str) -> None:
     run(test())
 
 
-def test_cancellation(run: Run, server: RedisServer, prefix: str) -> None:
+def test_acquire_cancelled_on_each_event_loop_leaves_nothing(
+    run: Run, server: RedisServer, prefix: str
+) -> None:
     """Whoever is cancelled, wherever it is, leaves nothing behind."""
 
     async def test() -> None:
@@ -147,7 +155,9 @@ def test_cancellation(run: Run, server: RedisServer, prefix: str) -> None:
     run(test())
 
 
-def test_links_broken(run: Run, server: RedisServer, prefix: str) -> None:
+def test_links_broken_on_each_event_loop_are_replaced(
+    run: Run, server: RedisServer, prefix: str
+) -> None:
     """Killed connections, a lost reply and half a command are mended."""
 
     async def test() -> None:
@@ -171,7 +181,9 @@ def test_links_broken(run: Run, server: RedisServer, prefix: str) -> None:
     run(test())
 
 
-def test_closed_while_in_use(run: Run, server: RedisServer, prefix: str) -> None:
+def test_aclose_on_each_event_loop_ends_bodies_and_waiters(
+    run: Run, server: RedisServer, prefix: str
+) -> None:
     """Closing cancels the bodies, and ends the waiting of those who wait."""
 
     async def test() -> None:
@@ -196,7 +208,7 @@ def test_closed_while_in_use(run: Run, server: RedisServer, prefix: str) -> None
     run(test())
 
 
-def test_no_server(run: Run, prefix: str) -> None:
+def test_open_without_a_server_on_each_event_loop_raises_store_error(run: Run, prefix: str) -> None:
     """A server that is not there is a StoreError."""
 
     async def test() -> None:

@@ -43,7 +43,7 @@ async def client(server: RedisServer, prefix: str) -> AsyncIterator[aiolock.Lock
 
 
 @pytest.mark.parametrize("dead", [0, 1], ids=["head", "behind_a_killed_waiter"])
-async def test_holder_killed(
+async def test_holder_killed_is_followed_within_100_ms_of_its_lease_end(
     client: aiolock.LockClient, lockers: Lockers, peek: Peek, dead: int
 ) -> None:
     """The next waiter that lives enters when the killed holder's lease ends, within 100 ms."""
@@ -70,7 +70,7 @@ async def test_holder_killed(
     await within_100_ms(lag)
 
 
-async def test_holder_killed_within_its_claim(
+async def test_holder_killed_before_it_confirmed_costs_only_its_claim(
     server: RedisServer, prefix: str, client: aiolock.LockClient, peek: Peek
 ) -> None:
     """A holder that was handed the lock and dies before it confirmed costs just its claim."""
@@ -98,7 +98,9 @@ async def test_holder_killed_within_its_claim(
     await within_100_ms(lag)
 
 
-async def test_waiter_killed(client: aiolock.LockClient, lockers: Lockers, peek: Peek) -> None:
+async def test_waiters_killed_are_skipped_at_the_handoff(
+    client: aiolock.LockClient, lockers: Lockers, peek: Peek
+) -> None:
     """Killed waiters are skipped in the call that would have granted to them."""
     first = await take(client.lock("lock", ttl=30))
     victims = await lockers(2)
@@ -121,7 +123,9 @@ async def test_waiter_killed(client: aiolock.LockClient, lockers: Lockers, peek:
 # --- Stopped
 
 
-async def test_waiter_stopped(client: aiolock.LockClient, lockers: Lockers, peek: Peek) -> None:
+async def test_waiter_stopped_costs_one_claim_and_keeps_its_place(
+    client: aiolock.LockClient, lockers: Lockers, peek: Peek
+) -> None:
     """A stopped waiter costs one claim; woken, it does not enter but takes its old place again."""
     first = await take(client.lock("lock", ttl=30))
     (sleeper,) = await lockers(1)
@@ -153,7 +157,7 @@ async def test_waiter_stopped(client: aiolock.LockClient, lockers: Lockers, peek
     await (await third).release()
 
 
-async def test_process_with_many_waiters_stopped(
+async def test_process_with_many_waiters_stopped_costs_one_claim_in_all(
     client: aiolock.LockClient, lockers: Lockers, peek: Peek
 ) -> None:
     """A stopped process costs the others one claim in all; woken, its waiters keep their order."""
@@ -183,7 +187,7 @@ async def test_process_with_many_waiters_stopped(
 
 
 @pytest.mark.parametrize("how", ["stopped", "blocked"])
-async def test_holder_stopped_or_blocked(
+async def test_holder_stopped_or_blocked_past_its_ttl_raises_lease_lost(
     client: aiolock.LockClient, lockers: Lockers, peek: Peek, how: str
 ) -> None:
     """A holder that sleeps past its ttl wakes to a cancelled body and a stale fence."""
@@ -206,7 +210,7 @@ async def test_holder_stopped_or_blocked(
     assert await lease.release()
 
 
-async def test_loop_blocked_to_the_end_of_the_body(
+async def test_body_that_blocks_the_loop_past_its_ttl_raises_lease_lost(
     client: aiolock.LockClient, lockers: Lockers, peek: Peek
 ) -> None:
     """A body that blocks past its ttl, and ends before anybody could tell it, raises LeaseLost."""
@@ -258,7 +262,7 @@ loops.run(main())
         pytest.param("os._exit(4)", 4, id="os._exit"),
     ],
 )
-async def test_process_ends_without_aclose(
+async def test_process_that_ends_without_aclose_is_silent_and_its_lease_ends(
     client: aiolock.LockClient,
     peek: Peek,
     capfd: pytest.CaptureFixture[str],
@@ -321,7 +325,7 @@ loops.run(main())
 """
 
 
-async def test_used_in_a_fork(server: RedisServer, prefix: str) -> None:
+async def test_client_used_in_a_fork_raises_client_closed(server: RedisServer, prefix: str) -> None:
     """In a fork every use says that it is one, and the parent's connections are left alone."""
     async with Worker("-W", "ignore", "-c", FORK, server.url, prefix, "30") as worker:
         forked = await worker.expect("forked")
@@ -335,7 +339,9 @@ async def test_used_in_a_fork(server: RedisServer, prefix: str) -> None:
 @pytest.mark.parametrize(
     "use", ["acquire", "release", "locked", "status", "break_", "held", "lease.release"]
 )
-async def test_used_from_another_event_loop(client: aiolock.LockClient, use: str) -> None:
+async def test_client_used_in_another_event_loop_raises_client_closed(
+    client: aiolock.LockClient, use: str
+) -> None:
     """In another event loop every use says that it is another one."""
     lock = client.lock("lock", ttl=30)
     async with lock as lease:

@@ -88,7 +88,7 @@ async def in_turn(waiting: list[asyncio.Task[aiolock.Lease]]) -> list[int]:
 
 
 @pytest.mark.parametrize("down", ["restarted_at_once", "down_for_longer_than_the_ttl"])
-async def test_server_restarted_empty(
+async def test_restart_without_data_loses_leases_and_keeps_the_order_of_waiters(
     server: RedisServer,
     client: aiolock.LockClient,
     other: aiolock.LockClient,
@@ -115,7 +115,7 @@ async def test_server_restarted_empty(
     assert fences == sorted(set(fences))
 
 
-async def test_waiters_of_many_clients_after_a_restart(
+async def test_restart_lets_the_waiters_of_many_clients_enter_one_at_a_time(
     server: RedisServer, prefix: str, peek: Peek
 ) -> None:
     """After a restart the waiters of several clients all enter, one at a time."""
@@ -152,7 +152,7 @@ async def test_waiters_of_many_clients_after_a_restart(
             await client.aclose()
 
 
-async def test_server_gone_for_good(
+async def test_operations_while_the_server_is_down_raise_store_error_at_timeout(
     impatient: Impatient, server: RedisServer, client: aiolock.LockClient, peek: Peek
 ) -> None:
     """Whoever asks a server that is gone gets StoreError in the end; closing does not hang."""
@@ -175,7 +175,9 @@ async def test_server_gone_for_good(
 # --- Hangs
 
 
-async def test_server_hangs(server: RedisServer, client: aiolock.LockClient, peek: Peek) -> None:
+async def test_lease_while_the_server_hangs_is_at_risk_and_lost_at_its_deadline(
+    server: RedisServer, client: aiolock.LockClient, peek: Peek
+) -> None:
     """While the server hangs a lease goes from held to at risk, and to lost at its deadline."""
     lease = await take(client.lock("lock", ttl=2))
     server.pause()
@@ -196,7 +198,7 @@ async def test_server_hangs(server: RedisServer, client: aiolock.LockClient, pee
     await until(lambda: not peek.holders())
 
 
-async def test_exit_while_the_server_hangs(
+async def test_exit_while_the_server_hangs_returns_at_the_deadline_and_logs(
     server: RedisServer,
     client: aiolock.LockClient,
     peek: Peek,
@@ -212,7 +214,7 @@ async def test_exit_while_the_server_hangs(
     await until(lambda: not peek.holders())
 
 
-async def test_release_while_the_server_hangs(
+async def test_release_while_the_server_hangs_raises_store_error_at_the_deadline(
     server: RedisServer, client: aiolock.LockClient, peek: Peek
 ) -> None:
     """A release that is not confirmed raises StoreError at the lease's deadline; it is not lost."""
@@ -228,7 +230,7 @@ async def test_release_while_the_server_hangs(
     await until(lambda: not peek.holders())
 
 
-async def test_timeouts_while_the_server_hangs(
+async def test_timeout_of_a_waiter_while_the_server_hangs_is_kept(
     server: RedisServer, client: aiolock.LockClient, other: aiolock.LockClient, peek: Peek
 ) -> None:
     """A waiter's timeout holds while the server hangs, and nothing of it is left on the server."""
@@ -252,7 +254,7 @@ async def test_timeouts_while_the_server_hangs(
     await until(lambda: not peek.queue() and not peek.holders())
 
 
-async def test_close_while_the_server_hangs(
+async def test_aclose_while_the_server_hangs_returns_in_time(
     impatient: Impatient, server: RedisServer, prefix: str, client: aiolock.LockClient, peek: Peek
 ) -> None:
     """A client can be closed while the server hangs; its lease ends and its waiter is skipped."""
@@ -274,7 +276,7 @@ async def test_close_while_the_server_hangs(
 
 
 @pytest.mark.long
-async def test_server_hangs_for_longer_than_any_time_limit(
+async def test_waiter_after_a_hang_past_every_time_limit_enters(
     impatient: Impatient,
     client: aiolock.LockClient,
     other: aiolock.LockClient,
@@ -301,7 +303,7 @@ async def test_server_hangs_for_longer_than_any_time_limit(
             assert lease.fence > first.fence
 
 
-async def test_clients_paused(
+async def test_client_pause_shorter_than_the_ttl_only_delays_operations(
     server: RedisServer, client: aiolock.LockClient, other: aiolock.LockClient, peek: Peek
 ) -> None:
     """CLIENT PAUSE for less than the ttl delays whoever asks, and takes nothing from anybody."""
@@ -321,7 +323,7 @@ async def test_clients_paused(
 # --- Scripts flushed
 
 
-async def test_scripts_flushed(
+async def test_operations_after_a_script_flush_tell_the_scripts_again(
     server: RedisServer, client: aiolock.LockClient, other: aiolock.LockClient, peek: Peek
 ) -> None:
     """A server that has forgotten its scripts is told them again, whatever is asked of it."""
@@ -353,7 +355,7 @@ async def test_scripts_flushed(
     assert await in_turn(waiting)
 
 
-async def test_scripts_flushed_while_a_lease_is_kept(
+async def test_renewals_of_the_watchdog_go_on_after_a_script_flush(
     server: RedisServer, client: aiolock.LockClient
 ) -> None:
     """The watchdog's renewals outlive a flush."""
@@ -369,7 +371,7 @@ async def test_scripts_flushed_while_a_lease_is_kept(
 
 
 @pytest.mark.parametrize("turns", range(12))
-async def test_scripts_flushed_and_cancelled(
+async def test_acquire_cancelled_after_a_script_flush_leaves_nothing(
     server: RedisServer, client: aiolock.LockClient, peek: Peek, turns: int
 ) -> None:
     """Whoever is cancelled while the server is being told a script again leaves nothing behind."""
@@ -384,7 +386,7 @@ async def test_scripts_flushed_and_cancelled(
     assert peek.holders() == peek.queue() == []
 
 
-async def test_scripts_flushed_all_the_time(
+async def test_lock_under_load_with_constant_script_flushes_stays_exclusive(
     server: RedisServer, client: aiolock.LockClient, other: aiolock.LockClient
 ) -> None:
     """Under load, with a server that forgets all the time, nobody is lost and no two enter."""
@@ -417,7 +419,7 @@ async def test_scripts_flushed_all_the_time(
         assert minted == sorted(set(minted))
 
 
-async def test_scripts_flushed_when_a_grant_came_too_late(
+async def test_grant_too_late_whose_release_meets_a_script_flush_is_not_entered(
     server: RedisServer,
     prefix: str,
     client: aiolock.LockClient,
@@ -451,7 +453,7 @@ async def test_scripts_flushed_when_a_grant_came_too_late(
         assert await lease.release()
 
 
-async def test_scripts_flushed_at_a_hand_on(
+async def test_renewal_after_a_local_handoff_and_a_script_flush_succeeds(
     server: RedisServer, client: aiolock.LockClient, peek: Peek
 ) -> None:
     """A renewal is carried out behind the report that its holder is one, if that is told again."""
@@ -480,7 +482,7 @@ async def extended(lock: aiolock.Lock) -> aiolock.Lease:
 # --- Full
 
 
-async def test_server_full(
+async def test_full_server_refuses_new_locks_and_serves_the_held_ones(
     server: RedisServer,
     client: aiolock.LockClient,
     other: aiolock.LockClient,
@@ -522,7 +524,7 @@ async def test_server_full(
             pass
 
 
-async def test_holder_killed_while_the_server_is_full(
+async def test_holder_killed_on_a_full_server_is_followed_by_its_waiters(
     server: RedisServer, prefix: str, client: aiolock.LockClient, peek: Peek
 ) -> None:
     """On a full server, too, the waiters of a killed holder get the lock in turn."""
@@ -539,7 +541,9 @@ async def test_holder_killed_while_the_server_is_full(
 # --- Rights taken away
 
 
-async def test_publish_denied_later(server: RedisServer, prefix: str, peek: Peek) -> None:
+async def test_release_without_the_right_to_publish_lets_waiters_enter_by_asking(
+    server: RedisServer, prefix: str, peek: Peek
+) -> None:
     """Where PUBLISH is denied at run time, releases go on and a waiter enters when it next asks."""
     rule = ACL_RULE.format(prefix=prefix).split()
     server.call("ACL", "SETUSER", "locks", "on", ">pw", "resetchannels", *rule)
@@ -561,7 +565,7 @@ async def test_publish_denied_later(server: RedisServer, prefix: str, peek: Peek
         assert len(await in_turn(waiting)) == 2
 
 
-async def test_user_deleted_later(
+async def test_lease_of_a_deleted_user_is_lost_in_time(
     impatient: Impatient, server: RedisServer, prefix: str, peek: Peek
 ) -> None:
     """Where the user is deleted, a lease is lost in time and whoever asks gets StoreError."""
@@ -583,7 +587,7 @@ async def test_user_deleted_later(
 # --- Not the master
 
 
-async def test_server_is_a_replica_for_a_while(
+async def test_release_at_a_server_read_only_for_a_while_succeeds_after_it(
     server: RedisServer, client: aiolock.LockClient, other: aiolock.LockClient, peek: Peek
 ) -> None:
     """A server that is read-only for a while serves again, all on its own, once it is not."""
@@ -601,7 +605,7 @@ async def test_server_is_a_replica_for_a_while(
     assert await lease.release()
 
 
-async def test_too_few_replicas_for_a_while(
+async def test_writes_with_too_few_replicas_for_a_while_succeed_after_it(
     server: RedisServer, client: aiolock.LockClient, other: aiolock.LockClient, peek: Peek
 ) -> None:
     """A server that takes no writes, for want of a replica, is waited for by all who can wait."""
@@ -620,7 +624,9 @@ async def test_too_few_replicas_for_a_while(
         assert await lease.release()
 
 
-async def test_too_few_replicas_when_opening(server: RedisServer, prefix: str) -> None:
+async def test_open_with_too_few_replicas_raises_store_error(
+    server: RedisServer, prefix: str
+) -> None:
     """Who opens there is told at once, for it may stay so."""
     server.call("CONFIG", "SET", "min-replicas-to-write", "1")
     client = aiolock.connect(server.url, prefix=prefix)
@@ -628,7 +634,9 @@ async def test_too_few_replicas_when_opening(server: RedisServer, prefix: str) -
         await client.open()
 
 
-async def test_disk_full_for_a_while(prefix: str, tmp_path: Path) -> None:
+async def test_acquire_at_a_server_that_cannot_save_raises_store_error(
+    prefix: str, tmp_path: Path
+) -> None:
     """A server that cannot save, and so takes no writes, is an error that says what to do."""
     disk = tmp_path / "disk"
     disk.mkdir()
@@ -649,7 +657,7 @@ async def test_disk_full_for_a_while(prefix: str, tmp_path: Path) -> None:
                 pass
 
 
-async def test_heartbeat_that_is_refused(
+async def test_heartbeat_that_is_refused_keeps_the_subscription(
     server: RedisServer, prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A server that refuses it pushes nothing: that is no reason to give up the subscription."""
@@ -679,7 +687,7 @@ async def test_heartbeat_that_is_refused(
         server.call("ACL", "SETUSER", "locks", "+pexpire")
 
 
-async def test_pushes_that_are_none(
+async def test_pushes_that_cannot_be_read_are_ignored_and_logged_once(
     server: RedisServer,
     client: aiolock.LockClient,
     other: aiolock.LockClient,
@@ -728,7 +736,7 @@ class Loading(RedisServer):
         return True
 
 
-async def test_server_loading(prefix: str) -> None:
+async def test_release_and_acquire_at_a_server_that_is_loading_wait_for_it(prefix: str) -> None:
     """A server that still loads after its restart is waited for, and has the leases again."""
     with Loading("--key-load-delay", "3000", "--rdbcompression", "no") as server:
         peek = Peek(server, prefix)

@@ -123,7 +123,7 @@ def calls(server: RedisServer) -> int:
 # --- What was never written
 
 
-async def test_forgotten_before_it_was_written(
+async def test_pipe_forget_of_a_question_not_yet_written_prevents_its_sending(
     store: RedisStore, proxy: Proxy, redis_server: RedisServer, prefix: str
 ) -> None:
     """A waiter's first question that is forgotten is never sent; that it was sent is known."""
@@ -148,7 +148,9 @@ async def test_forgotten_before_it_was_written(
     await asyncio.gather(leave(store, 1), leave(store, 4))
 
 
-async def test_forgotten_too_late(store: RedisStore, proxy: Proxy) -> None:
+async def test_pipe_forget_of_a_written_question_is_refused(
+    store: RedisStore, proxy: Proxy
+) -> None:
     """What waited for a connection and was then written is not forgotten."""
     pipe = await cut_off(store, proxy)
     asked = ask(store, 1)
@@ -159,7 +161,9 @@ async def test_forgotten_too_late(store: RedisStore, proxy: Proxy) -> None:
 
 
 @pytest.mark.usefixtures("impatient")
-async def test_refused_is_what_was_never_written(store: RedisStore, proxy: Proxy) -> None:
+async def test_store_error_is_refused_only_for_a_command_never_written(
+    store: RedisStore, proxy: Proxy
+) -> None:
     """What was not carried out for certain is told from what nobody knows."""
     await linked(proxy)
     command_link(proxy).deaf(drop=True)
@@ -174,7 +178,7 @@ async def test_refused_is_what_was_never_written(store: RedisStore, proxy: Proxy
     assert not store.session.pipe.outbox.pending
 
 
-async def test_whoever_hears_of_a_failure_may_ask_again(
+async def test_command_asked_while_others_time_out_is_answered(
     store: RedisStore, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """While commands whose time is over are given up, each in turn, more may be asked."""
@@ -208,7 +212,7 @@ async def test_whoever_hears_of_a_failure_may_ask_again(
     await asyncio.gather(*again)
 
 
-async def test_what_came_from_another_node_waits_no_longer_than_others(
+async def test_command_from_another_node_times_out_by_its_own_age(
     store: RedisStore, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is older than what waits for the connection already, and stands behind it."""
@@ -225,7 +229,9 @@ async def test_what_came_from_another_node_waits_no_longer_than_others(
     await young
 
 
-async def test_release_is_sent_though_nobody_listens(store: RedisStore, proxy: Proxy) -> None:
+async def test_release_cancelled_without_a_connection_is_carried_out(
+    store: RedisStore, proxy: Proxy
+) -> None:
     """What is sure is carried out, also when its caller has gone before there was a connection."""
     await ask(store, 1)
     await cut_off(store, proxy)
@@ -259,7 +265,7 @@ def commands() -> int:
     return sum(type(each) is Command for each in gc.get_objects())
 
 
-async def test_ten_thousand_failures_at_a_server_that_is_down(
+async def test_acquires_that_fail_at_a_server_that_is_down_leave_nothing(
     store: RedisStore, proxy: Proxy, redis_server: RedisServer
 ) -> None:
     """Nothing is kept of them, and nothing is sent when the server is there again."""
@@ -283,7 +289,7 @@ async def test_ten_thousand_failures_at_a_server_that_is_down(
     assert calls(redis_server) - before < 5
 
 
-async def test_ten_thousand_failures_at_a_server_that_refuses(
+async def test_acquires_that_fail_at_a_refusing_server_are_seldom_sent(
     own_server: RedisServer, prefix: str
 ) -> None:
     """One command for each attempt to connect, with pauses between; and nothing is kept."""
@@ -315,7 +321,7 @@ async def test_ten_thousand_failures_at_a_server_that_refuses(
 
 
 @pytest.mark.parametrize("waiting", [1, 200])
-async def test_one_command_for_each_attempt(
+async def test_pipe_to_a_refusing_server_sends_one_command_for_each_attempt(
     own_server: RedisServer, prefix: str, waiting: int
 ) -> None:
     """A server that refuses is not sent more the more there is to send; then all are served."""
@@ -334,7 +340,7 @@ async def test_one_command_for_each_attempt(
     await store.aclose()
 
 
-async def test_refused_for_too_long(
+async def test_command_refused_for_too_long_raises_store_error_with_the_reason(
     own_server: RedisServer, prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whoever waits for a server that goes on refusing hears why, and that nothing was done."""
@@ -354,7 +360,7 @@ async def test_refused_for_too_long(
 # --- A script that the server has forgotten
 
 
-async def test_what_relies_on_a_refused_report_comes_behind_it(
+async def test_commands_behind_a_refused_report_are_sent_again_behind_it(
     store: RedisStore, redis_server: RedisServer
 ) -> None:
     """What was asked of its name since is written again with it, and of other names nothing."""
@@ -377,7 +383,9 @@ async def test_what_relies_on_a_refused_report_comes_behind_it(
         assert not (await store.submit(ReadStatus("name 1"))).holders
 
 
-async def test_renewals_keep_their_order(store: RedisStore, proxy: Proxy) -> None:
+async def test_renewals_that_are_sent_again_keep_their_order(
+    store: RedisStore, proxy: Proxy
+) -> None:
     """If one of many names is written again, later ones of any name come behind it."""
     grants = await asyncio.gather(ask(store, 1), ask(store, 2))
     await linked(proxy)
@@ -401,7 +409,7 @@ async def test_renewals_keep_their_order(store: RedisStore, proxy: Proxy) -> Non
 # --- The server's clock
 
 
-async def test_clock_that_jumped(store: RedisStore) -> None:
+async def test_command_refused_as_late_is_sent_again_by_the_new_clock(store: RedisStore) -> None:
     """A command that is refused as late, but is still waited for, is sent by the clock as it is."""
     pipe = store.session.pipe
     pipe.copies._ahead = 1, 0
@@ -410,7 +418,7 @@ async def test_clock_that_jumped(store: RedisStore) -> None:
     await leave(store, 1)
 
 
-async def test_clock_is_read_again(
+async def test_clock_of_the_server_is_read_again_on_a_busy_link(
     store: RedisStore, redis_server: RedisServer, prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The server's clock is read now and then, also where neither connection is ever silent."""
@@ -426,7 +434,7 @@ async def test_clock_is_read_again(
         await look(store)
 
 
-async def test_clock_that_jumps_all_the_time(
+async def test_command_refused_as_late_every_time_raises_store_error(
     store: RedisStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Even so there is an end: the caller is told, and that nothing was done."""
@@ -436,7 +444,9 @@ async def test_clock_that_jumps_all_the_time(
     assert caught.value.refused
 
 
-async def test_late_and_not_wanted_any_more(store: RedisStore, redis_server: RedisServer) -> None:
+async def test_command_cancelled_and_refused_as_late_is_not_sent_again(
+    store: RedisStore, redis_server: RedisServer
+) -> None:
     """A question that was refused as late is not asked again when nobody waits for the answer."""
     store.session.pipe.copies._ahead = 1, 0
     asked = ask(store, 1)
@@ -447,7 +457,9 @@ async def test_late_and_not_wanted_any_more(store: RedisStore, redis_server: Red
     assert not redis_server.call("EXISTS", store._names.keys("name 1")[0])
 
 
-async def test_what_to_bury(store: RedisStore, proxy: Proxy, redis_server: RedisServer) -> None:
+async def test_tombstone_until_is_set_only_while_old_copies_may_arrive(
+    store: RedisStore, proxy: Proxy, redis_server: RedisServer
+) -> None:
     """For as long as old copies may arrive, and no longer, a release says until when that is."""
     pipe = store.session.pipe
     assert pipe.copies.tombstone_until() == 0
@@ -464,7 +476,9 @@ async def test_what_to_bury(store: RedisStore, proxy: Proxy, redis_server: Redis
     assert pipe.copies.tombstone_until() == 0
 
 
-async def test_what_to_bury_is_said_when_it_is_written(store: RedisStore, proxy: Proxy) -> None:
+async def test_tombstone_of_a_release_sent_again_is_set_when_it_is_written(
+    store: RedisStore, proxy: Proxy
+) -> None:
     """A release that is sent again after a break says so, though it was asked for before."""
     proxy.recording = True
     link = command_link(proxy)
@@ -480,7 +494,7 @@ async def test_what_to_bury_is_said_when_it_is_written(store: RedisStore, proxy:
     assert int(stamp) >= store.session.pipe.copies._lost_stamp > 0
 
 
-async def test_a_crowd_sends_a_script_once(
+async def test_script_of_many_acquires_at_once_is_sent_in_full_once(
     redis_server: RedisServer, prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Only the first of many questions brings the script along: the others come behind it."""
@@ -499,7 +513,9 @@ async def test_a_crowd_sends_a_script_once(
         await asyncio.gather(*(lease.release() for lease in leases))
 
 
-async def test_a_link_that_is_slow_is_not_dead(redis_server: RedisServer, prefix: str) -> None:
+async def test_link_that_was_heard_recently_is_not_given_up(
+    redis_server: RedisServer, prefix: str
+) -> None:
     """As long as replies come, however long ago what they answer was sent, it is not given up."""
     async with aiolock.connect(redis_server.url, prefix=prefix) as client:
         store: Any = client._engine.store
@@ -539,7 +555,9 @@ async def one_after_the_other(tasks: list[asyncio.Task[aiolock.Lease]]) -> list[
     return order
 
 
-async def test_newcomers_of_one_turn_ask_together(redis_server: RedisServer, prefix: str) -> None:
+async def test_newcomers_of_one_turn_ask_in_two_calls_and_in_order(
+    redis_server: RedisServer, prefix: str
+) -> None:
     """The first by itself, the others in one call; and they come in the order of asking."""
     async with (
         aiolock.connect(redis_server.url, prefix=prefix) as other,
@@ -558,7 +576,9 @@ async def test_newcomers_of_one_turn_ask_together(redis_server: RedisServer, pre
             assert await one_after_the_other(tasks) == list(range(20))
 
 
-async def test_more_newcomers_than_one_call_takes(redis_server: RedisServer, prefix: str) -> None:
+async def test_newcomers_beyond_one_call_ask_in_several_calls_in_order(
+    redis_server: RedisServer, prefix: str
+) -> None:
     """They ask in as many calls as it takes, in order."""
     async with aiolock.connect(redis_server.url, prefix=prefix) as client:
         await (await take(client.lock("lock"))).release()
@@ -571,7 +591,7 @@ async def test_more_newcomers_than_one_call_takes(redis_server: RedisServer, pre
         assert await one_after_the_other(tasks) == list(range(100))
 
 
-async def test_newcomers_of_two_locks_ask_for_their_own(
+async def test_newcomers_of_two_locks_in_one_turn_wait_for_their_own_lock(
     redis_server: RedisServer, prefix: str
 ) -> None:
     """Only questions that are alike but for the waiter are put together."""
@@ -589,7 +609,7 @@ async def test_newcomers_of_two_locks_ask_for_their_own(
             await one_after_the_other(tasks)
 
 
-async def test_one_of_those_that_ask_together_gives_up(
+async def test_newcomer_of_a_common_call_that_is_cancelled_leaves_nothing(
     redis_server: RedisServer, prefix: str
 ) -> None:
     """Before its question is written, and after: it is released behind that, and leaves nothing."""
@@ -615,7 +635,9 @@ async def test_one_of_those_that_ask_together_gives_up(
         assert await lease.release()
 
 
-async def test_asked_together_and_released_in_the_same_turn(store: RedisStore) -> None:
+async def test_release_in_the_turn_of_a_common_call_is_carried_out_behind_it(
+    store: RedisStore,
+) -> None:
     """The release is carried out behind the question, though that waits for others."""
     for number in range(4):
         _ = store.submit(
@@ -628,7 +650,7 @@ async def test_asked_together_and_released_in_the_same_turn(store: RedisStore) -
 
 
 @pytest.mark.parametrize("carried_out", [True, False])
-async def test_those_that_ask_together_when_the_connection_breaks(
+async def test_newcomers_whose_common_call_breaks_have_one_place_each(
     proxy: Proxy, prefix: str, carried_out: bool
 ) -> None:
     """Whether the call was carried out or not, each asks again by itself and has one place."""
@@ -651,7 +673,7 @@ async def test_those_that_ask_together_when_the_connection_breaks(
         assert await one_after_the_other(tasks) == list(range(6))
 
 
-async def test_those_that_ask_together_and_the_server_forgot_the_script(
+async def test_newcomers_after_a_script_flush_ask_together_again(
     redis_server: RedisServer, prefix: str
 ) -> None:
     """Each asks by itself then, and the next that ask together bring the script along."""
@@ -668,7 +690,9 @@ async def test_those_that_ask_together_and_the_server_forgot_the_script(
                 await one_after_the_other(tasks)
 
 
-async def test_those_that_ask_together_and_are_late(redis_server: RedisServer, prefix: str) -> None:
+async def test_newcomers_of_a_common_call_refused_as_late_ask_once_more(
+    redis_server: RedisServer, prefix: str
+) -> None:
     """By a clock that jumped: each asks once more, by the clock as it is."""
     async with aiolock.connect(redis_server.url, prefix=prefix) as client:
         store: Any = client._engine.store
@@ -677,7 +701,9 @@ async def test_those_that_ask_together_and_are_late(redis_server: RedisServer, p
         assert set(await one_after_the_other(await newcomers(client, 8))) == set(range(8))
 
 
-async def test_those_that_ask_together_are_refused(own_server: RedisServer, prefix: str) -> None:
+async def test_newcomers_refused_by_a_full_server_raise_store_error_each(
+    own_server: RedisServer, prefix: str
+) -> None:
     """Each is told, and that nothing was done."""
     async with aiolock.connect(own_server.url, prefix=prefix) as client:
         await one_after_the_other(await newcomers(client, 8))
@@ -690,7 +716,7 @@ async def test_those_that_ask_together_are_refused(own_server: RedisServer, pref
         assert await one_after_the_other(await newcomers(client, 8)) == list(range(8))
 
 
-async def test_those_that_ask_together_get_no_answer_of_aiolocks(
+async def test_newcomers_with_an_unreadable_answer_raise_store_error_each(
     redis_server: RedisServer, prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each is told; and gives up, so that nothing is left of what was carried out."""
@@ -709,7 +735,7 @@ async def test_those_that_ask_together_get_no_answer_of_aiolocks(
         assert not (await client.lock("lock").status()).waiters
 
 
-async def test_answers_are_heard_in_the_order_in_which_they_come(
+async def test_answers_are_processed_in_the_order_of_arrival(
     redis_server: RedisServer, prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Behind one that goes on in the next turn nobody goes on at once."""
@@ -739,7 +765,7 @@ async def test_answers_are_heard_in_the_order_in_which_they_come(
         await lease.release()
 
 
-async def test_a_question_that_was_kept_back_was_never_written(
+async def test_question_kept_back_when_the_connection_is_lost_is_forgotten(
     store: RedisStore, proxy: Proxy
 ) -> None:
     """Where the connection is lost in that very turn it is forgotten, as any that waits for one."""
@@ -766,7 +792,7 @@ def store_of(client: aiolock.LockClient) -> RedisStore:
 
 
 @pytest.mark.parametrize("patient", [True, False])
-async def test_those_that_ask_together_of_a_server_that_cannot_serve_them(
+async def test_newcomers_at_a_server_without_enough_replicas_wait_or_raise(
     own_server: RedisServer, prefix: str, patient: bool
 ) -> None:
     """They wait for one that can; or are told, and that nothing was done."""

@@ -75,14 +75,14 @@ async def nothing_left(one: Cluster, prefix: str) -> None:
 
 
 @pytest.mark.parametrize("replicas", [0, -1])
-async def test_too_small(replicas: int) -> None:
+async def test_connect_with_fewer_than_one_replica_raises_value_error(replicas: int) -> None:
     """There is one at least."""
     with pytest.raises(ValueError, match="1 or more"):
         aiolock.connect("redis://localhost", replicas=replicas)
 
 
 @pytest.mark.parametrize("replicas", [1.0, True, "1", "ALL", b"all", ()])
-async def test_no_number(replicas: Any) -> None:
+async def test_connect_with_replicas_of_another_type_raises_type_error(replicas: Any) -> None:
     """It is a number, or "all"."""
     with pytest.raises(TypeError, match="whole number"):
         aiolock.connect("redis://localhost", replicas=replicas)
@@ -96,13 +96,13 @@ async def test_no_number(replicas: Any) -> None:
         from_url("redis://localhost", "aiolock"),
     ],
 )
-async def test_no_replicas_there(target: Any) -> None:
+async def test_connect_with_replicas_to_another_store_raises_value_error(target: Any) -> None:
     """Other stores have none, and a store that was made already cannot be given any."""
     with pytest.raises(ValueError, match="Redis or Valkey server"):
         aiolock.connect(target, replicas="all")
 
 
-async def test_fewer_than_wanted(one: Cluster) -> None:
+async def test_open_with_fewer_replicas_than_wanted_raises_store_error(one: Cluster) -> None:
     """Fewer replicas than are waited for, or none of "all", is an error when a client opens."""
     with pytest.raises(
         aiolock.StoreError, match=r"1 of 2 replicas follow Redis at 127.*fewer than"
@@ -114,14 +114,14 @@ async def test_fewer_than_wanted(one: Cluster) -> None:
         await aiolock.connect(one.url, replicas="all").open()
 
 
-async def test_a_replica_itself(one: Cluster) -> None:
+async def test_open_at_a_replica_with_replicas_raises_store_error(one: Cluster) -> None:
     """A replica is no place for locks, with replicas as without."""
     with pytest.raises(aiolock.StoreError, match="is a replica"):
         await aiolock.connect(one.replica.url, replicas=1).open()
 
 
 @pytest.mark.parametrize("right", ["-wait", "-info"])
-async def test_a_right_that_is_missing(one: Cluster, right: str) -> None:
+async def test_open_without_the_right_to_wait_or_info_names_both(one: Cluster, right: str) -> None:
     """Who may not wait for replicas is told which right to grant."""
     one.master.call("ACL", "SETUSER", "app", "on", ">pw", "~*", "&*", "+@all", right)
     url = one.url.replace("//", "//app:pw@")
@@ -129,7 +129,9 @@ async def test_a_right_that_is_missing(one: Cluster, right: str) -> None:
         await aiolock.connect(url, replicas=1).open()
 
 
-async def test_the_rights_that_are_needed(one: Cluster, prefix: str) -> None:
+async def test_acl_rule_with_wait_and_info_is_enough_for_replicas(
+    one: Cluster, prefix: str
+) -> None:
     """No more than are in the docs."""
     rule = f"{ACL_RULE.format(prefix=prefix)} +wait +info"
     one.master.call("ACL", "SETUSER", "app", "on", ">pw", *rule.split())
@@ -139,7 +141,7 @@ async def test_the_rights_that_are_needed(one: Cluster, prefix: str) -> None:
     await nothing_left(one, prefix)
 
 
-async def test_a_server_that_does_not_say_which_it_is(
+async def test_open_at_a_server_without_a_replid_raises_store_error(
     one: Cluster, prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where a fail-over could not be noticed nothing can be confirmed."""
@@ -148,14 +150,14 @@ async def test_a_server_that_does_not_say_which_it_is(
         await aiolock.connect(one.url, prefix=prefix, replicas=1).open()
 
 
-async def test_a_server_without_replication(prefix: str) -> None:
+async def test_open_with_replicas_at_a_fakeredis_raises_store_error(prefix: str) -> None:
     """What does not know of replicas is an error that says so."""
     async with fakeredis.FakeAsyncRedis() as fake:
         with pytest.raises(aiolock.StoreError, match="Redis at"):
             await aiolock.connect(fake, prefix=prefix, replicas=1).open()
 
 
-async def test_a_replica_that_hangs(
+async def test_open_with_a_replica_that_hangs_raises_store_error(
     one: Cluster, prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A client does not open where the replicas that are connected confirm nothing."""
@@ -168,7 +170,7 @@ async def test_a_replica_that_hangs(
 # What is confirmed
 
 
-async def test_a_body_begins_when_replicas_have_the_grant(
+async def test_acquire_returns_only_when_replicas_have_the_grant(
     one: Cluster, prefix: str, patient: None
 ) -> None:
     """Not before that; and its key is gone when the client has closed."""
@@ -187,7 +189,9 @@ async def test_a_body_begins_when_replicas_have_the_grant(
     await nothing_left(one, prefix)
 
 
-async def test_pushed_grants_too(one: Cluster, prefix: str, patient: None) -> None:
+async def test_handoff_is_entered_only_when_replicas_have_the_grant(
+    one: Cluster, prefix: str, patient: None
+) -> None:
     """Whoever is handed the lock enters when replicas know of it: also by a task of its client."""
     master, replica = Peek(one.master, prefix), Peek(one.replica, prefix)
     async with AsyncExitStack() as stack:
@@ -211,7 +215,7 @@ async def test_pushed_grants_too(one: Cluster, prefix: str, patient: None) -> No
             assert await lease.release()
 
 
-async def test_a_deadline_moves_when_replicas_have_the_renewal(
+async def test_deadline_moves_only_when_replicas_have_the_renewal(
     one: Cluster, prefix: str, hasty: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Until then nobody relies on it."""
@@ -233,7 +237,9 @@ async def test_a_deadline_moves_when_replicas_have_the_renewal(
         assert await lease.release()
 
 
-async def test_renewals_that_replicas_miss(one: Cluster, prefix: str) -> None:
+async def test_lease_whose_renewals_replicas_miss_is_at_risk_and_lost(
+    one: Cluster, prefix: str
+) -> None:
     """The lease is at risk, and lost at the deadline that they have confirmed."""
     async with aiolock.connect(one.url, prefix=prefix, replicas=1) as client:
 
@@ -247,7 +253,9 @@ async def test_renewals_that_replicas_miss(one: Cluster, prefix: str) -> None:
             await hold()
 
 
-async def test_a_server_that_wants_more_replicas(one: Cluster, prefix: str, hasty: None) -> None:
+async def test_extend_at_a_server_that_wants_more_replicas_waits_for_them(
+    one: Cluster, prefix: str, hasty: None
+) -> None:
     """NOREPLICAS: nobody knows, of a grant as of a renewal, until it is over."""
     async with aiolock.connect(one.url, prefix=prefix, replicas=1) as client:
         lease = await take(client.lock("lock", ttl=20))
@@ -264,7 +272,7 @@ async def test_a_server_that_wants_more_replicas(one: Cluster, prefix: str, hast
     await nothing_left(one, prefix)
 
 
-async def test_a_full_server(one: Cluster, prefix: str) -> None:
+async def test_extend_with_replicas_on_a_full_server_succeeds(one: Cluster, prefix: str) -> None:
     """Where a server takes nothing new, what is held can be renewed."""
     async with aiolock.connect(one.url, prefix=prefix, replicas=1, ttl=20) as client:
         async with client.lock("lock") as lease:
@@ -274,7 +282,9 @@ async def test_a_full_server(one: Cluster, prefix: str) -> None:
         one.master.call("CONFIG", "SET", "maxmemory", "0")
 
 
-async def test_counts_and_what_is_done(one: Cluster, prefix: str, hasty: None) -> None:
+async def test_count_resize_and_finish_unconfirmed_raise_store_error(
+    one: Cluster, prefix: str, hasty: None
+) -> None:
     """What is counted, resized or done once is confirmed, too, or nobody knows."""
     async with aiolock.connect(one.url, prefix=prefix, replicas=1) as client:
         semaphore, latch = client.semaphore("s", 2), client.latch("l", 2)
@@ -295,7 +305,7 @@ async def test_counts_and_what_is_done(one: Cluster, prefix: str, hasty: None) -
         assert await latch.count_down() == 0
 
 
-async def test_all_kinds(one: Cluster, prefix: str) -> None:
+async def test_client_with_replicas_serves_every_kind_of_lock(one: Cluster, prefix: str) -> None:
     """Whatever there is works as without replicas."""
     async with AsyncExitStack() as stack:
         first, second = [
@@ -335,7 +345,9 @@ async def test_all_kinds(one: Cluster, prefix: str) -> None:
 # What they do not confirm
 
 
-async def test_given_back(one: Cluster, prefix: str, hasty: None) -> None:
+async def test_grant_unconfirmed_by_replicas_is_given_back(
+    one: Cluster, prefix: str, hasty: None
+) -> None:
     """A grant that replicas do not confirm is given back: others who need none get it at once."""
     master = Peek(one.master, prefix)
     async with AsyncExitStack() as stack:
@@ -362,7 +374,7 @@ async def test_given_back(one: Cluster, prefix: str, hasty: None) -> None:
 
 
 @pytest.mark.parametrize("shared", [False, True])
-async def test_given_back_though_nobody_waits_any_more(*, shared: bool) -> None:
+async def test_grant_unconfirmed_of_an_unknown_waiter_is_given_back(*, shared: bool) -> None:
     """What is pushed to one that is not known any more, and nobody confirms, is in others' way."""
     form = Form(claim=3000, shared=shared)
     async with aiolock.connect(MemoryServer()) as client:
@@ -380,7 +392,7 @@ async def test_given_back_though_nobody_waits_any_more(*, shared: bool) -> None:
             pass
 
 
-async def test_not_for_longer_than_the_caller_waits(
+async def test_timeout_while_waiting_for_replicas_is_kept_and_leaves_nothing(
     one: Cluster, prefix: str, patient: None
 ) -> None:
     """The caller's timeout holds, and nothing is left after it."""
@@ -404,7 +416,7 @@ async def test_not_for_longer_than_the_caller_waits(
 
 
 @pytest.mark.parametrize("pushed", [False, True])
-async def test_cancelled_meanwhile(
+async def test_acquire_cancelled_while_waiting_for_replicas_gives_the_grant_back(
     one: Cluster, prefix: str, patient: None, *, pushed: bool
 ) -> None:
     """Who is cancelled while it waits for replicas goes at once, and the grant goes back."""
@@ -431,7 +443,9 @@ async def test_cancelled_meanwhile(
     await nothing_left(one, prefix)
 
 
-async def test_cancelled_when_it_asks_again(one: Cluster, prefix: str, patient: None) -> None:
+async def test_acquire_cancelled_before_its_repetition_gives_the_grant_back(
+    one: Cluster, prefix: str, patient: None
+) -> None:
     """A grant goes back whose confirmation was cut off, though the next question was never sent."""
     master = Peek(one.master, prefix)
     async with aiolock.connect(one.url, prefix=prefix, replicas=1, ttl=LONG) as client:
@@ -456,7 +470,9 @@ async def test_cancelled_when_it_asks_again(one: Cluster, prefix: str, patient: 
     await nothing_left(one, prefix)
 
 
-async def test_closed_meanwhile(one: Cluster, prefix: str, patient: None) -> None:
+async def test_aclose_while_waiting_for_replicas_waits_for_none(
+    one: Cluster, prefix: str, patient: None
+) -> None:
     """A client that is closed waits for no replica."""
     client = aiolock.connect(one.url, prefix=prefix, replicas=1)
     await client.open()
@@ -474,7 +490,9 @@ async def test_closed_meanwhile(one: Cluster, prefix: str, patient: None) -> Non
 # All, some
 
 
-async def test_all_and_some(prefix: str, hasty: None, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_replicas_of_one_two_or_all_need_as_many_that_follow(
+    prefix: str, hasty: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """One of two is enough for 1, and not for all; one that has left is not waited for."""
 
     async def lacks_one(client: aiolock.LockClient) -> None:
@@ -516,7 +534,9 @@ def third(one: Cluster) -> Link:
     return one.entrance.links[2]
 
 
-async def test_its_connection_breaks(one: Cluster, prefix: str, patient: None) -> None:
+async def test_barrier_connection_that_breaks_is_dialled_again(
+    one: Cluster, prefix: str, patient: None
+) -> None:
     """It is dialled again, and whoever waits is confirmed there."""
     async with aiolock.connect(one.url, prefix=prefix, replicas=1) as client:
         link = third(one)
@@ -529,7 +549,7 @@ async def test_its_connection_breaks(one: Cluster, prefix: str, patient: None) -
         assert await (await taking).release()
 
 
-async def test_its_connection_dies(
+async def test_barrier_connection_that_died_in_silence_is_dialled_again(
     one: Cluster, prefix: str, hasty: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One that has died without a word while nobody needed it is noticed, and dialled again."""
@@ -555,7 +575,7 @@ def forget(one: Cluster) -> None:
     one.replica.promote()
 
 
-async def test_what_all_have_survives(prefix: str) -> None:
+async def test_grant_confirmed_by_all_replicas_survives_any_promotion(prefix: str) -> None:
     """What "all" replicas have confirmed is not forgotten, whichever of them is promoted."""
     for promoted in (0, 1):
         async with cluster(2) as two:
@@ -580,7 +600,7 @@ async def test_what_all_have_survives(prefix: str) -> None:
             await client.aclose()
 
 
-async def test_nothing_is_forgotten_under_load(prefix: str) -> None:
+async def test_grants_under_load_confirmed_by_all_survive_a_killed_master(prefix: str) -> None:
     """The master is killed while tasks take locks: each whose body has begun is on each replica."""
     async with cluster(2) as two:
         for replica in two.replicas:
@@ -612,7 +632,9 @@ async def test_nothing_is_forgotten_under_load(prefix: str) -> None:
                     assert grant.endswith(f":{lease.fence}")
 
 
-async def test_what_nobody_has_is_forgotten(one: Cluster, prefix: str, hasty: None) -> None:
+async def test_failover_forgets_grants_only_of_clients_without_replicas(
+    one: Cluster, prefix: str, hasty: None
+) -> None:
     """Without the setting what a replica lacks is forgotten, and has two holders for a while.
 
     With it, that was never granted.
@@ -642,7 +664,7 @@ async def test_what_nobody_has_is_forgotten(one: Cluster, prefix: str, hasty: No
                 assert await lease.release()
 
 
-async def test_a_barrier_at_another_master(
+async def test_barrier_at_the_new_master_confirms_nothing_of_the_old(
     one: Cluster, prefix: str, hasty: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What the old master grants is not confirmed by a barrier on the new one.
@@ -683,7 +705,9 @@ async def test_a_barrier_at_another_master(
         assert await held.release()
 
 
-async def test_the_commands_have_another_master(prefix: str, patient: None) -> None:
+async def test_barrier_at_the_old_master_confirms_nothing_of_the_new(
+    prefix: str, patient: None
+) -> None:
     """What the new master grants is not confirmed by a barrier on the old one."""
     async with cluster(2) as two:
         promoted = two.replica
@@ -702,7 +726,9 @@ async def test_the_commands_have_another_master(prefix: str, patient: None) -> N
             assert await (await taking).release()
 
 
-async def test_nobody_knows_whose_what_is_not_connected_is(one: Cluster, prefix: str) -> None:
+async def test_history_without_a_connection_is_unknown_until_the_next(
+    one: Cluster, prefix: str
+) -> None:
     """Where commands have no connection they have no master, until the next one has said which."""
     async with aiolock.connect(one.url, prefix=prefix, replicas=1) as client:
         store: Any = client._engine.store
@@ -715,7 +741,7 @@ async def test_nobody_knows_whose_what_is_not_connected_is(one: Cluster, prefix:
         await until(lambda: replication.history == known)
 
 
-async def test_a_push_is_of_the_connection_by_which_it_came() -> None:
+async def test_push_is_confirmed_by_the_history_of_its_own_connection() -> None:
     """So is its master: the two connections may have different ones."""
     store: Any = from_url("redis://localhost", "aiolock", replicas=1)
     replication: Any = _replication.Replication(
@@ -737,7 +763,9 @@ async def test_a_push_is_of_the_connection_by_which_it_came() -> None:
     assert asked == ["of the subscription", "of the commands"]
 
 
-async def test_asked_again_at_the_new_master(one: Cluster, prefix: str, patient: None) -> None:
+async def test_acquire_unconfirmed_at_a_killed_master_is_repeated_at_the_new_one(
+    one: Cluster, prefix: str, patient: None
+) -> None:
     """What the old master had granted, and nobody confirmed, is asked for at the new one."""
     await one.add(of=one.replica)
     async with aiolock.connect(one.url, prefix=prefix, replicas=1) as client:
@@ -752,7 +780,7 @@ async def test_asked_again_at_the_new_master(one: Cluster, prefix: str, patient:
 
 
 @pytest.mark.parametrize("pushed", [False, True])
-async def test_asked_again_though_the_new_master_takes_its_time(
+async def test_acquire_unconfirmed_at_a_killed_master_waits_for_a_late_new_one(
     one: Cluster, prefix: str, monkeypatch: pytest.MonkeyPatch, *, pushed: bool
 ) -> None:
     """A grant that a crash has left unconfirmed is no error: it is as one that was not answered."""
@@ -785,7 +813,7 @@ async def test_asked_again_though_the_new_master_takes_its_time(
         assert await lease.release()
 
 
-async def test_not_asked_again_for_longer_than_a_command_has(
+async def test_acquire_unconfirmed_without_a_new_master_raises_store_error(
     one: Cluster, prefix: str, hasty: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where no other master comes, that is an error as ever."""
@@ -831,7 +859,9 @@ class TestReplicated(StoreContract):
 
 
 @pytest.mark.parametrize("wanted", [False, True])
-async def test_cancelled_at_every_step(followed: RedisServer, prefix: str, *, wanted: bool) -> None:
+async def test_acquire_with_replicas_cancelled_at_any_step_leaves_nothing(
+    followed: RedisServer, prefix: str, *, wanted: bool
+) -> None:
     """Wherever it is cancelled, nothing is left: of a free lock, and of one that is handed over."""
     async with AsyncExitStack() as stack:
         client, other = [
@@ -871,7 +901,7 @@ async def test_cancelled_at_every_step(followed: RedisServer, prefix: str, *, wa
 # By Sentinel
 
 
-async def test_sentinel(prefix: str) -> None:
+async def test_failover_by_sentinel_keeps_a_lease_that_all_replicas_have(prefix: str) -> None:
     """A client follows Sentinel to the new primary; there its lease is known, and prolonged."""
     with ExitStack() as stack:
         watched = Watched(stack)

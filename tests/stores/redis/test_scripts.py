@@ -52,7 +52,7 @@ SCRIPTS = [
 
 
 @pytest.mark.parametrize("where", ["the_key", "the_holder", "the_holder_before_a_reader"])
-async def test_fences_grow_when_the_clock_was_set_back(
+async def test_fence_after_the_clock_was_set_back_is_higher_than_before(
     redis_server: RedisServer, prefix: str, where: str
 ) -> None:
     """The last fence is remembered by its key and, should that be gone, by the holder's grant."""
@@ -82,7 +82,7 @@ async def test_fences_grow_when_the_clock_was_set_back(
             await second.release()
 
 
-def test_open_tries_every_command_that_another_script_uses() -> None:
+def test_open_script_tries_every_command_of_the_other_scripts() -> None:
     """A right that is missing is found when the client opens, so `open` must use them all."""
     used = {
         command
@@ -116,7 +116,7 @@ FUNCTIONS = {name for name, text in FILES.items() if f"\nlocal function {called(
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_a_lua_file_begins_by_saying_what_it_is(name: str) -> None:
+def test_lua_file_begins_with_a_description_of_its_arguments(name: str) -> None:
     """A script says its KEYS or ARGV and what it returns, a function what it is given."""
     text = FILES[name]
     if name in {script.name for script in SCRIPTS}:
@@ -132,7 +132,7 @@ def test_a_lua_file_begins_by_saying_what_it_is(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_a_lua_file_includes_at_its_top_what_it_uses(name: str) -> None:
+def test_lua_file_includes_at_its_top_all_functions_it_uses(name: str) -> None:
     """So that it can be read alone."""
     includes = re.findall(r"^--@include ([\w/]+)$", FILES[name], re.MULTILINE)
     code = re.sub(r"--.*|^local function .*", "", FILES[name], flags=re.MULTILINE)
@@ -144,7 +144,7 @@ def test_a_lua_file_includes_at_its_top_what_it_uses(name: str) -> None:
     assert "--@include" not in FILES[name][top.end() :]
 
 
-def test_a_script_that_is_called_first_reads_no_file(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_script_made_after_the_import_reads_no_file(monkeypatch: pytest.MonkeyPatch) -> None:
     """The package may have been replaced by then: its scripts are those that were imported."""
 
     def replaced(*_: object, **__: object) -> str:
@@ -156,14 +156,14 @@ def test_a_script_that_is_called_first_reads_no_file(monkeypatch: pytest.MonkeyP
     assert scripts.Script("open", str).source == source
 
 
-def test_the_protocol_page_shows_every_lua_file() -> None:
+def test_protocol_page_shows_every_lua_file() -> None:
     """As it is, for the page includes it."""
     page = (ROOT / "docs" / "protocol.md").read_text("utf-8")
     shown = re.findall(r'--8<-- "aiolock/stores/redis/lua/(\w+)\.lua"', page)
     assert sorted(shown) == sorted(name for name in FILES if "/" not in name)
 
 
-def test_no_script_builds_a_key_or_asks_for_all_keys() -> None:
+def test_scripts_use_only_the_keys_of_their_call() -> None:
     """A cluster must know from the call which keys a script touches."""
     for script in SCRIPTS:
         for call, command, key in re.findall(r"redis\.(p?call)\('(\w+)', ?([^,)]+)", script.source):
@@ -185,7 +185,7 @@ def lua(redis_server: RedisServer) -> Iterator[Scripts]:
     lua.close()
 
 
-def test_whoever_is_not_counted_is_skipped_and_hears_nothing(lua: Scripts) -> None:
+def test_scripts_release_skips_a_client_not_counted_and_pushes_it_nothing(lua: Scripts) -> None:
     """A replica passes on what is published, but does not count: then nothing is published."""
     listening = lua.redis.pubsub()
     # A pattern is not counted either, so this stands for somebody who listens elsewhere.
@@ -202,7 +202,7 @@ def test_whoever_is_not_counted_is_skipped_and_hears_nothing(lua: Scripts) -> No
     listening.close()
 
 
-def test_the_fence_above_a_run_is_kept(lua: Scripts) -> None:
+def test_fence_after_a_break_is_above_all_local_handoffs(lua: Scripts) -> None:
     """A lock is broken, and nobody waits for it: the next grant has a fence above all of a run."""
     ahead = FAR_AHEAD  # the server's clock was set back since
     lua.redis.zadd(lua.keys[0], {f"x9000:ada:1:{ahead}": 4_000_000_000_000})
@@ -212,7 +212,7 @@ def test_the_fence_above_a_run_is_kept(lua: Scripts) -> None:
     assert granted.fence > ahead + MAX_AHEAD
 
 
-def test_the_dead_do_not_fill_the_queue(lua: Scripts) -> None:
+def test_scripts_max_waiters_does_not_count_dead_waiters(lua: Scripts) -> None:
     """Where as many wait as may, those whose process is gone make room."""
     lua.listen("ada")
     lua.acquire("x9000:ada:1", 60_000, 0, 0)
@@ -221,7 +221,7 @@ def test_the_dead_do_not_fill_the_queue(lua: Scripts) -> None:
     assert isinstance(lua.acquire("x9000:ada:3", 60_000, 0, 1), Full)
 
 
-def test_the_holders_live_as_long_as_the_longest_of_them(lua: Scripts) -> None:
+def test_holders_key_lives_as_long_as_the_longest_lease(lua: Scripts) -> None:
     """A reader with a short lease, entering or renewing, does not shorten what others stand in."""
     lua.acquire("s9000:ada:1", 3_600_000, 0, 0)
     lua.acquire("s9000:ada:2", 1_000, 0, 0)
@@ -230,14 +230,16 @@ def test_the_holders_live_as_long_as_the_longest_of_them(lua: Scripts) -> None:
     assert lua.redis.pttl(lua.keys[0]) > 3_600_000
 
 
-def test_the_client_knows_for_how_long_a_grant_is_kept() -> None:
+def test_kept_time_of_the_client_is_that_of_the_acquire_script() -> None:
     """It says so where it asks, which spares the script to read the terms of a free lock."""
     assert f"lease + {KEPT} +" in scripts.ACQUIRE.source
 
 
 @pytest.mark.parametrize("mode", ["x", "s"])
 @pytest.mark.parametrize("terms", ["~300000", "+300000", "@86400000"])
-def test_what_closes_the_lock_outlives_the_lease(lua: Scripts, mode: str, terms: str) -> None:
+def test_holders_key_lives_as_long_as_the_terms_that_close_the_lock(
+    lua: Scripts, mode: str, terms: str
+) -> None:
     """Should a holder die, it is closed for as long as it said, also if nobody asks before that."""
     lua.acquire("x1000:ada:1", 60_000, 0, 0)
     lua.acquire(f"{mode}1000{terms}:ada:2", 1_000, 0, 0)
@@ -250,7 +252,7 @@ def test_what_closes_the_lock_outlives_the_lease(lua: Scripts, mode: str, terms:
 
 
 @pytest.mark.parametrize("option", ["min_hold", "lock_delay"])
-async def test_what_closes_the_lock_outlives_the_lease_of_who_found_it_free(
+async def test_holders_key_of_a_free_lock_lives_as_long_as_its_closing_option(
     redis_server: RedisServer, prefix: str, option: str
 ) -> None:
     """There the client says for how long it is kept."""
@@ -260,7 +262,9 @@ async def test_what_closes_the_lock_outlives_the_lease_of_who_found_it_free(
             assert int(redis_server.call("PTTL", Names(prefix).keys("lock:n")[0])) > 300_000
 
 
-def test_nobody_is_dead_where_it_may_not_be_asked(redis_server: RedisServer) -> None:
+def test_scripts_without_the_right_to_pubsub_take_no_client_for_dead(
+    redis_server: RedisServer,
+) -> None:
     """A right that was taken away does not stop a script in the middle, with a waiter taken out."""
     lua = Scripts(redis_server)
     try:
@@ -276,7 +280,7 @@ def test_nobody_is_dead_where_it_may_not_be_asked(redis_server: RedisServer) -> 
         lua.close()
 
 
-def test_what_is_kept_beside_the_grants_goes_with_them(lua: Scripts) -> None:
+def test_release_of_the_last_holder_leaves_no_entry_but_permit_numbers(lua: Scripts) -> None:
     """Nothing is left of readers once they have left, and of permits only their number."""
     lua.acquire("s9000:ada:1", 60_000, 0, 0)
     lua.acquire("xd9000:bob:1", 60_000, 0, 0)
@@ -299,7 +303,9 @@ def asked(lua: Scripts, seqs: Sequence[int]) -> list[Answer]:
 
 
 @pytest.mark.parametrize("taken", [False, True])
-def test_several_stand_in_the_order_in_which_they_asked(lua: Scripts, taken: bool) -> None:
+def test_acquire_several_queues_newcomers_in_order_with_their_predecessor(
+    lua: Scripts, taken: bool
+) -> None:
     """Each directly behind the one before it, and is told so."""
     lua.listen("ada")
     if taken:
@@ -322,7 +328,7 @@ def test_several_stand_in_the_order_in_which_they_asked(lua: Scripts, taken: boo
     assert 0 < lua.redis.pttl(lua.keys[1]) <= 300_000
 
 
-def test_several_of_which_one_was_given_up(lua: Scripts) -> None:
+def test_acquire_several_with_one_given_up_queues_only_the_others(lua: Scripts) -> None:
     """A copy that comes late does not queue it, and does the others no harm."""
     lua.acquire("x9000:bob:1", 60_000, 0, 0)
     lua.release("x9000:ada:2", 0, tombstone_until=in_a_minute())
@@ -333,7 +339,7 @@ def test_several_of_which_one_was_given_up(lua: Scripts) -> None:
     assert lua.redis.zrange(lua.keys[1], 0, -1) == ["x9000:ada:1", "x9000:ada:3"]
 
 
-def test_several_of_which_one_holds(lua: Scripts) -> None:
+def test_acquire_several_with_one_holder_returns_its_grant(lua: Scripts) -> None:
     """A copy that comes late finds its grant, and does not queue it."""
     granted = lua.acquire("x9000:ada:2", 60_000, 0, 0)
     first, again, third = asked(lua, (1, 2, 3))
@@ -345,7 +351,7 @@ def test_several_of_which_one_holds(lua: Scripts) -> None:
     assert lua.redis.zrange(lua.keys[1], 0, -1) == ["x9000:ada:1", "x9000:ada:3"]
 
 
-def test_several_of_which_one_waits(lua: Scripts) -> None:
+def test_acquire_several_with_one_waiter_keeps_its_place(lua: Scripts) -> None:
     """A copy that comes late finds it where it stands."""
     lua.acquire("x9000:bob:1", 60_000, 0, 0)
     waiting = lua.acquire("x9000:ada:2", 60_000, 0, 0)
@@ -357,7 +363,7 @@ def test_several_of_which_one_waits(lua: Scripts) -> None:
     assert lua.redis.zrange(lua.keys[1], 0, -1) == queue
 
 
-def test_several_of_which_the_first_waits(lua: Scripts) -> None:
+def test_acquire_several_with_the_first_waiting_queues_the_rest_at_the_tail(lua: Scripts) -> None:
     """A copy that comes late does not let the others overtake who has come meanwhile."""
     lua.looks = False
     lua.acquire("x9000:bob:1", 60_000, 0, 0)
@@ -368,7 +374,7 @@ def test_several_of_which_the_first_waits(lua: Scripts) -> None:
     assert lua.redis.zrange(lua.keys[1], 0, -1) == queue
 
 
-def test_several_before_one_of_a_lower_priority(lua: Scripts) -> None:
+def test_acquire_several_are_queued_before_a_waiter_of_lower_priority(lua: Scripts) -> None:
     """They stand before it, in order, and its client is told."""
     lua.listen("bob")
     lua.acquire("x9000:cyd:1", 60_000, 0, 0)
@@ -380,7 +386,9 @@ def test_several_before_one_of_a_lower_priority(lua: Scripts) -> None:
 
 
 @pytest.mark.parametrize("closed", [False, True])
-def test_several_beside_readers(lua: Scripts, closed: bool) -> None:
+def test_acquire_several_beside_readers_are_queued_without_predecessor(
+    lua: Scripts, closed: bool
+) -> None:
     """Where others share the lock, or may soon, they wait as each would by itself."""
     lua.acquire("s9000~30000:bob:1", 60_000, 0, 0)
     if closed:
@@ -402,7 +410,7 @@ def in_a_minute() -> int:
     return int(time.time() * 1e6) + MINUTE
 
 
-def test_a_late_copy_changes_nothing(lua: Scripts) -> None:
+def test_late_copy_of_a_command_is_refused_with_the_servers_clock(lua: Scripts) -> None:
     """What comes after its time is refused with the server's clock; what is in time is not."""
     lua.listen("ada")
     late, early = in_a_minute() - 2 * MINUTE, in_a_minute()
@@ -433,7 +441,9 @@ def test_a_late_copy_changes_nothing(lua: Scripts) -> None:
     "form", ["x9000", "xd9000", "s9000", "s9000*1/3", "sf9000&1/1", "sf9000^0"]
 )
 @pytest.mark.parametrize("taken", [False, True])
-def test_a_copy_of_what_was_given_up_takes_nothing(lua: Scripts, form: str, taken: bool) -> None:
+def test_late_copy_of_a_released_acquire_is_neither_granted_nor_queued(
+    lua: Scripts, form: str, taken: bool
+) -> None:
     """For as long as copies may come, a waiter that was released is not granted, nor queued."""
     lua.listen("ada")
     waiter, other = f"{form}:ada:1", f"{form}:ada:2"
@@ -451,7 +461,7 @@ def test_a_copy_of_what_was_given_up_takes_nothing(lua: Scripts, form: str, take
     assert lua.release(waiter, 0, tombstone_until=in_a_minute()) == WAS_ABSENT
 
 
-def test_a_tombstone_does_not_last(lua: Scripts) -> None:
+def test_tombstone_ends_at_its_time_and_is_removed_by_the_next(lua: Scripts) -> None:
     """It ends at its time; the next takes away those that have ended; the key, with the lease."""
     gone, waiter = "x9000:ada:1", "x9000:ada:2"
     assert lua.release(gone, 0, tombstone_until=int(time.time() * 1e6) - MINUTE) == WAS_ABSENT
@@ -465,7 +475,7 @@ def test_a_tombstone_does_not_last(lua: Scripts) -> None:
     assert 0 < lua.redis.pttl(lua.keys[0]) <= 60_000 + KEPT
 
 
-def test_tombstones_are_no_holders(lua: Scripts) -> None:
+def test_tombstones_are_not_counted_as_holders(lua: Scripts) -> None:
     """Whatever looks at the holders passes over what was given up."""
     lua.listen("ada")
     for seq in range(3):
@@ -480,7 +490,7 @@ def test_tombstones_are_no_holders(lua: Scripts) -> None:
     assert [waiter for waiter, _ in lua.holders()] == ["x9000:ada:8"]
 
 
-def test_a_resize_twice_does_not_undo_a_later_one(lua: Scripts) -> None:
+def test_resize_sent_twice_does_not_undo_a_later_one(lua: Scripts) -> None:
     """A second copy answers what the first did, and changes nothing."""
     assert lua.resize(3, 4, 90_000, "ada.1", in_a_minute()) == 3
     assert lua.resize(3, 5, 90_000, "bob.1", in_a_minute()) == 4
@@ -490,7 +500,7 @@ def test_a_resize_twice_does_not_undo_a_later_one(lua: Scripts) -> None:
     assert lua.resize(3, 4, 90_000, "ada.11", in_a_minute()) == 5
 
 
-def test_a_full_server_takes_a_release_that_leaves_a_tombstone(own_server: RedisServer) -> None:
+def test_release_with_a_tombstone_on_a_full_server_is_carried_out(own_server: RedisServer) -> None:
     """At maxmemory a waiter is released, and its copies are refused, as at any other time."""
     lua = Scripts(own_server)
     try:
@@ -505,7 +515,7 @@ def test_a_full_server_takes_a_release_that_leaves_a_tombstone(own_server: Redis
         lua.close()
 
 
-async def test_what_a_release_carries(
+async def test_release_after_a_broken_link_leaves_a_tombstone(
     redis_server: RedisServer, prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After a break a release leaves a tombstone; and of what was never sent there is nothing."""
@@ -532,7 +542,7 @@ async def test_what_a_release_carries(
         assert int(redis_server.call("INFO", "commandstats")["cmdstat_evalsha"]["calls"]) == called
 
 
-def test_what_is_finished_is_remembered_while_copies_may_come(lua: Scripts) -> None:
+def test_finish_is_remembered_while_late_copies_may_arrive(lua: Scripts) -> None:
     """A late copy of the question that began it finds that it is done."""
     waiter = "xo3000:ada:1"
     granted = lua.acquire(waiter, 60_000, 0, 0)
@@ -545,7 +555,7 @@ def test_what_is_finished_is_remembered_while_copies_may_come(lua: Scripts) -> N
 # --- Claims, and what is said of holders
 
 
-def test_a_claim_is_marked_until_it_is_confirmed(lua: Scripts) -> None:
+def test_claim_is_marked_at_the_server_until_it_is_confirmed(lua: Scripts) -> None:
     """The end of a pushed grant's first lease is no whole number; that of any other is."""
     lua.listen("ada")
     for form in ("x9000", "xd9000", "s9000", "s9000*2/2"):
@@ -567,7 +577,7 @@ def test_a_claim_is_marked_until_it_is_confirmed(lua: Scripts) -> None:
         assert lua.claims() == []
 
 
-def test_where_the_holders_run(lua: Scripts) -> None:
+def test_status_and_busy_tell_where_each_client_runs(lua: Scripts) -> None:
     """A status, and the answer to one who does not wait, say what each client says of itself."""
     lua.listen("ada")
     lua.redis.set(lua.names.client("ada"), "the host 42", px=MINUTE)
@@ -593,7 +603,7 @@ def test_where_the_holders_run(lua: Scripts) -> None:
 
 
 @pytest.mark.parametrize("forms", [("s9000", "x9000", "s9000!-1"), ("*1/3", "*3/3", "*2/3!-1")])
-def test_who_comes_before_those_that_wait_enters_if_it_fits(
+def test_acquire_of_higher_priority_that_fits_is_granted_before_waiters(
     lua: Scripts, forms: tuple[str, str, str]
 ) -> None:
     """It is the first in the queue then, and nobody has looked yet whether it fits."""
@@ -610,7 +620,9 @@ def test_who_comes_before_those_that_wait_enters_if_it_fits(
 
 @pytest.mark.parametrize("text", ["nobody's", "?9000:ada:1", "x:ada:1", "9000:bob:1", "x9000", ":"])
 @pytest.mark.parametrize("form", ["x9000", "s9000", "s9000*1/3", "sf9000&2/2", "sf9000^9"])
-def test_no_script_fails_on_what_is_no_waiter(lua: Scripts, text: str, form: str) -> None:
+def test_scripts_with_an_unreadable_holder_or_waiter_do_not_fail(
+    lua: Scripts, text: str, form: str
+) -> None:
     """As a holder it is in the way until its lease ends; in the queue it is in nobody's."""
     lua.looks = False
     lua.listen("ada")

@@ -91,7 +91,7 @@ async def is_master(server: RedisServer, client: aiolock.LockClient, prefix: str
 
 @pytest.mark.parametrize("which", range(3))
 @pytest.mark.parametrize("says", ["+switch-master", "+failover-state-reconf-slaves"])
-async def test_any_of_them_may_say_it(
+async def test_switch_reported_by_any_sentinel_moves_both_links(
     sentinels: list[ScriptedSentinel],
     servers: tuple[RedisServer, RedisServer],
     client: aiolock.LockClient,
@@ -108,7 +108,7 @@ async def test_any_of_them_may_say_it(
     await is_master(servers[1], client, prefix)
 
 
-async def test_all_that_is_said_meanwhile_is_asked_for_once(
+async def test_switch_reports_in_a_burst_cause_few_questions(
     sentinels: list[ScriptedSentinel], client: aiolock.LockClient
 ) -> None:
     """Each Sentinel says several things of one fail-over."""
@@ -120,7 +120,7 @@ async def test_all_that_is_said_meanwhile_is_asked_for_once(
     assert 1 <= sentinels[0].asked - before < 20
 
 
-async def test_link_to_the_same_master_stays(
+async def test_link_to_the_same_master_stays_after_a_switch_report(
     sentinels: list[ScriptedSentinel],
     servers: tuple[RedisServer, RedisServer],
     client: aiolock.LockClient,
@@ -133,7 +133,7 @@ async def test_link_to_the_same_master_stays(
     assert len(before) == 2
 
 
-async def test_what_was_said_while_nobody_listened(
+async def test_watcher_that_subscribes_anew_asks_for_the_master(
     sentinels: list[ScriptedSentinel],
     servers: tuple[RedisServer, RedisServer],
     client: aiolock.LockClient,
@@ -147,7 +147,7 @@ async def test_what_was_said_while_nobody_listened(
     await is_master(servers[1], client, prefix)
 
 
-async def test_nobody_is_believed_who_knows_of_an_earlier_one_only(
+async def test_sentinel_with_an_earlier_epoch_is_not_believed(
     sentinels: list[ScriptedSentinel],
     servers: tuple[RedisServer, RedisServer],
     client: aiolock.LockClient,
@@ -169,7 +169,7 @@ async def test_nobody_is_believed_who_knows_of_an_earlier_one_only(
     sentinels[1].master = servers[0]
 
 
-async def test_what_was_said_is_not_lost_with_the_answer(
+async def test_switch_whose_answer_is_lost_is_asked_for_again(
     sentinels: list[ScriptedSentinel],
     servers: tuple[RedisServer, RedisServer],
     client: aiolock.LockClient,
@@ -189,7 +189,7 @@ async def test_what_was_said_is_not_lost_with_the_answer(
     assert [sentinel.subscriptions for sentinel in sentinels] == [1, 1, 1]
 
 
-async def test_a_fault_does_not_end_the_following(
+async def test_watcher_whose_callback_fails_logs_and_asks_again(
     sentinels: list[ScriptedSentinel],
     servers: tuple[RedisServer, RedisServer],
     prefix: str,
@@ -210,7 +210,7 @@ async def test_a_fault_does_not_end_the_following(
     assert "could not follow Sentinel" in caplog.text
 
 
-async def test_closed_though_the_cancellation_is_lost(
+async def test_watcher_aclose_ends_although_a_cancellation_is_swallowed(
     sentinels: list[ScriptedSentinel], prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In a driver, as it happens: whoever had begun to subscribe ends all the same."""
@@ -229,7 +229,7 @@ async def test_closed_though_the_cancellation_is_lost(
     await until(lambda: not any(sentinel.connections for sentinel in sentinels))
 
 
-async def test_two_switches_in_a_row(
+async def test_link_follow_twice_in_a_row_ends_only_the_first_attempt(
     sentinels: list[ScriptedSentinel], prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An attempt to reach the first new master that takes its time to end disturbs no other."""
@@ -260,7 +260,7 @@ async def test_two_switches_in_a_row(
     await link.aclose()
 
 
-async def test_silent_sentinel_is_left(
+async def test_sentinel_that_is_silent_is_left_and_subscribed_again(
     sentinels: list[ScriptedSentinel],
     servers: tuple[RedisServer, RedisServer],
     prefix: str,
@@ -288,7 +288,7 @@ async def test_sentinel_that_answers_is_kept(
         assert sentinels[0].subscriptions == 1
 
 
-async def test_sentinel_that_lets_nobody_subscribe(
+async def test_sentinel_that_refuses_subscribers_is_logged_once(
     sentinels: list[ScriptedSentinel],
     servers: tuple[RedisServer, RedisServer],
     prefix: str,
@@ -310,7 +310,7 @@ async def test_sentinel_that_lets_nobody_subscribe(
     assert "NOPERM" in said[0]
 
 
-async def test_no_pause_is_sat_out_once_there_is_a_master(
+async def test_link_in_a_long_pause_dials_at_once_after_a_switch_report(
     sentinels: list[ScriptedSentinel],
     servers: tuple[RedisServer, RedisServer],
     prefix: str,
@@ -333,7 +333,7 @@ async def test_no_pause_is_sat_out_once_there_is_a_master(
             await is_master(servers[1], client, prefix)
 
 
-async def test_closed_client_leaves_no_sentinel_a_connection(
+async def test_aclose_leaves_no_connection_to_a_sentinel_and_no_task(
     sentinels: list[ScriptedSentinel], prefix: str
 ) -> None:
     """Nor any task: whether it has subscribed, or is about to."""
@@ -344,7 +344,7 @@ async def test_closed_client_leaves_no_sentinel_a_connection(
     assert not [task for task in asyncio.all_tasks() if "Sentinel" in task.get_name()]
 
 
-async def test_links_go_where_they_are_told(
+async def test_links_follow_each_switch_after_one_question(
     sentinels: list[ScriptedSentinel],
     servers: tuple[RedisServer, RedisServer],
     client: aiolock.LockClient,

@@ -34,7 +34,9 @@ async def left(server: RedisServer) -> float:
 
 
 @pytest.mark.parametrize("hung", [False, True], ids=["", "and_first_sentinel_hangs"])
-async def test_master_killed(watched: Watched, prefix: str, *, hung: bool) -> None:
+async def test_handoffs_go_on_once_sentinel_has_replaced_a_killed_master(
+    watched: Watched, prefix: str, *, hung: bool
+) -> None:
     """Hand-offs go on as soon as Sentinel has another master, whatever one Sentinel does."""
     async with contest(watched.url, prefix) as going:
         if hung:
@@ -49,7 +51,9 @@ async def test_master_killed(watched: Watched, prefix: str, *, hung: bool) -> No
         assert resumed - known < 0.3 + SLACK
 
 
-async def test_failed_over_by_hand(watched: Watched, prefix: str) -> None:
+async def test_failover_by_hand_is_followed_by_all_clients_within_seconds(
+    watched: Watched, prefix: str
+) -> None:
     """Of a fail-over by hand little is forgotten: all leave the old master, which lives on."""
     async with contest(watched.url, prefix) as going:
         began = time.monotonic()

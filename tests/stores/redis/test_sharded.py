@@ -76,7 +76,9 @@ async def hand_over(giver: aiolock.LockClient, taker: aiolock.LockClient, name: 
 # --- Which way
 
 
-async def test_pushes_stay_within_their_shard(own_cluster: Cluster, prefix: str) -> None:
+async def test_pushes_by_shard_channels_go_to_no_other_node(
+    own_cluster: Cluster, prefix: str
+) -> None:
     """None of them goes to the other nodes: a client's words to itself, grants and losses."""
     published = said(own_cluster, "publish")
     async with two(own_cluster, prefix) as (ann, bob):
@@ -93,7 +95,7 @@ async def test_pushes_stay_within_their_shard(own_cluster: Cluster, prefix: str)
 
 
 @pytest.mark.parametrize("pushes", [("", SHARDED), (SHARDED, "")])
-async def test_clients_of_both_kinds(
+async def test_clients_with_and_without_shard_channels_share_a_lock_in_order(
     cluster: Cluster, prefix: str, pushes: tuple[str, str]
 ) -> None:
     """They hand one lock to each other, in order, and neither takes the other for dead."""
@@ -117,7 +119,7 @@ async def test_clients_of_both_kinds(
         assert entered == ["b", "a", "b", "a"]
 
 
-async def test_a_dead_waiter_is_passed_over(cluster: Cluster, prefix: str) -> None:
+async def test_handoff_by_shard_channels_skips_a_dead_waiter(cluster: Cluster, prefix: str) -> None:
     """In the step that would have let it in, as ever."""
     async with two(cluster, prefix) as (ann, bob):
         lease = await ann.lock("a").acquire()
@@ -134,7 +136,9 @@ async def test_a_dead_waiter_is_passed_over(cluster: Cluster, prefix: str) -> No
 # --- Slots that move
 
 
-async def test_a_name_that_moves(own_cluster: Cluster, prefix: str) -> None:
+async def test_handoff_after_a_slot_move_arrives_and_returns_to_the_shard(
+    own_cluster: Cluster, prefix: str
+) -> None:
     """Who waits then is told by a broadcast; who comes later, within the new shard."""
     async with two(own_cluster, prefix) as (ann, bob):
         await hand_over(ann, bob)
@@ -160,7 +164,9 @@ async def test_a_name_that_moves(own_cluster: Cluster, prefix: str) -> None:
         assert said(own_cluster, "spublish") == sharded + 1
 
 
-async def test_a_channel_that_moves(own_cluster: Cluster, prefix: str) -> None:
+async def test_shard_channel_whose_slot_moves_misses_no_push_and_is_replaced(
+    own_cluster: Cluster, prefix: str
+) -> None:
     """Nothing is missed while its slot is another's, and soon there is another channel."""
     async with Peer(store := from_url(own_cluster.url + SHARDED, prefix)):
         assert isinstance(store, ClusterStore)
@@ -191,7 +197,7 @@ async def test_a_channel_that_moves(own_cluster: Cluster, prefix: str) -> None:
         await soon(no_more_to_all_nodes(), within=20)
 
 
-async def test_a_master_that_does_not_take_the_channel(
+async def test_handoff_goes_on_when_a_master_refuses_the_shard_channel(
     own_cluster: Cluster, prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its slot is not there, whatever we think: the subscription lasts, and all goes on."""
@@ -220,7 +226,9 @@ async def fails(url: str, pattern: str) -> None:
 
 
 @pytest.mark.parametrize("right", ["ssubscribe", "spublish"])
-async def test_rights(cluster: Cluster, prefix: str, right: str) -> None:
+async def test_open_without_a_right_to_shard_channels_names_the_rights(
+    cluster: Cluster, prefix: str, right: str
+) -> None:
     """A right that is missing is named when the client opens."""
     rule = f"~{prefix}:* resetchannels &{prefix}:* +@all -@dangerous +cluster|slots"
     for node in cluster.masters:
@@ -231,7 +239,7 @@ async def test_rights(cluster: Cluster, prefix: str, right: str) -> None:
             pass
 
 
-async def test_a_server_without_shard_channels() -> None:
+async def test_open_sharded_at_a_server_without_shard_channels_raises_store_error() -> None:
     """Those before 7.0 have none."""
     with Node("--rename-command", "SSUBSCRIBE", "") as node:
         add_slots(node, range(SLOTS))

@@ -20,7 +20,7 @@ def asked(pool: Any) -> list[tuple[str, int]]:
     return [(each["host"], each["port"]) for each in kwargs]
 
 
-def test_service_of_sentinels() -> None:
+def test_sentinel_url_gives_addresses_service_and_database() -> None:
     """Each with its port, or the usual one; and the master of that service, in that database."""
     pool: Any = pool_at(f"{SERVICE}/3")
     assert asked(pool) == [("h1", 7000), ("h2", 26379), ("::1", 7002)]
@@ -28,7 +28,7 @@ def test_service_of_sentinels() -> None:
     assert pool.connection_kwargs["db"] == 3
 
 
-def test_users_of_the_server_and_of_the_sentinels() -> None:
+def test_sentinel_url_keeps_the_users_of_server_and_sentinels_apart() -> None:
     """The one before the hosts is the server's; the Sentinels' are options."""
     pool: Any = pool_at(
         "redis+sentinel://ann:p%40ss@h1/locks?sentinel_username=bob&sentinel_password=word"
@@ -44,7 +44,7 @@ def test_users_of_the_server_and_of_the_sentinels() -> None:
 
 
 @pytest.mark.parametrize("scheme", ["rediss+sentinel", "valkeys+sentinel"])
-def test_tls_to_both(scheme: str) -> None:
+def test_sentinel_url_with_tls_uses_it_for_servers_and_sentinels(scheme: str) -> None:
     """To the servers, and to the Sentinels."""
     pool: Any = pool_at(f"{scheme}://h1/locks?ssl_cert_reqs=none")
     assert "SSL" in pool.connection_class.__name__
@@ -53,7 +53,7 @@ def test_tls_to_both(scheme: str) -> None:
 
 
 @pytest.mark.parametrize(("valkey", "redis"), [("valkey", "redis"), ("valkeys", "rediss")])
-def test_valkey_is_another_word(valkey: str, redis: str) -> None:
+def test_valkey_url_gives_the_same_pool_as_redis(valkey: str, redis: str) -> None:
     """The same pool."""
     ours, theirs = pool_at(f"{valkey}://u:p@host:1/2"), pool_at(f"{redis}://u:p@host:1/2")
     assert ours.connection_class is theirs.connection_class
@@ -80,7 +80,7 @@ def test_valkey_is_another_word(valkey: str, redis: str) -> None:
         ("valkey+sentinel://h1", r"valkey\+sentinel://\[user"),
     ],
 )
-def test_what_cannot_be(url: str, says: str) -> None:
+def test_url_that_is_wrong_raises_value_error_without_the_password(url: str, says: str) -> None:
     """It is refused before any I/O, with what is right, and without a password."""
     with pytest.raises(ValueError, match=says) as caught:
         aiolock.connect(url)
@@ -90,7 +90,7 @@ def test_what_cannot_be(url: str, says: str) -> None:
 @pytest.mark.parametrize(
     "target", ["redis+cluster://h1", RedisCluster("h1")], ids=["url", "client"]
 )
-def test_replicas_of_a_cluster(target: Any) -> None:
+def test_connect_with_replicas_to_a_cluster_raises_value_error(target: Any) -> None:
     """They are not waited for there, and that is said before anything is sent."""
     with pytest.raises(ValueError, match="not in a cluster"):
         aiolock.connect(target, replicas=1)

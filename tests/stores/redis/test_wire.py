@@ -47,7 +47,9 @@ async def work(client: aiolock.LockClient) -> None:
 
 @pytest.mark.parametrize("kind", ["tcp", "unix", "tls"])
 @pytest.mark.parametrize("loop", [asyncio.new_event_loop, uvloop.new_event_loop])
-def test_own_protocol_on_redis_pys_transport(kind: str, loop: Any, prefix: str) -> None:
+def test_transport_wire_is_used_on_every_transport_and_event_loop(
+    kind: str, loop: Any, prefix: str
+) -> None:
     """A real connection, of whatever kind and event loop, is read by us and not by redis-py."""
 
     async def main(url: str) -> None:
@@ -61,7 +63,9 @@ def test_own_protocol_on_redis_pys_transport(kind: str, loop: Any, prefix: str) 
             runner.run(main(urls.get(kind) or server.tls_url))
 
 
-async def test_a_crowds_commands_leave_in_chunks(redis_server: RedisServer, prefix: str) -> None:
+async def test_wire_writes_of_many_commands_leave_in_chunks(
+    redis_server: RedisServer, prefix: str
+) -> None:
     """What 200 tasks send in one turn is a few packets, and the server begins before the last."""
     async with aiolock.connect(redis_server.url, prefix=prefix) as client:
         wire: Any = wires(client)[0]
@@ -86,7 +90,7 @@ async def test_a_crowds_commands_leave_in_chunks(redis_server: RedisServer, pref
         await asyncio.gather(*(lease.release() for lease in leases))
 
 
-async def test_public_methods_for_what_has_no_transport(prefix: str) -> None:
+async def test_public_wire_is_used_for_a_connection_without_a_transport(prefix: str) -> None:
     """A fakeredis has no sockets: there the public methods of its connection do."""
     driver = FakeAsyncRedis()
     try:
@@ -102,7 +106,7 @@ def public_wire(connection: Any, transport: Any, on_reply: Any, on_broken: Any) 
     return PublicWire(connection, on_reply, on_broken, partial(_forget_what_is_unsent, transport))
 
 
-async def test_public_methods_on_a_real_connection(
+async def test_public_wire_on_a_real_connection_serves_a_lock(
     redis_server: RedisServer, prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Should redis-py hide its transport, everything still works, only slower."""
@@ -114,7 +118,7 @@ async def test_public_methods_on_a_real_connection(
         await work(client)
 
 
-async def test_the_callers_client_keeps_its_own_connections(
+async def test_connect_with_a_callers_client_takes_none_of_its_connections(
     redis_server: RedisServer, prefix: str
 ) -> None:
     """We connect as the caller's client does, and take none of its connections."""
@@ -126,7 +130,9 @@ async def test_the_callers_client_keeps_its_own_connections(
         assert await caller.ping()
 
 
-async def test_what_was_under_way_is_sent_again(redis_server: RedisServer, prefix: str) -> None:
+async def test_command_under_way_on_a_broken_connection_is_sent_again(
+    redis_server: RedisServer, prefix: str
+) -> None:
     """A command whose connection breaks before the reply is answered on the next connection."""
     async with (
         Proxy(redis_server.port) as proxy,
@@ -145,7 +151,9 @@ async def test_what_was_under_way_is_sent_again(redis_server: RedisServer, prefi
 
 @pytest.mark.parametrize("tls", [False, True])
 @pytest.mark.parametrize("loop", [asyncio.new_event_loop, uvloop.new_event_loop])
-def test_reset_when_dropped(loop: Any, tls: bool, prefix: str) -> None:
+def test_wire_that_is_dropped_is_reset_and_one_that_is_closed_is_ended(
+    loop: Any, tls: bool, prefix: str
+) -> None:
     """A connection that is given up is reset, so that nothing arrives late; else it is ended."""
 
     async def main(server: RedisServer) -> None:
@@ -169,7 +177,7 @@ def test_reset_when_dropped(loop: Any, tls: bool, prefix: str) -> None:
 
 
 @pytest.mark.parametrize("kind", [_TransportWire, PublicWire])
-async def test_whoever_receives_raises(
+async def test_wire_whose_receiver_raises_is_logged_and_replaced(
     redis_server: RedisServer,
     prefix: str,
     kind: type[Wire],
@@ -266,7 +274,7 @@ class _Unread:
 
 @pytest.mark.one_loop
 @pytest.mark.parametrize("closes", [False, True])
-async def test_many_replies_at_once_are_received_in_turns(closes: bool) -> None:
+async def test_wire_with_many_replies_at_once_delivers_them_in_turns(closes: bool) -> None:
     """In order, and the end of the connection behind them; none after it was closed."""
     found, ends, transport = list[int](), list[Exception](), cast("Any", _Unread())
 
@@ -296,7 +304,7 @@ async def test_many_replies_at_once_are_received_in_turns(closes: bool) -> None:
 
 
 @pytest.mark.one_loop
-async def test_a_few_replies_before_the_end_are_received_at_once() -> None:
+async def test_wire_with_few_replies_before_its_end_delivers_them_at_once() -> None:
     """As many as come: nothing waits for the next iteration."""
     found, ends = list[int](), list[Exception]()
     wire = _TransportWire(cast("Any", _Unread()), cast("Any", _Unread()), found.append, ends.append)

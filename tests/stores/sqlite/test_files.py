@@ -103,7 +103,7 @@ async def holder(path: Path) -> AsyncGenerator[subprocess.Popen[str]]:
 
 @LINUX
 @pytest.mark.one_loop
-async def test_file_with_another_name_is_refused(path: Path) -> None:
+async def test_file_with_a_second_hard_link_is_refused(path: Path) -> None:
     """The log is beside the one name, and not beside the other."""
     async with aiolock.connect(url(path)):
         os.link(path, path.with_name("linked.db"))
@@ -116,7 +116,7 @@ async def test_file_with_another_name_is_refused(path: Path) -> None:
 
 @LINUX
 @pytest.mark.one_loop
-async def test_file_that_is_mounted_by_itself_is_refused(
+async def test_file_mounted_by_itself_is_refused(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As Docker mounts it: its log would be another one in each container."""
@@ -134,7 +134,9 @@ async def test_file_that_is_mounted_by_itself_is_refused(
 @LINUX
 @pytest.mark.one_loop
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount")
-async def test_file_that_is_mounted_into_a_container_is_refused_there(path: Path) -> None:
+async def test_file_bind_mounted_elsewhere_is_refused_there_and_its_holder_goes_on(
+    path: Path,
+) -> None:
     """Whoever has the file where it is goes on."""
     inside = path.with_name("inside")
     inside.mkdir()
@@ -156,7 +158,7 @@ async def test_file_that_is_mounted_into_a_container_is_refused_there(path: Path
 
 @LINUX
 @pytest.mark.one_loop
-async def test_file_that_was_moved_while_in_use_is_refused_at_its_new_place(path: Path) -> None:
+async def test_file_moved_while_in_use_is_refused_at_its_new_place(path: Path) -> None:
     """Its log was not moved: what was locked last is not to be seen there."""
     moved = path.with_name("moved.db")
     async with holder(path):
@@ -166,7 +168,7 @@ async def test_file_that_was_moved_while_in_use_is_refused_at_its_new_place(path
         pass
 
 
-async def test_directory_link_that_is_switched_costs_all_leases_at_once(
+async def test_directory_link_switched_while_in_use_loses_all_leases_at_once(
     directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As a deployment does. Others would find another file by that URL."""
@@ -195,7 +197,7 @@ async def test_directory_link_that_is_switched_costs_all_leases_at_once(
 @LINUX
 @pytest.mark.one_loop
 @pytest.mark.parametrize("suffixes", [(), ("", "-wal", "-shm"), ("",)], ids=str)
-async def test_removed_file_nobody_enters_before_its_holder_knows(
+async def test_removed_file_lets_a_newcomer_in_after_its_holders_lost_their_leases(
     path: Path, suffixes: tuple[str, ...]
 ) -> None:
     """However long its lease would have lasted."""
@@ -210,7 +212,7 @@ async def test_removed_file_nobody_enters_before_its_holder_knows(
 
 @LINUX
 @pytest.mark.one_loop
-async def test_replaced_file_nobody_enters_before_its_holder_knows(path: Path) -> None:
+async def test_replaced_file_lets_a_newcomer_in_after_its_holder_lost_its_lease(path: Path) -> None:
     """A backup that was put in its place knows nothing of what was granted since."""
     async with aiolock.connect(url(path)):
         pass
@@ -226,7 +228,7 @@ async def test_replaced_file_nobody_enters_before_its_holder_knows(path: Path) -
 
 @LINUX
 @pytest.mark.one_loop
-async def test_removed_log_both_get_the_file_of_the_newcomer(path: Path) -> None:
+async def test_removed_log_lets_the_earlier_client_join_the_newcomers_file(path: Path) -> None:
     """Whoever had it before joins them, and does not take their log away."""
     async with aiolock.connect(url(path)) as ours:
         lease = await take(ours.lock("x", ttl=3600))
@@ -242,7 +244,7 @@ async def test_removed_log_both_get_the_file_of_the_newcomer(path: Path) -> None
 
 @LINUX
 @pytest.mark.one_loop
-async def test_removed_file_of_a_stopped_holder_is_refused(
+async def test_removed_file_of_a_stopped_holder_is_refused_until_the_holder_ends(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It may still count on its lock when it goes on."""
@@ -261,7 +263,7 @@ async def test_removed_file_of_a_stopped_holder_is_refused(
 
 
 @LINUX
-async def test_removed_file_of_a_holder_whose_loop_is_blocked_is_refused(
+async def test_removed_file_of_a_holder_with_a_blocked_loop_is_refused(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its thread notices, and does not leave the file before its leases are known as lost."""
@@ -279,7 +281,7 @@ async def test_removed_file_of_a_holder_whose_loop_is_blocked_is_refused(
 
 
 @pytest.mark.one_loop
-async def test_file_that_was_set_back_is_an_error_once(path: Path) -> None:
+async def test_file_set_back_raises_store_error_and_loses_its_leases(path: Path) -> None:
     """What it knew then holds from now on; a holder is told at its next renewal."""
     async with aiolock.connect(url(path)) as client:
         async with client.lock("x"):
@@ -305,7 +307,7 @@ async def test_file_that_was_set_back_is_an_error_once(path: Path) -> None:
 
 
 @pytest.mark.one_loop
-async def test_idle_client_with_a_file_that_stays_keeps_its_leases(
+async def test_idle_client_whose_file_stays_keeps_its_leases(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """However often it looks, and whoever else opens and closes the file."""

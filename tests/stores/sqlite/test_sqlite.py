@@ -120,7 +120,7 @@ def session_of(client: aiolock.LockClient) -> Session:
         "sqlite:////tmp/locks.db#locks",
     ],
 )
-def test_url_that_cannot_be_names_both_spellings(url: str) -> None:
+def test_connect_with_an_invalid_sqlite_url_suggests_both_spellings(url: str) -> None:
     """A URL is refused before anything is opened, with what it should be."""
     with pytest.raises(ValueError, match=r"sqlite:////absolute/.* sqlite:///\./locks\.db"):
         aiolock.connect(url)
@@ -128,7 +128,7 @@ def test_url_that_cannot_be_names_both_spellings(url: str) -> None:
 
 @pytest.mark.one_loop
 @pytest.mark.parametrize("url", ["sqlite://", "sqlite:///", "sqlite:///:memory:"])
-def test_url_of_sqlalchemy_for_memory_names_ours(url: str) -> None:
+def test_connect_with_an_in_memory_sqlite_url_suggests_memory(url: str) -> None:
     """A database in memory is not shared by processes, so it is no store for them."""
     with pytest.raises(ValueError, match="use memory://"):
         aiolock.connect(url)
@@ -136,7 +136,7 @@ def test_url_of_sqlalchemy_for_memory_names_ours(url: str) -> None:
 
 @pytest.mark.one_loop
 @pytest.mark.parametrize("path", ["./locks.db", "../app/locks.db"])
-async def test_relative_path_is_that_of_the_moment(
+async def test_relative_path_is_resolved_when_the_client_is_made(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str
 ) -> None:
     """The working directory may change afterwards: the file stays the same one."""
@@ -150,7 +150,7 @@ async def test_relative_path_is_that_of_the_moment(
     assert (tmp_path / "app" / "locks.db").exists()
 
 
-async def test_a_path_with_anything_in_it(tmp_path: Path) -> None:
+async def test_path_with_percent_encoded_characters_is_decoded(tmp_path: Path) -> None:
     """Blanks and other letters are written as in any URL."""
     (tmp_path / "a b").mkdir()
     url = f"sqlite:///{tmp_path}/a%20b/l%C3%B6cks.db"
@@ -159,14 +159,16 @@ async def test_a_path_with_anything_in_it(tmp_path: Path) -> None:
     assert (tmp_path / "a b" / "löcks.db").exists()
 
 
-async def test_no_directory(tmp_path: Path) -> None:
+async def test_open_in_a_missing_directory_raises_store_error_naming_it(tmp_path: Path) -> None:
     """The error says what is to be made."""
     with pytest.raises(aiolock.StoreError, match=r"there is no directory .*/nowhere: make it"):
         async with aiolock.connect(f"sqlite:///{tmp_path}/nowhere/locks.db"):
             pass
 
 
-async def test_something_else(path: Path, url: str) -> None:
+async def test_open_of_a_foreign_file_raises_store_error_and_leaves_nothing(
+    path: Path, url: str
+) -> None:
     """A file that is not ours is left alone, whatever it is."""
     with contextlib.closing(sqlite3.connect(path)) as database:
         database.execute("CREATE TABLE theirs (x)")
@@ -185,7 +187,7 @@ async def test_something_else(path: Path, url: str) -> None:
     assert list(path.parent.iterdir()) == [path]  # and nothing lies about beside it
 
 
-async def test_two_that_cannot_open_it(
+async def test_open_of_a_foreign_file_by_several_clients_is_one_at_a_time(
     path: Path, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each removes what it made, and who waits for it makes that anew: one works at a time."""
@@ -217,7 +219,9 @@ async def test_two_that_cannot_open_it(
 
 
 @pytest.mark.one_loop
-async def test_another_version(path: Path, url: str) -> None:
+async def test_file_of_a_later_protocol_is_refused_at_open_and_while_open(
+    path: Path, url: str
+) -> None:
     """What a later version has written is not touched, also if that came to an open file."""
     refused = (
         "locks of another version of aiolock: upgrade.*protocol 9 is spoken.*speaks protocol 1"
@@ -233,7 +237,9 @@ async def test_another_version(path: Path, url: str) -> None:
 
 
 @pytest.mark.one_loop
-async def test_the_next_version(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_file_is_shared_with_the_next_protocol_and_refused_beyond_it(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It and this one share a file; so programs may be replaced one by one."""
     async with aiolock.connect(url) as older:
         async with older.lock("a"):
@@ -251,7 +257,9 @@ async def test_the_next_version(url: str, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @pytest.mark.one_loop
-def test_network_file_systems(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_check_place_on_a_network_file_system_raises_store_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A file on one of them is refused, and one on a disk below it is not."""
     mounts = tmp_path / "mounts"
     mounts.write_text(
@@ -273,7 +281,7 @@ def test_network_file_systems(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         _places.check_place(tmp_path / "locks.db")
 
 
-async def test_two_prefixes(url: str) -> None:
+async def test_prefixes_that_differ_keep_locks_in_one_file_apart(url: str) -> None:
     """Locks of one name and of two prefixes are two locks, in one file."""
     async with (
         aiolock.connect(url, prefix="a") as a,
@@ -284,7 +292,7 @@ async def test_two_prefixes(url: str) -> None:
         assert await a.lock("x").locked()
 
 
-async def test_something_else_is_not_changed(path: Path, url: str) -> None:
+async def test_open_of_a_foreign_database_does_not_change_it(path: Path, url: str) -> None:
     """Not by a byte."""
     with contextlib.closing(sqlite3.connect(path)) as database:
         database.execute("CREATE TABLE theirs (x)")
@@ -294,7 +302,7 @@ async def test_something_else_is_not_changed(path: Path, url: str) -> None:
     assert path.read_bytes() == before
 
 
-async def test_a_link_is_the_file_it_leads_to(path: Path, url: str) -> None:
+async def test_symbolic_link_to_the_file_shares_its_locks_and_clients(path: Path, url: str) -> None:
     """Whoever comes by another path finds the same locks, and the same clients."""
     link = path.with_name("link.db")
     link.symlink_to(path)
@@ -320,7 +328,7 @@ LINUX = pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="needs /pr
 
 @LINUX
 @pytest.mark.parametrize("step", ["_list", "enter", "others"])
-async def test_nothing_is_left_of_an_opening_that_fails(
+async def test_open_that_fails_leaves_no_file_open_or_beside_the_database(
     path: Path, url: str, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
     """Not open, nor lying about, and the error says what it was."""
@@ -346,7 +354,7 @@ def threads() -> int:
     return sum(thread.name == "aiolock sqlite" for thread in threading.enumerate())
 
 
-def test_a_loop_that_is_closed_before_its_client(
+def test_thread_of_a_client_whose_loop_was_closed_ends_by_itself(
     path: Path, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its thread ends by itself, with all that it has open; and a second loop has its own."""
@@ -370,7 +378,7 @@ def test_a_loop_that_is_closed_before_its_client(
         runner.run(until(lambda: not threads()))
 
 
-async def test_an_opening_that_is_cancelled(path: Path, url: str) -> None:
+async def test_open_cancelled_while_the_file_is_locked_ends_at_once(path: Path, url: str) -> None:
     """It is over at once, also where the file is locked; its thread ends by itself."""
     async with aiolock.connect(url):
         pass
@@ -384,7 +392,9 @@ async def test_an_opening_that_is_cancelled(path: Path, url: str) -> None:
     assert not clients(path)
 
 
-async def test_a_closing_that_is_cancelled(path: Path, url: str) -> None:
+async def test_aclose_that_is_cancelled_carries_out_pending_operations_and_ends(
+    path: Path, url: str
+) -> None:
     """What was asked is carried out all the same, and nothing is left open."""
     store = from_url(url, "aiolock")
     deliver: Any = object()
@@ -399,7 +409,9 @@ async def test_a_closing_that_is_cancelled(path: Path, url: str) -> None:
     assert not clients(path)
 
 
-async def test_a_thread_that_ends_by_a_fault(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_thread_that_ends_by_a_fault_fails_pending_and_later_operations(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Whoever has asked is told, and whoever asks after that; and closing waits for nothing."""
     monkeypatch.setattr("aiolock.stores.sqlite._session.HEARTBEAT", 0.05)
     fails = threading.Event()
@@ -424,7 +436,9 @@ async def test_a_thread_that_ends_by_a_fault(url: str, monkeypatch: pytest.Monke
         assert after.value.refused
 
 
-async def test_a_closing_that_fails(path: Path, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_aclose_whose_cleanup_fails_ends_without_an_error(
+    path: Path, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It waits for nothing, whatever its directory has become meanwhile."""
     leave = _presence.Presence.leave
 
@@ -448,7 +462,7 @@ async def test_a_closing_that_fails(path: Path, url: str, monkeypatch: pytest.Mo
         assert not faults
 
 
-async def test_no_operation_waits_for_long(
+async def test_operations_on_a_locked_file_all_fail_within_the_busy_timeout(
     path: Path, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """However many there are, where the file is locked: what has waited as long is told, too."""
@@ -469,7 +483,7 @@ async def test_no_operation_waits_for_long(
         await store.submit(ReadPosted("x"))
 
 
-async def test_a_batch_of_which_one_fails_where_the_file_is_locked_then(
+async def test_batch_repeated_one_by_one_on_a_locked_file_waits_only_once(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of those that are carried out by themselves after that, the first waits for all."""
@@ -498,7 +512,9 @@ async def test_a_batch_of_which_one_fails_where_the_file_is_locked_then(
         monkeypatch.undo()
 
 
-async def test_an_error_after_the_commit(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_release_whose_notification_fails_after_the_commit_is_answered(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What is committed is answered: whoever could not be rung asks by itself."""
 
     def fails(*_: object) -> None:
@@ -515,7 +531,7 @@ async def test_an_error_after_the_commit(url: str, monkeypatch: pytest.MonkeyPat
         await asyncio.wait([waiting])
 
 
-async def test_what_a_later_version_has_left(
+async def test_push_and_state_of_a_later_version_do_not_disturb_other_names(
     path: Path, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Neither a push nor a name that cannot be read keeps a client from anything."""
@@ -581,7 +597,7 @@ asyncio.run(main(sys.argv[1]))
 
 
 @LINUX
-async def test_a_child_opens_the_file_for_itself(url: str) -> None:
+async def test_forked_child_opens_the_file_anew_and_shares_its_locks(url: str) -> None:
     """What its parent had locked in it is not its own, and it has its locks with everybody."""
     forks = subprocess.Popen(
         [sys.executable, "-P", "-c", _FORKS, url],
@@ -611,7 +627,7 @@ async def test_a_child_opens_the_file_for_itself(url: str) -> None:
         forks.communicate()
 
 
-def test_a_client_that_is_made_while_another_thread_forks(
+def test_database_is_registered_only_while_no_fork_is_under_way(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nothing is added to what the fork goes through, and so none is left out of it."""
@@ -628,7 +644,7 @@ def test_a_client_that_is_made_while_another_thread_forks(
     assert kept_out == [True]
 
 
-async def test_no_fork_while_the_files_of_clients_are_opened(
+async def test_presence_files_are_opened_only_while_forks_are_kept_out(
     url: str, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Or a child would have a file that it does not know, and its parent would count as alive."""
@@ -656,7 +672,7 @@ async def test_no_fork_while_the_files_of_clients_are_opened(
 
 
 @pytest.mark.one_loop
-def test_two_forks_at_once(path: Path) -> None:
+def test_fork_during_another_fork_waits_for_it(path: Path) -> None:
     """The second waits for the first."""
     ended = threading.Event()
 
@@ -682,7 +698,7 @@ def test_two_forks_at_once(path: Path) -> None:
 # --- Who lives
 
 
-async def test_files_are_left_by_nobody(path: Path, url: str) -> None:
+async def test_aclose_removes_the_presence_files_of_the_client(path: Path, url: str) -> None:
     """What a client needs is there while it is open, and goes with it."""
     async with aiolock.connect(url), aiolock.connect(url):
         assert len(clients(path)) == 4
@@ -701,7 +717,9 @@ def have(bell: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("bell", BELLS)
-async def test_handed_over(url: str, monkeypatch: pytest.MonkeyPatch, bell: str) -> None:
+async def test_handoff_to_another_client_arrives_by_each_kind_of_notifier(
+    url: str, monkeypatch: pytest.MonkeyPatch, bell: str
+) -> None:
     """A waiter of another client is rung, whichever bell it has."""
     have(bell, monkeypatch)
     async with aiolock.connect(url) as ours, aiolock.connect(url) as theirs:
@@ -793,7 +811,9 @@ async def swept(client: aiolock.LockClient) -> None:
         await client.lock("swept").status()
 
 
-async def test_a_waiter_that_was_killed_costs_nothing(url: str, process: Process) -> None:
+async def test_release_past_a_killed_waiter_grants_the_next_at_once(
+    url: str, process: Process
+) -> None:
     """The kernel has dropped its lock, so it is passed over in the step that hands on."""
     async with aiolock.connect(url) as client, aiolock.connect(url) as other:
         await swept(client)
@@ -812,7 +832,9 @@ async def test_a_waiter_that_was_killed_costs_nothing(url: str, process: Process
         await (await asyncio.wait_for(waiting, 1)).release()
 
 
-async def test_nothing_is_left_for_the_dead(path: Path, url: str, process: Process) -> None:
+async def test_break_of_the_lock_of_a_dead_client_leaves_no_push(
+    path: Path, url: str, process: Process
+) -> None:
     """What nobody would fetch is not written down."""
     async with aiolock.connect(url) as client:
         assert await process.says() == "open"
@@ -824,7 +846,9 @@ async def test_nothing_is_left_for_the_dead(path: Path, url: str, process: Proce
             assert database.execute("SELECT count(*) FROM inbox").fetchone() == (0,)
 
 
-async def test_a_holder_that_was_killed_costs_its_lease(url: str, process: Process) -> None:
+async def test_acquire_after_its_holder_was_killed_waits_for_the_lease_to_end(
+    url: str, process: Process
+) -> None:
     """And what it has left is removed by the next one that opens."""
     assert await process.says() == "open"
     assert (await process.says()).startswith("in ")
@@ -835,7 +859,7 @@ async def test_a_holder_that_was_killed_costs_its_lease(url: str, process: Proce
     assert clients(Path(url.removeprefix("sqlite:///"))) == []
 
 
-async def test_what_a_stopped_process_is_told_is_there_when_it_goes_on(
+async def test_waiter_stopped_beyond_its_claim_asks_again_and_enters(
     path: Path, url: str, process: Process
 ) -> None:
     """It lies in the file; so it asks for its place, and enters."""
@@ -855,7 +879,7 @@ async def test_what_a_stopped_process_is_told_is_there_when_it_goes_on(
         assert await process.says() == "out"
 
 
-async def test_a_child_does_not_keep_its_parent_alive(url: str, path: Path) -> None:
+async def test_forked_child_does_not_keep_its_closed_parent_listening(url: str, path: Path) -> None:
     """A fork lets go of the lock that tells that the parent lives, and changes nothing of it."""
     store = SQLiteStore(path, "aiolock")
     deliver: Any = object()
@@ -882,7 +906,7 @@ async def test_a_child_does_not_keep_its_parent_alive(url: str, path: Path) -> N
 
 
 @pytest.mark.one_loop
-def test_two_that_look_at_once(tmp_path: Path) -> None:
+def test_filelock_is_taken_asked_by_two_at_once_is_false_for_both(tmp_path: Path) -> None:
     """Neither takes the other for the process whose file it is."""
     path = tmp_path / "ada.lock"
     path.touch()
@@ -893,7 +917,7 @@ def test_two_that_look_at_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("moment", ["before", "after"])
-def test_a_file_that_is_cleaned_up_as_it_is_made(
+def test_presence_file_removed_while_it_is_made_is_made_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
 ) -> None:
     """Whoever finds one that is not locked yet removes it: so it is made again."""
@@ -922,7 +946,7 @@ def test_a_file_that_is_cleaned_up_as_it_is_made(
 
 @pytest.mark.skipif(not _clock.boot(), reason="the kernel does not tell when it was started")
 @pytest.mark.parametrize("hours", [-5, 5])
-async def test_a_wall_clock_that_is_set(
+async def test_lease_end_ignores_a_change_of_the_wall_clock(
     url: str, monkeypatch: pytest.MonkeyPatch, hours: int
 ) -> None:
     """No lease ends before its time, nor after: nobody looks at it, until the next start."""
@@ -939,7 +963,7 @@ async def test_a_wall_clock_that_is_set(
 
 
 @pytest.mark.parametrize("forgotten", [False, True])
-async def test_after_another_start_of_the_machine(
+async def test_clock_after_a_restart_of_the_machine_goes_on_from_its_last_reading(
     path: Path, url: str, monkeypatch: pytest.MonkeyPatch, *, forgotten: bool
 ) -> None:
     """The clock goes on from what it showed last, also where the wall clock is wrong then."""
@@ -964,7 +988,7 @@ async def test_after_another_start_of_the_machine(
         assert await theirs.lock("x").locked()
 
 
-async def test_after_a_start_that_ended_a_renewed_lease(
+async def test_lease_renewed_before_a_restart_of_the_machine_ends_within_its_ttl(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The last reading may be that of a renewal: the lease of the dead ends when it would have."""
@@ -1000,7 +1024,7 @@ async def test_after_a_start_that_ended_a_renewed_lease(
         (None, True),
     ],
 )
-def test_a_namespace_of_time(
+def test_clock_boot_in_a_time_namespace_is_unknown(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, offsets: str | None, *, known: bool
 ) -> None:
     """A process to which the kernel shows another time since the start does not go by that."""
@@ -1012,7 +1036,9 @@ def test_a_namespace_of_time(
     assert _clock.boot() == ("abc" if known else "")
 
 
-async def test_another_number_of_the_start(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_clock_with_another_boot_id_goes_on_while_a_client_lives(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """While somebody lives the machine has not been started again, whatever a container says."""
     async with aiolock.connect(url) as ours:
         await take(ours.lock("x", ttl=30))
@@ -1024,7 +1050,7 @@ async def test_another_number_of_the_start(url: str, monkeypatch: pytest.MonkeyP
                 assert lease.fence < 4 * 10**15
 
 
-async def test_a_process_that_does_not_see_the_clock(
+async def test_open_without_the_boot_id_is_refused_while_another_client_has_it(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is not let in, for it would have a time of its own."""
@@ -1036,7 +1062,9 @@ async def test_a_process_that_does_not_see_the_clock(
         pass
 
 
-async def test_without_such_a_clock(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_clock_without_a_boot_id_is_the_wall_clock(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Leases end by the wall clock."""
     monkeypatch.setattr(_clock, "_BOOT", Path("/nowhere"))
     monkeypatch.setattr(_clock, "wall", lambda: 10**15)
@@ -1056,7 +1084,7 @@ async def waits(client: aiolock.LockClient, name: str) -> asyncio.Task[aiolock.L
 
 @pytest.mark.parametrize("what", ["*.lock", "*.sock", "*"])
 @pytest.mark.parametrize("bell", BELLS)
-async def test_a_directory_that_is_cleared_out(
+async def test_presence_files_that_are_removed_are_made_again_and_the_place_kept(
     path: Path, url: str, monkeypatch: pytest.MonkeyPatch, what: str, bell: str
 ) -> None:
     """A client whose files are removed makes new ones, and takes its places in the queues again."""
@@ -1083,7 +1111,7 @@ async def test_a_directory_that_is_cleared_out(
 
 
 @pytest.mark.parametrize("bell", BELLS)
-async def test_a_bell_that_is_replaced_is_closed(
+async def test_notifier_that_is_replaced_is_closed(
     path: Path, url: str, monkeypatch: pytest.MonkeyPatch, bell: str
 ) -> None:
     """However often somebody removes it, a client has one."""
@@ -1101,7 +1129,7 @@ async def test_a_bell_that_is_replaced_is_closed(
             assert (first._socket.fileno() < 0) == (bells[0] is not first)
 
 
-async def test_who_was_taken_for_dead(
+async def test_waiter_passed_over_without_its_presence_files_asks_again(
     path: Path, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is passed over, as if it were; and as soon as it notices, it asks again."""
@@ -1115,7 +1143,7 @@ async def test_who_was_taken_for_dead(
         await (await asyncio.wait_for(waiting, 2)).release()
 
 
-async def test_a_file_that_is_removed(path: Path, url: str) -> None:
+async def test_removed_file_loses_the_lease_and_grants_the_waiter(path: Path, url: str) -> None:
     """All that it knew is forgotten, which its holder is told; whoever waited enters."""
     async with aiolock.connect(url) as ours, aiolock.connect(url) as theirs:
         lease = await take(ours.lock("x", ttl=0.6))
@@ -1129,7 +1157,7 @@ async def test_a_file_that_is_removed(path: Path, url: str) -> None:
         assert path.exists()
 
 
-async def test_a_file_that_is_removed_with_its_directory(tmp_path: Path) -> None:
+async def test_acquire_while_the_directory_is_gone_raises_store_error(tmp_path: Path) -> None:
     """As long as it is gone that is an error; and when it is back, all goes on."""
     directory = tmp_path / "run"
     directory.mkdir()
@@ -1148,7 +1176,7 @@ async def test_a_file_that_is_removed_with_its_directory(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("parts", [("",), ("-wal",), ("-shm",), ("-wal", "-shm")], ids=str)
-async def test_a_part_of_the_file_that_is_removed(
+async def test_removed_part_of_the_file_loses_the_lease_and_all_share_a_new_file(
     path: Path, url: str, parts: tuple[str, ...]
 ) -> None:
     """Nobody goes on with what the others do not see: all begin anew, whoever is the first."""
@@ -1167,7 +1195,7 @@ async def test_a_part_of_the_file_that_is_removed(
             await second.release()
 
 
-async def test_file_that_a_newcomer_has_opened_without_its_log_stays(
+async def test_file_reopened_by_a_newcomer_without_its_log_is_kept(
     path: Path, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The newcomer came after we noticed that the log is gone, and before we opened the files."""
@@ -1211,7 +1239,7 @@ PARTS = pytest.mark.parametrize("parts", [("-wal",), ("-shm",), ("-wal", "-shm")
 
 
 @PARTS
-async def test_a_part_that_is_removed_where_one_client_has_the_file(
+async def test_removed_log_with_one_client_loses_the_lease_and_frees_the_lock(
     path: Path, url: str, parts: tuple[str, ...]
 ) -> None:
     """What it held is lost, and is free: closing, it writes what is in its log into the file."""
@@ -1226,7 +1254,7 @@ async def test_a_part_that_is_removed_where_one_client_has_the_file(
 
 
 @PARTS
-async def test_a_part_that_is_removed_where_the_kernel_shows_no_marks(
+async def test_removed_log_without_ofd_locks_loses_the_lease_without_a_wait(
     path: Path, url: str, monkeypatch: pytest.MonkeyPatch, parts: tuple[str, ...]
 ) -> None:
     """Nobody waits for the others to leave the file: who notices it first removes the rest."""
@@ -1256,7 +1284,7 @@ def looked_at(path: Path) -> str:
 
 @LINUX
 @pytest.mark.parametrize("another_client", [False, True])
-async def test_a_file_that_is_read_by_who_uses_it(
+async def test_file_read_or_closed_in_the_same_process_keeps_its_log(
     path: Path, url: str, *, another_client: bool
 ) -> None:
     """The kernel drops SQLite's lock then, but nobody takes himself for the last to close it."""
@@ -1277,7 +1305,7 @@ async def test_a_file_that_is_read_by_who_uses_it(
 
 
 @pytest.mark.parametrize("system", ["linux", "darwin"])
-async def test_a_file_that_two_clients_have_where_the_kernel_has_no_such_locks(
+async def test_aclose_of_one_of_two_clients_without_ofd_locks_keeps_the_log(
     path: Path, url: str, monkeypatch: pytest.MonkeyPatch, system: str
 ) -> None:
     """One of them closes it, and drops nothing of the other: it has opened nothing of its own."""
@@ -1305,7 +1333,7 @@ sys.stdin.readline()
 
 
 @pytest.mark.one_loop
-async def test_a_log_that_is_left_without_its_file(path: Path, url: str) -> None:
+async def test_open_beside_a_log_left_without_its_file_succeeds(path: Path, url: str) -> None:
     """It is nobody's, though another process has it open."""
     async with aiolock.connect(url):
         pass
@@ -1326,7 +1354,7 @@ async def test_a_log_that_is_left_without_its_file(path: Path, url: str) -> None
         process.communicate()
 
 
-async def test_a_file_that_is_replaced_while_it_is_opened(
+async def test_file_replaced_while_it_is_opened_is_opened_again(
     path: Path, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What was opened must be what is there then."""
@@ -1351,7 +1379,7 @@ async def test_a_file_that_is_replaced_while_it_is_opened(
     others[0].close()
 
 
-async def test_a_file_that_is_removed_while_it_is_opened(
+async def test_file_removed_while_it_is_opened_is_made_again(
     path: Path, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """There is another one soon: that is no error yet."""
@@ -1372,7 +1400,7 @@ async def test_a_file_that_is_removed_while_it_is_opened(
 
 
 @pytest.mark.one_loop
-def test_a_snapshot_between_two_operations(path: Path) -> None:
+def test_snapshot_between_operations_of_a_batch_shows_those_before_it(path: Path) -> None:
     """It shows what those before it have done, and those behind it are saved as well."""
     ada, form = WaiterId("ada", 1), Form(3000)
     presence = _presence.Presence(path.with_name("locks.db.clients"), "ada")
@@ -1389,7 +1417,9 @@ def test_a_snapshot_between_two_operations(path: Path) -> None:
     database.close()
 
 
-async def test_a_ring_during_a_fetch(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_notifications_during_a_fetch_cause_one_more_fetch(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It may be about a push that came behind what is read, so there is one more fetch."""
     async with aiolock.connect(url) as client:
         session, loop = session_of(client), asyncio.get_running_loop()
@@ -1411,7 +1441,7 @@ async def test_a_ring_during_a_fetch(url: str, monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.one_loop
-def test_whatever_opens_the_file_again(path: Path) -> None:
+def test_database_whose_connection_was_reopened_reports_replaced(path: Path) -> None:
     """What is known of it may be wrong, also where the new file has the number of the old one."""
     replaced: list[str] = []
     presence = _presence.Presence(path.with_name("locks.db.clients"), "ada")
@@ -1434,7 +1464,7 @@ def test_whatever_opens_the_file_again(path: Path) -> None:
 
 
 @pytest.mark.parametrize("error", [errno.EMFILE, errno.EACCES])
-async def test_who_cannot_be_looked_at_is_not_dead(
+async def test_status_that_cannot_open_a_presence_file_fails_and_drops_no_waiter(
     url: str, monkeypatch: pytest.MonkeyPatch, error: int
 ) -> None:
     """Without a descriptor, or the right, nothing is done; and nobody loses a place."""
@@ -1457,7 +1487,7 @@ async def test_who_cannot_be_looked_at_is_not_dead(
         await (await asyncio.wait_for(waiting, 2)).release()
 
 
-async def test_what_was_left_for_the_dead_is_removed(
+async def test_open_removes_pushes_and_old_sockets_of_dead_clients(
     path: Path, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whenever they died; and a socket that is nobody's."""
@@ -1476,7 +1506,9 @@ async def test_what_was_left_for_the_dead_is_removed(
             assert database.execute("SELECT count(*) FROM inbox").fetchone() == (0,)
 
 
-async def test_another_user(path: Path, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_presence_files_can_be_read_and_notified_by_another_user(
+    path: Path, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What one has made, another may read, and ring; more is not needed."""
     async with aiolock.connect(url) as theirs:
         directory = Path(f"{path}.clients")
@@ -1499,7 +1531,7 @@ async def test_another_user(path: Path, url: str, monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.one_loop
-async def test_many_open_a_new_file_at_once(url: str) -> None:
+async def test_open_of_a_new_file_by_several_processes_succeeds_for_all(url: str) -> None:
     """One of them makes it, and none of them is refused."""
     processes = [Process(url, ttl=5) for _ in range(6)]
     try:
@@ -1513,7 +1545,7 @@ async def test_many_open_a_new_file_at_once(url: str) -> None:
 # --- What is written
 
 
-async def test_locked_by_somebody_else(
+async def test_acquire_on_a_file_locked_for_too_long_raises_store_error(
     path: Path, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A file that is locked for too long is an error, after which nothing was done."""
@@ -1535,7 +1567,7 @@ _TELLS = Path("/proc/locks").exists()
 _LOCKED = r"(process \d+|another process) has kept the SQLite file .* locked for 0.2 s, in one"
 
 
-async def test_file_that_others_lock_in_turn_is_waited_for(
+async def test_file_locked_by_others_in_turn_is_waited_for_beyond_busy(
     path: Path, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They make progress: none of them keeps the file for long."""
@@ -1555,7 +1587,7 @@ async def test_file_that_others_lock_in_turn_is_waited_for(
         await asked
 
 
-async def test_opening_while_others_open_waits_for_them(
+async def test_open_while_others_open_waits_for_them_beyond_busy(
     path: Path, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """However many they are, and however long all of them take."""
@@ -1575,7 +1607,7 @@ async def test_opening_while_others_open_waits_for_them(
 @pytest.mark.one_loop
 @pytest.mark.skipif(not _TELLS, reason="only Linux says who has locked a file")
 @pytest.mark.parametrize("stopped", [False, True])
-async def test_opening_that_one_process_holds_up_names_it(
+async def test_open_held_up_by_one_process_names_it_and_whether_it_is_stopped(
     path: Path, url: str, monkeypatch: pytest.MonkeyPatch, *, stopped: bool
 ) -> None:
     """And says that it is stopped only if it is."""
@@ -1609,7 +1641,9 @@ async def test_opening_that_one_process_holds_up_names_it(
         process.communicate()
 
 
-async def test_it_waits_for_the_transactions_of_others(path: Path, url: str) -> None:
+async def test_operation_waits_for_a_foreign_transaction_and_sees_its_changes(
+    path: Path, url: str
+) -> None:
     """Whatever those change, it reads what is there when they are over."""
     async with aiolock.connect(url) as client:
         with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as database:
@@ -1624,7 +1658,7 @@ async def test_it_waits_for_the_transactions_of_others(path: Path, url: str) -> 
             assert lease.fence == 20_000_000_000_000_001
 
 
-async def test_many_at_once(url: str) -> None:
+async def test_lock_under_contention_has_one_holder_and_rising_fences(url: str) -> None:
     """Of many tasks of several clients one is inside, and nobody is refused."""
     inside = 0
     fences: list[int] = []
@@ -1648,7 +1682,7 @@ async def test_many_at_once(url: str) -> None:
     assert len(set(fences)) == 90
 
 
-async def test_an_operation_that_cannot_be_carried_out(
+async def test_operation_that_fails_in_a_batch_fails_alone(
     path: Path, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It fails alone, of all that are in one transaction, and leaves nothing behind."""
@@ -1676,7 +1710,7 @@ async def test_an_operation_that_cannot_be_carried_out(
         )
 
 
-async def test_what_is_left_is_fetched_as_soon_as_that_can_be(
+async def test_fetch_of_pushes_that_fails_is_repeated_until_it_succeeds(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also where the file cannot be read when the bell rings."""
@@ -1700,7 +1734,7 @@ async def test_what_is_left_is_fetched_as_soon_as_that_can_be(
         assert rings >= 3
 
 
-async def test_who_is_rung_does_not_wait_for_the_transactions_of_others(
+async def test_fetch_of_pushes_does_not_wait_for_a_foreign_transaction(
     path: Path, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They keep out those who write; what was left for a client is there to be read."""
@@ -1726,7 +1760,7 @@ async def test_who_is_rung_does_not_wait_for_the_transactions_of_others(
         await second.release()
 
 
-async def test_a_push_is_delivered_once(
+async def test_push_read_before_its_removal_is_delivered_once(
     path: Path, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What was read when the bell rang is not told again by the transaction that removes it."""
@@ -1750,7 +1784,7 @@ async def test_a_push_is_delivered_once(
     assert heard == ["lock:x"] * 2
 
 
-async def test_what_cannot_be_fetched_is_tried_less_and_less_often(
+async def test_fetch_of_pushes_that_keeps_failing_is_tried_less_and_less_often(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And as soon as ever after it could."""
@@ -1775,7 +1809,7 @@ async def test_what_cannot_be_fetched_is_tried_less_and_less_often(
     assert pauses == [0.1, 0.2, 0.4, 0.8, 1.0, 1.0, 1.0, 1.0, 0.1]
 
 
-async def test_nothing_is_left_of_what_is_over(path: Path, url: str) -> None:
+async def test_release_leaves_no_row_and_no_push(path: Path, url: str) -> None:
     """An idle name has no row, and nothing waits to be fetched."""
     async with aiolock.connect(url) as client:
         for name in ("a", "b\0c", "ü" * 256, " trailing "):
@@ -1809,7 +1843,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return clock
 
 
-async def test_sweeping_goes_on_where_it_was(
+async def test_sweeps_of_clients_open_for_a_moment_remove_all_unused_names(
     path: Path, url: str, monkeypatch: pytest.MonkeyPatch, clock: Clock
 ) -> None:
     """Also where all clients are open for a moment only."""
@@ -1857,7 +1891,7 @@ def kept(database: Database) -> list[str]:
 
 
 @pytest.mark.one_loop
-def test_names_are_forgotten_by_age_and_some_at_a_time(
+def test_sweep_removes_the_oldest_names_first_and_some_at_a_time(
     swept_alone: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """However many that are in use have names before them."""
@@ -1880,7 +1914,7 @@ def test_names_are_forgotten_by_age_and_some_at_a_time(
 
 
 @pytest.mark.one_loop
-def test_names_that_clients_wait_for_do_not_keep_a_sweep_from_the_others(
+def test_sweep_skips_awaited_names_and_removes_all_behind(
     swept_alone: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They have their turn again, later."""
@@ -1896,7 +1930,7 @@ def test_names_that_clients_wait_for_do_not_keep_a_sweep_from_the_others(
 
 
 @pytest.mark.one_loop
-def test_pushes_for_the_dead_are_removed_some_at_a_time(
+def test_sweep_removes_pushes_for_dead_clients_some_at_a_time(
     swept_alone: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of several clients, and none that was left for a living one."""
@@ -1913,7 +1947,7 @@ def test_pushes_for_the_dead_are_removed_some_at_a_time(
     assert left == [2, 0]  # its own are read by the first sweep
 
 
-async def test_sweeps_follow_each_other_while_names_are_forgotten(
+async def test_sweeps_follow_at_once_until_no_unused_name_is_left(
     path: Path, url: str, monkeypatch: pytest.MonkeyPatch, clock: Clock
 ) -> None:
     """However many there are, none waits for a minute; nor does the thread wake for nothing."""
@@ -1932,7 +1966,7 @@ async def test_sweeps_follow_each_other_while_names_are_forgotten(
         await until(lambda: session_of(client).rest == _session.HEARTBEAT)
 
 
-async def test_what_nobody_asks_for_is_forgotten(
+async def test_sweep_of_an_idle_client_removes_expired_names_and_files_of_the_dead(
     path: Path, url: str, monkeypatch: pytest.MonkeyPatch, clock: Clock
 ) -> None:
     """Also while nobody opens: what is over, some names at a time, and what the dead have left."""
@@ -2013,7 +2047,7 @@ def seen(state: NameState) -> dict[str, Any]:
 
 @pytest.mark.one_loop
 @given(states())
-def test_a_state_is_read_as_it_was_written(state: NameState) -> None:
+def test_state_decoded_after_encoding_is_the_same(state: NameState) -> None:
     """Whatever it is, numbers that count only with each other included."""
     read = decode(encode(state))
     written = seen(state)
@@ -2023,7 +2057,7 @@ def test_a_state_is_read_as_it_was_written(state: NameState) -> None:
 
 
 @pytest.mark.one_loop
-def test_a_url_makes_such_a_store() -> None:
+def test_from_url_makes_a_store_whose_repr_has_the_absolute_path() -> None:
     """The path of its repr is the absolute one."""
     store = from_url("sqlite:////run/app/locks.db", "aiolock")
     assert repr(store) == "<SQLiteStore /run/app/locks.db prefix='aiolock'>"
