@@ -110,7 +110,10 @@ class Rule(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """The properties that all waiters of one lock description share, as far as a store needs."""
+    """The properties that all waiters of one lock description share, as far as a store needs.
+
+    Some stores write them in this order: a new one comes last of those that are compared.
+    """
 
     claim: int
     """The lease of a grant by push, in ms, until its client has confirmed it."""

@@ -15,6 +15,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Generator, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -2054,6 +2055,21 @@ def test_state_decoded_after_encoding_is_the_same(state: NameState) -> None:
     if not (state.until or state.limit is not None or state.count or state.value or state.resized):
         written |= {"declared": 0, "tokens": set()}
     assert seen(read) == written
+
+
+@pytest.mark.one_loop
+def test_form_encoded_by_other_versions_is_read_by_its_known_fields() -> None:
+    """What a later version adds behind it is passed over; what an earlier one lacks is absent."""
+    form = Form(1, True, Rule.PERMITS, 2, 3, True, False, True, 4, 5, 6, -7)
+    state = NameState()
+    state.enqueue(8, ada := WaiterId("ada", 9), form)
+    data = json.loads(encode(state))
+    (written,) = data["forms"]
+    assert written[:12] == [1, True, "*", 2, 3, True, False, True, 4, 5, 6, -7]
+    later = json.dumps(data | {"forms": [[*written, "new", 10]]})
+    assert decode(later).waiting[ada] == (8, form)
+    earlier = json.dumps(data | {"forms": [written[:10]]})
+    assert decode(earlier).waiting[ada] == (8, replace(form, period=0, priority=0))
 
 
 @pytest.mark.one_loop
