@@ -40,6 +40,7 @@ from aiolock._turns import clear_in_parts, turns
 from aiolock.async_library import check_asyncio
 from aiolock.copying import Uncopyable
 from aiolock.errors import ClientClosed
+from aiolock.kinds import KINDS
 from aiolock.naming import checked_result, describe_each, family_of, formatter
 from aiolock.observe._log import Log
 from aiolock.observer import Deadlock, Observer
@@ -180,9 +181,7 @@ class LockClient(Uncopyable, AsyncOnly):
 
     _instead = "it has connections; share it in its process, and connect() in each other one"
 
-    KINDS: Final = (
-        *("lock", "semaphore", "election", "once", "periodic", "latch", "event", "barrier"),
-    )
+    KINDS: Final = (*KINDS,)
     """The kinds of primitives. Each kind has names of its own; a `RWLock` is a ``lock``."""
 
     def __init__(

@@ -13,16 +13,12 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Protocol, TypeVar, runtime_checkable
 
+from aiolock.kinds import KINDS
 from aiolock.protocol import Deliver, Operation
 
 Value = TypeVar("Value")
 
-ALL_KINDS: Final = frozenset(
-    {
-        *("lock", "rwlock", "semaphore", "latch", "event", "barrier"),
-        *("election", "periodic", "once"),
-    }
-)
+ALL_KINDS: Final = frozenset({*KINDS, "rwlock"})
 """All kinds that a store may offer, by the methods of `LockClient` that make them."""
 
 

@@ -4,27 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from typing import Final
 
 from aiolock._engine.policy import Policy
 from aiolock.errors import AcquireTimeout, LimitMismatch, QueueFull, StoreError, WouldDeadlock
+from aiolock.kinds import KINDS, OTHER
 from aiolock.protocol import Differs, Full, Participant
 from aiolock.store import ServerStatus
 from aiolock.text import one_line, plain
 
-_NOT_YET: Final = {
-    "barrier": ("is not complete", "was not complete"),
-    "event": ("is not set", "was not set"),
-    "latch": ("is not open", "did not open"),
-}
-"""The texts for kinds that are not held: after one try, and after a timeout."""
-_TAKEN: Final = ("is not free", "did not become free")
-"""The same texts for all other kinds."""
-
 
 def not_free(policy: Policy, holders: tuple[Participant, ...]) -> AcquireTimeout:
     """The error of an acquisition that only tried, while another client has the lock."""
-    now, _ = _NOT_YET.get(policy.kind, _TAKEN)
+    now = KINDS.get(policy.kind, OTHER).not_yet
     return _timeout(policy, f"{now}{_held_by(holders)}", holders)
 
 
@@ -41,7 +32,7 @@ def not_in_time(  # noqa: PLR0917  # each is a part of the text
     Or too many ``servers`` of a quorum do not vote yet. For one lock of a multilock, only ``left``
     seconds of the timeout were left.
     """
-    _, for_long = _NOT_YET.get(policy.kind, _TAKEN)
+    for_long = KINDS.get(policy.kind, OTHER).not_in_time
     text = f"{for_long} in {timeout:g} s"
     if round(left, 3) < timeout:
         text = f"could not be had in the last {left:.3f} s of {timeout:g} s"

@@ -24,7 +24,7 @@ from aiolock._engine.deadlock_search import find_deadlocks
 from aiolock._engine.hold import Hold
 from aiolock._engine.labels import Labels, PostedLabel, labelled
 from aiolock._engine.timers import shared_timers
-from aiolock._engine.wait_graph import KINDS
+from aiolock._engine.wait_graph import BLOCKING
 from aiolock._engine.watchdog import Watchdog
 from aiolock._turns import in_parts
 from aiolock.errors import StoreError
@@ -112,7 +112,7 @@ class _SlowWaits:
         """The longest wait of each name that is to be reported, and how many more there are."""
         news = dict[str, None]()
         for acquisition in (yield from self.waits.queued(now)):
-            if acquisition.policy.kind in KINDS:
+            if acquisition.policy.kind in BLOCKING:
                 self._slow.setdefault(acquisition.policy.key, []).append(acquisition)
                 news[acquisition.policy.key] = None
         for key, at in list(self._reported.items()):
@@ -250,7 +250,7 @@ class SlowMonitor:
         for holds in self._slow_holds:
             for hold in holds.due(now):
                 yield 1
-                if self._is_held(hold) and hold.policy.kind in KINDS:
+                if self._is_held(hold) and hold.policy.kind in BLOCKING:
                     self._events.holds_long(holds.observer, hold, now)
         if self._blocked is not None:
             yield from self._look_for_deadlock(now, self._blocked)

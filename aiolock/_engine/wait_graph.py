@@ -19,10 +19,11 @@ from collections.abc import Collection, Generator, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final, TypeAlias, TypeVar
 
+from aiolock.kinds import KINDS
 from aiolock.observer import Blocked, Deadlock
 from aiolock.protocol import Participant, Status
 
-KINDS: Final = ("lock", "semaphore", "once", "election")
+BLOCKING: Final = frozenset(name for name, kind in KINDS.items() if kind.blocks)
 """The kinds whose waiters wait until a holder releases."""
 
 
@@ -144,7 +145,7 @@ class _Graph:
         names = list[_Name]()
         has = dict[_Task, list[tuple[_Name, Participant]]]()
         for status in statuses:
-            if status.waiters and status.kind in KINDS:
+            if status.waiters and status.kind in BLOCKING:
                 names.append(_Name(status))
                 yield from names[-1].fill(status, self, has)
             yield 1

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable
 from typing import Final, Generic, TypeVar, get_args
 
+from aiolock.kinds import KINDS
 from aiolock.observer import GaveUp, LockRequest, Loss
 
 Made = TypeVar("Made")
@@ -24,7 +25,7 @@ BUCKETS: Final = (
 )
 """Histogram buckets, in seconds: from a round trip to an outage."""
 
-PASSES: Final = frozenset({"latch", "event", "barrier"})
+PASSES: Final = frozenset(name for name, kind in KINDS.items() if kind.passes)
 """Kinds that are waited for, but not held: a waiter that gets one goes on without it."""
 
 FAILURES: Final[frozenset[GaveUp]] = frozenset({"timeout", "full", "store", "deadlock", "closed"})

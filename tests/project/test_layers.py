@@ -24,6 +24,7 @@ PRIMITIVES = sorted(
 CORE = [
     "aiolock._clock",
     "aiolock._futures",
+    "aiolock.kinds",
     "aiolock.backoff",
     "aiolock.copying",
     "aiolock._prompt",
@@ -86,7 +87,7 @@ CORE = [
 ]
 STORE = {
     *("aiolock._clock", "aiolock._futures", "aiolock.backoff", "aiolock.copying"),
-    *("aiolock._prompt", "aiolock._turns", "aiolock._urls"),
+    *("aiolock.kinds", "aiolock._prompt", "aiolock._turns", "aiolock._urls"),
     *("aiolock.text", "aiolock.protocol", "aiolock.store", "aiolock.errors"),
 }
 # What authors of wrappers need as well.

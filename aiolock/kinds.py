@@ -1,0 +1,34 @@
+"""The kinds of primitives, and what there is to know of each. Each has names of its own."""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+
+class Kind(NamedTuple):
+    """The facts about one kind."""
+
+    blocks: bool = False
+    """Whether its waiters wait until a holder releases: so they can be in a deadlock."""
+    passes: bool = False
+    """Whether it is waited for, but not held: a waiter that gets it goes on without it."""
+    not_yet: str = "is not free"
+    """The text of an error, after one try."""
+    not_in_time: str = "did not become free"
+    """The same after a timeout."""
+
+
+KINDS: Final = {
+    "lock": Kind(blocks=True),
+    "semaphore": Kind(blocks=True),
+    "election": Kind(blocks=True),
+    "once": Kind(blocks=True),
+    "periodic": Kind(),
+    "latch": Kind(passes=True, not_yet="is not open", not_in_time="did not open"),
+    "event": Kind(passes=True, not_yet="is not set", not_in_time="was not set"),
+    "barrier": Kind(passes=True, not_yet="is not complete", not_in_time="was not complete"),
+}
+"""By their names, which are those of the methods of `LockClient`. A `RWLock` is a ``lock``."""
+
+OTHER: Final = Kind()
+"""What is assumed of any other kind: one of a later version, or one that the client uses itself."""
