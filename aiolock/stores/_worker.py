@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Final, NamedTuple, Protocol
 
+from aiolock._futures import retrieve
 from aiolock._turns import Backlog
 from aiolock.errors import StoreError
 from aiolock.protocol import Deliver, Operation, Renew, Renewal
@@ -344,9 +345,3 @@ class Worker:
             if not job.left:
                 finished.append(job)
         self._call_in_loop([job.settle for job in finished], pushes)
-
-
-def retrieve(done: asyncio.Future[Any]) -> None:
-    """Take the error out of a future that no task awaits, so that it is not logged."""
-    if not done.cancelled():
-        done.exception()

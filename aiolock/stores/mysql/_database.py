@@ -16,6 +16,7 @@ from typing import Any, Final
 
 import pymysql
 
+from aiolock.backoff import Backoff
 from aiolock.errors import StoreError
 from aiolock.stores._codec import UNREADABLE, decode
 from aiolock.stores._operations import Part
@@ -227,7 +228,7 @@ class Database:
     def carry_out(self, parts: Sequence[Part], since: float, *, again: bool = False) -> CarriedOut:
         """Carry these out, in order, in one transaction; ``again``: that may be done already."""
         since = max(since, time.monotonic() - _WAITED)
-        pause = 0.0
+        backoff = Backoff(_FIRST_PAUSE, _LONGEST_PAUSE, at_once=True)
         while True:
             self._silent = 0.0
             try:
@@ -249,8 +250,7 @@ class Database:
                     return CarriedOut(failed(failure, len(parts)), (), served=False)
                 if self._is_ended(cause) and len(parts) > 1:
                     return self._apart(cause, parts, since, again=again)
-                time.sleep(pause)
-                pause = min(max(2 * pause, _FIRST_PAUSE), _LONGEST_PAUSE)
+                time.sleep(backoff.pause())
             else:
                 self._notify_again()
                 return CarriedOut([Outcome(answer) for answer in answers], pushes, held=held)

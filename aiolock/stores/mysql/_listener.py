@@ -9,6 +9,7 @@ from collections.abc import Callable
 from enum import Enum, auto
 from typing import Any, Final
 
+from aiolock.backoff import Backoff
 from aiolock.stores._codec import decode_push
 from aiolock.stores.machine import Push
 from aiolock.stores.mysql._database import idle_lock, take
@@ -115,7 +116,7 @@ class Listener:
     # In its own thread
 
     def _run(self) -> None:
-        self._pause = 0.0
+        self._backoff = Backoff(_FIRST_PAUSE, _LONGEST_PAUSE, at_once=True)
         try:
             self._begin()
         except BaseException as error:  # noqa: BLE001  # `open` raises it
@@ -131,12 +132,11 @@ class Listener:
                 self._listen()
             except Exception as error:  # noqa: BLE001  # try another connection, whatever it is
                 self._link.close()
-                if not self._pause:
+                if not self._backoff.next:
                     self._lost(error)
                 else:
                     self._failing(error)
-                self._stopped.wait(self._pause)
-                self._pause = min(max(2 * self._pause, _FIRST_PAUSE), _LONGEST_PAUSE)
+                self._stopped.wait(self._backoff.pause())
         self._link.close()
 
     def _begin(self) -> None:
@@ -180,7 +180,7 @@ class Listener:
                 if woken is Woken.DISCONNECTED:
                     self._lost(None)
                     self._stopped.wait(_RECONNECTS_WITHIN)
-            self._pause = 0.0
+            self._backoff.reset()
 
     def _sleep(self, unless: str, seconds: float) -> Woken:
         """Sleep for this long, unless ``unless`` is true.

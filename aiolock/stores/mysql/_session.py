@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any, Final
 
+from aiolock._futures import retrieve
 from aiolock.errors import StoreError
 from aiolock.protocol import Deliver, Operation, Queued, Reconnected
 from aiolock.stores._link_state import LinkState
@@ -176,7 +177,7 @@ class Session:
             self._links.down("listening", reason)
         if self._is_open and (self._seeing is None or self._seeing.done()):
             self._seeing = self.submit(Fetch())
-            self._seeing.add_done_callback(_ignore)
+            self._seeing.add_done_callback(retrieve)
 
     def _remove_soon(self) -> None:
         """Remove delivered pushes, unless another transaction has done that by then."""
@@ -187,7 +188,7 @@ class Session:
     def _remove(self) -> None:
         self._removing = False
         if self._is_open and self._read.to_remove():
-            self.submit(Fetch()).add_done_callback(_ignore)
+            self.submit(Fetch()).add_done_callback(retrieve)
 
     # In the threads
 
@@ -245,8 +246,3 @@ class Session:
     def failure(self, error: BaseException) -> StoreError:
         """The error that the caller gets."""
         return store_error(error, self._settings, self._database.link.account, refused=True)
-
-
-def _ignore(done: asyncio.Future[Any]) -> None:
-    if not done.cancelled():
-        done.exception()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import random
 import threading
 import weakref
 from collections.abc import Awaitable, Callable
@@ -14,6 +13,7 @@ from typing import Any, Final
 import psycopg
 from psycopg.conninfo import conninfo_to_dict
 
+from aiolock.backoff import Backoff
 from aiolock.stores.postgres._errors import Failed, shown_of
 
 Connection = psycopg.AsyncConnection[Any]
@@ -51,7 +51,7 @@ class Link:
         self._on_up = on_up
         self._on_down = on_down
         self._on_failing = on_failing
-        self._pause = 0.0
+        self._backoff = Backoff(_FIRST_PAUSE, _LONGEST_PAUSE, jitter=True, at_once=True)
         self._closed = False
         self._redialling: asyncio.Task[None] | None = None
         self.connection: Connection | None = None
@@ -120,7 +120,7 @@ class Link:
 
     def proved(self) -> None:
         """The server answered properly, so after the next break it is dialled without delay."""
-        self._pause = 0.0
+        self._backoff.reset()
 
     def drop(self, reason: Exception) -> None:
         """Give this connection up and make another."""
@@ -135,8 +135,7 @@ class Link:
     async def _redial(self) -> None:
         try:
             while self.connection is None and not self._closed:
-                await asyncio.sleep(self._pause * random.uniform(0.5, 1.0))  # noqa: S311  # jitter
-                self._pause = min(_LONGEST_PAUSE, max(_FIRST_PAUSE, 2 * self._pause))
+                await asyncio.sleep(self._backoff.pause())
                 try:
                     await self._dial_and_enter()
                 except Exception as error:  # noqa: BLE001  # whatever it is, dial again

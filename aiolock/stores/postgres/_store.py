@@ -11,6 +11,7 @@ from typing import Any, Final
 
 import psycopg
 
+from aiolock._futures import retrieve
 from aiolock._turns import Backlog
 from aiolock.copying import Uncopyable
 from aiolock.errors import StoreError
@@ -151,7 +152,7 @@ class PostgresStore(Uncopyable):
         # With this probability, clients that are open only for a moment do their share of sweeps.
         if random.random() * _SWEEP < self._loop.time() - self._swept_at:  # noqa: S311
             self._sweep()
-        self._pipe.call(Call("bye", "", [self._me], text)).add_done_callback(_ignore)
+        self._pipe.call(Call("bye", "", [self._me], text)).add_done_callback(retrieve)
         await self._disconnect()
 
     async def _disconnect(self) -> None:
@@ -165,7 +166,7 @@ class PostgresStore(Uncopyable):
         if any(push.startswith(codec.REST) for push in pushes):
             for rest in [push for push in pushes if push.startswith(codec.REST)]:
                 call = self._encoder.go_on(name, rest.removeprefix(codec.REST))
-                self._pipe.call(call).add_done_callback(_ignore)
+                self._pipe.call(call).add_done_callback(retrieve)
             pushes = [push for push in pushes if not push.startswith(codec.REST)]
         self._pushes.add([partial(self._deliver_push, push, name) for push in pushes])
 
@@ -198,7 +199,7 @@ class PostgresStore(Uncopyable):
         """Check both connections: the answer proves one, the heartbeat that arrives proves both."""
         now = self._loop.time()
         self._timer = self._loop.call_later(HEARTBEAT, self._beat)
-        self._pipe.call(Call("beat", "", [self._me], text)).add_done_callback(_ignore)
+        self._pipe.call(Call("beat", "", [self._me], text)).add_done_callback(retrieve)
         self._loop.call_later(HEARTBEAT_TIMEOUT, self._check_answered, now)
 
     def _check_answered(self, sent: float) -> None:
@@ -256,9 +257,3 @@ class PostgresStore(Uncopyable):
             more, behind = await self._pipe.call(self._encoder.request_on(asked, behind))
             told += more
         return int(told)
-
-
-def _ignore(done: asyncio.Future[Any]) -> None:
-    """Ignore a failed call: the connection that failed is dealt with elsewhere."""
-    if not done.cancelled():
-        done.exception()

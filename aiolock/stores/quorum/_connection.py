@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-import random
 from collections.abc import Callable
 from typing import Final, Protocol
 
+from aiolock.backoff import Backoff
 from aiolock.errors import QuorumMismatch, StoreError
 from aiolock.protocol import (
     AskAgain,
@@ -131,7 +131,7 @@ class MemberConnection:
         """The last error of a registration."""
         self._enrolling = False
         self._enrol_again: asyncio.TimerHandle | None = None
-        self._enrol_pause = _FIRST_PAUSE
+        self._enrolling_again = Backoff(_FIRST_PAUSE, _LONGEST_PAUSE)
         self._round_trip = 0.0
         self._timer: asyncio.TimerHandle | None = None
         self._joining: asyncio.Task[None] | None = None
@@ -164,7 +164,7 @@ class MemberConnection:
         self._joining = asyncio.create_task(self._join(client, config), name="aiolock join")
 
     async def _join(self, client: str, config: QuorumConfig) -> None:
-        pause = _FIRST_PAUSE
+        backoff = Backoff(_FIRST_PAUSE, _LONGEST_PAUSE, jitter=True)
         # Ends by the flag, too: cancellation alone can get lost in a driver (cpython gh-86296).
         while not self._closed:
             try:
@@ -174,8 +174,7 @@ class MemberConnection:
                 if isinstance(error, QuorumMismatch | Unfit):
                     self.unfit = error
                 self._host.joined(self)
-                await asyncio.sleep(pause * random.uniform(0.5, 1.0))  # noqa: S311  # jitter
-                pause = min(_LONGEST_PAUSE, 2 * pause)
+                await asyncio.sleep(backoff.pause())
                 self.unfit = None
             else:
                 self.tried = self.is_joined = True
@@ -256,7 +255,8 @@ class MemberConnection:
             self._register_later()
         else:
             self._register_no_more()
-            self._enrol_pause, self.refusal = _FIRST_PAUSE, None
+            self._enrolling_again.reset()
+            self.refusal = None
         self._host.registered(self, registered)
 
     def _not_registered(self, error: Exception) -> None:
@@ -286,7 +286,7 @@ class MemberConnection:
         for a vote.
         """
         self._register_no_more()
-        pause, self._enrol_pause = self._enrol_pause, min(_LONGEST_PAUSE, 2 * self._enrol_pause)
+        pause = self._enrolling_again.pause()
         self._enrol_again = self._loop.call_later(pause, self.register, Memory.UNSAID)
 
     def _register_no_more(self) -> None:

@@ -150,9 +150,3 @@ class Renewing:
 
 def unheard(_: Any, __: Exception | None) -> None:
     """No task waits for this answer."""
-
-
-def retrieve(future: asyncio.Future[int]) -> None:
-    """No task waits for this release: its error is no fault."""
-    if not future.cancelled():
-        future.exception()

@@ -9,11 +9,12 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Final
 
+from aiolock._futures import retrieve
 from aiolock.protocol import WAS_ABSENT, WAS_HOLDER, WAS_QUEUED, Busy, Form, WaiterId
 from aiolock.stores._member import LOST, OUTSIDE, UNBOUNDED, OnReply, VoteRequest
 from aiolock.stores.quorum._acquisition import QuorumAcquisition
 from aiolock.stores.quorum._connection import MemberConnection
-from aiolock.stores.quorum._counts import Tally, retrieve, unheard
+from aiolock.stores.quorum._counts import Tally, unheard
 from aiolock.stores.quorum._local_waiters import LocalWaiters
 from aiolock.stores.quorum._membership import Membership
 from aiolock.stores.quorum._passes import Passes

@@ -24,11 +24,11 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final
 
+from aiolock._futures import retrieve
 from aiolock.protocol import WAS_HOLDER, Deliver
 from aiolock.stores._member import GONE, SHARED
 from aiolock.stores.quorum._acquisition import QuorumAcquisition
 from aiolock.stores.quorum._answers import pushed
-from aiolock.stores.quorum._counts import retrieve
 from aiolock.stores.quorum._endings import Endings
 from aiolock.stores.quorum._local_waiters import LocalWaiters, are_alike
 from aiolock.stores.quorum._membership import Membership

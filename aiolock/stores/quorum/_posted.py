@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 from typing import Final
 
+from aiolock._futures import retrieve
 from aiolock.protocol import Post, Posted, ReadPosted
 from aiolock.stores._member import Kept
-from aiolock.stores.quorum._counts import retrieve
 from aiolock.stores.quorum._membership import Membership
 
 _A_MOMENT: Final = 1_000

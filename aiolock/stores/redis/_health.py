@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from functools import partial
-from typing import Any, Final
+from typing import Final
 
+from aiolock._futures import retrieve
 from aiolock.protocol import Deliver, Heartbeat
 from aiolock.stores.redis._errors import Refusal
 from aiolock.stores.redis._pipeline import Pipeline
@@ -75,7 +76,7 @@ class HealthCheck:
         if now - self._introduced > FORGET_CLIENT / 2000:
             self._introduced = now
             if self._says.is_home:
-                self.introduce().add_done_callback(ignore)
+                self.introduce().add_done_callback(retrieve)
         silent = min(self._pipe.quiet_since, self._subscription.heard)
         due = min(silent + HEARTBEAT, self._pipe.copies.clock_read + CLOCK)
         if now < due:
@@ -132,9 +133,3 @@ class HealthCheck:
     def _check_heard(self, sent: float) -> None:
         if not self._stopped and self._subscription.heard < sent:
             self._subscription.drop(TimeoutError("no push for a heartbeat"))
-
-
-def ignore(done: asyncio.Future[Any]) -> None:
-    """Ignore a failed heartbeat: the connection that failed is dealt with elsewhere."""
-    if not done.cancelled():
-        done.exception()

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import random
 from collections.abc import Callable
 from typing import Any, Final
 
 from redis.asyncio.connection import ConnectionPool
 
+from aiolock.backoff import Backoff
 from aiolock.stores.redis._sentinel import Address, locate
 from aiolock.stores.redis._wire import Wire, dial
 
@@ -38,7 +38,7 @@ class Link:
         self._on_up = on_up
         self._on_down = on_down
         self._on_failing = on_failing
-        self._pause = 0.0
+        self._backoff = Backoff(_FIRST_PAUSE, _LONGEST_PAUSE, jitter=True, at_once=True)
         self._closed = False
         self._redialling: asyncio.Task[None] | None = None
         self._round = 0
@@ -62,7 +62,7 @@ class Link:
 
     def proved(self) -> None:
         """The server answered properly, so after the next break it is dialled without delay."""
-        self._pause = 0.0
+        self._backoff.reset()
 
     def drop(self, reason: Exception) -> None:
         """Give this connection up and dial another."""
@@ -77,7 +77,7 @@ class Link:
         """The master is at ``address``: leave any other server, and dial without a pause."""
         if address == self._address or self._closed:
             return
-        self._pause = 0.0
+        self._backoff.reset()
         self._announced = address
         if self.wire is not None:
             self.drop(ConnectionError("Sentinel has another master"))
@@ -114,8 +114,7 @@ class Link:
         try:
             # Ends by the flag: a cancellation alone can get lost in a driver (cpython gh-86296).
             while wire is None and self._round == number and not self._closed:
-                await asyncio.sleep(self._pause * random.uniform(0.5, 1.0))  # noqa: S311  # jitter
-                self._pause = min(_LONGEST_PAUSE, max(_FIRST_PAUSE, 2 * self._pause))
+                await asyncio.sleep(self._backoff.pause())
                 try:
                     wire = await self._dial(number)
                 except Exception as error:  # noqa: BLE001  # whatever it is, dial again

@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 from redis.asyncio.connection import ConnectionPool
 from redis.exceptions import RedisError
 
+from aiolock._futures import retrieve
 from aiolock.copying import Uncopyable
 from aiolock.errors import StoreError
 from aiolock.protocol import (
@@ -41,7 +42,7 @@ from aiolock.stores._opening import Opening
 from aiolock.stores.redis._barrier import PATIENCE, Outcome, Replicas
 from aiolock.stores.redis._confirmed import Confirmed
 from aiolock.stores.redis._errors import Place, store_error
-from aiolock.stores.redis._health import HEARTBEAT, ignore
+from aiolock.stores.redis._health import HEARTBEAT
 from aiolock.stores.redis._names import Names
 from aiolock.stores.redis._protocol import PROTOCOL
 from aiolock.stores.redis._replication import Replication
@@ -120,7 +121,7 @@ class ReplicatedStore(Uncopyable):
             return
         self._closing = True
         self._timer.cancel()
-        replication.forget().add_done_callback(ignore)
+        replication.forget().add_done_callback(retrieve)
         await store.aclose()
         await replication.barrier.aclose()
 

@@ -11,6 +11,7 @@ from typing import Any, Final
 from redis.asyncio.connection import ConnectionPool
 from redis.exceptions import RedisError
 
+from aiolock._futures import retrieve
 from aiolock.errors import StoreError
 from aiolock.protocol import Deliver, Reconnected
 from aiolock.stores._link_state import LinkState
@@ -23,7 +24,7 @@ from aiolock.stores.redis._errors import (
     is_misconfigured,
     store_error,
 )
-from aiolock.stores.redis._health import HEARTBEAT_TIMEOUT, HealthCheck, ignore
+from aiolock.stores.redis._health import HEARTBEAT_TIMEOUT, HealthCheck
 from aiolock.stores.redis._names import Names
 from aiolock.stores.redis._pipeline import Pipeline
 from aiolock.stores.redis._presence import Presence
@@ -166,7 +167,7 @@ class Session:
         self.closing = True
         self._links.observed = False
         if self.presence.is_home:
-            self.pipe.call(PRESENCE, *self.presence.farewell()).add_done_callback(ignore)
+            self.pipe.call(PRESENCE, *self.presence.farewell()).add_done_callback(retrieve)
         self.health.stop()
         await self.disconnect()
 

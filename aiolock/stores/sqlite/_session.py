@@ -15,11 +15,13 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from aiolock._futures import retrieve
+from aiolock.backoff import Backoff
 from aiolock.errors import StoreError
 from aiolock.protocol import Deliver, Operation, Reconnected
 from aiolock.stores._operations import Fetch, Part
 from aiolock.stores._outcomes import CarriedOut
-from aiolock.stores._worker import Worker, retrieve
+from aiolock.stores._worker import Worker
 from aiolock.stores.machine import Push
 from aiolock.stores.sqlite._connection import BUSY
 from aiolock.stores.sqlite._database import Database
@@ -60,7 +62,7 @@ class Session:
         """The notifier that the loop listens to."""
         self._coming_back: asyncio.Task[None] | None = None
         self._fetching = self._fetch_again = False
-        self._pause = _FETCH_AGAIN
+        self._backoff = Backoff(_FETCH_AGAIN, HEARTBEAT)
         self._is_open = False
 
     @property
@@ -124,12 +126,11 @@ class Session:
     def _fetched(self, done: asyncio.Future[Any]) -> None:
         self._fetching = False
         if done.cancelled() or done.exception() is None:
-            self._pause = _FETCH_AGAIN
+            self._backoff.reset()
             if self._fetch_again:
                 self._notified()
         else:
-            self._loop.call_later(self._pause, self._notified)
-            self._pause = min(2 * self._pause, HEARTBEAT)
+            self._loop.call_later(self._backoff.pause(), self._notified)
 
     def _come_back(self) -> None:
         """The client may have counted as dead, or the file is another one."""

@@ -178,7 +178,7 @@ async def test_subscription_at_another_server_is_dialled_with_pauses(
 
     async def noted(link: redis_link.Link, number: int) -> Wire:
         if link is subscription._link:
-            pauses.append(link._pause)
+            pauses.append(link._backoff.next)
         return await dial(link, number)
 
     async with (
@@ -202,7 +202,7 @@ async def test_subscription_that_is_counted_is_dialled_at_once(
     await linked(proxy)
     subscription_link(proxy).cut()
     await until(lambda: link.wire not in {None, wire})
-    await until(lambda: link._pause == 0.0)
+    await until(lambda: link._backoff.next == 0.0)
 
 
 async def test_commands_follow_the_subscription_to_another_server(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import random
 from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -12,6 +11,7 @@ from typing import Final, Protocol, TypeVar
 import anyio
 from redis.asyncio.connection import ConnectionPool
 
+from aiolock.backoff import Backoff
 from aiolock.protocol import (
     Deliver,
     Event,
@@ -140,7 +140,7 @@ class Node:
             self._dialling = asyncio.create_task(self._dial(), name="aiolock dial a node")
 
     async def _dial(self) -> None:
-        pause = _FIRST_PAUSE
+        backoff = Backoff(_FIRST_PAUSE, _LONGEST_PAUSE, jitter=True)
         # Ends by the flag, too: a cancellation alone can get lost in a driver (cpython gh-86296).
         while not self.gone:
             try:
@@ -148,8 +148,7 @@ class Node:
             except Exception as error:  # noqa: BLE001  # whatever it is, try again
                 self.error = error
                 self._cluster.is_missing()
-                await asyncio.sleep(pause * random.uniform(0.5, 1.0))  # noqa: S311  # jitter
-                pause = min(_LONGEST_PAUSE, 2 * pause)
+                await asyncio.sleep(backoff.pause())
             else:
                 break
 
