@@ -169,7 +169,11 @@ def connect(
     )
 
 
-class LockClient(Uncopyable, AsyncOnly):
+class LockClient(
+    Uncopyable,
+    AsyncOnly,
+    instead="it has connections; share it in its process, and connect() in each other one",
+):
     """One process's link to a lock store; made by `connect`.
 
     Open it once per process and event loop and share it between all tasks: it uses two
@@ -178,8 +182,6 @@ class LockClient(Uncopyable, AsyncOnly):
     hooks. A closed client can be opened again, also in another event loop; the locks and decorated
     functions that it made then work again.
     """
-
-    _instead = "it has connections; share it in its process, and connect() in each other one"
 
     KINDS: Final = (*KINDS,)
     """The kinds of primitives. Each kind has names of its own; a `RWLock` is a ``lock``."""

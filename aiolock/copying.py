@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, NoReturn, Self
+from typing import Any, ClassVar, NoReturn, Self
 
 __all__ = ["CopiedAsItself", "Uncopyable"]
 
@@ -12,7 +12,12 @@ class Uncopyable:
 
     __slots__ = ()
     _instead: ClassVar[str] = ""
-    """The advice in the error: how to get the same effect."""
+
+    def __init_subclass__(cls, *, instead: str | None = None, **more: Any) -> None:
+        """``instead`` is the advice in the error: how to get the same effect."""
+        super().__init_subclass__(**more)
+        if instead is not None:
+            cls._instead = instead
 
     def __reduce_ex__(self, protocol: object) -> NoReturn:
         # `copy`, `deepcopy` and `pickle` all call this.
@@ -22,11 +27,13 @@ class Uncopyable:
         raise TypeError(f"{a} {kind} cannot be copied or pickled{instead}")
 
 
-class CopiedAsItself(Uncopyable):
+class CopiedAsItself(
+    Uncopyable,
+    instead="it belongs to a client of this process; make one of the same name at a client there",
+):
     """An immutable description of a lock: its copy is the same object, of the same client."""
 
     __slots__ = ()
-    _instead = "it belongs to a client of this process; make one of the same name at a client there"
 
     def __copy__(self) -> Self:
         return self

@@ -41,7 +41,14 @@ class LostEvent(asyncio.Event):
         return self.wait().__await__()
 
 
-class Lease(Uncopyable, AsyncEnterable["Lease"]):
+class Lease(
+    Uncopyable,
+    AsyncEnterable["Lease"],
+    instead=(
+        "it is one hold; pass the lease itself on, or the name to another process, which acquires"
+        " the lock itself"
+    ),
+):
     """One hold of a lock: its fence, its deadline, and the way to release it.
 
     Made by `Lock.acquire`. All times are seconds. A lease ends once, by release or by loss, and
@@ -54,11 +61,6 @@ class Lease(Uncopyable, AsyncEnterable["Lease"]):
             async with lease:
                 ...
     """
-
-    _instead = (
-        "it is one hold; pass the lease itself on, or the name to another process, which acquires"
-        " the lock itself"
-    )
 
     __slots__ = ("__weakref__", "_ended", "_hold", "_left_behind", "_shares", "_watchdog")
 

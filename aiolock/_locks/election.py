@@ -56,10 +56,8 @@ class Leader:
     """The id of its process; 0 if the store has forgotten it."""
 
 
-class Term(Uncopyable):
+class Term(Uncopyable, instead=Lease._instead):
     """One term of a leader, for the leader itself; made by `Election.campaign`."""
-
-    _instead = Lease._instead
 
     __slots__ = ("_lease", "_value")
 

@@ -32,7 +32,12 @@ _AT_ONCE: Final = 128
 Got_co = TypeVar("Got_co", bound=Lease, covariant=True)
 
 
-class AcquireContext(Uncopyable, Coroutine[Any, Any, Got_co], AsyncOnly):
+class AcquireContext(
+    Uncopyable,
+    Coroutine[Any, Any, Got_co],
+    AsyncOnly,
+    instead="it is one attempt; call acquire() again",
+):
     """One acquisition that has not begun yet: await it, or enter it with ``async with``.
 
     Either way it gives a `Lease`, or raises `AcquireTimeout`; entered, it also cancels the body
@@ -40,8 +45,6 @@ class AcquireContext(Uncopyable, Coroutine[Any, Any, Got_co], AsyncOnly):
     `Lock.acquire` owns the lease, whichever task awaits it, so
     ``asyncio.wait_for(lock.acquire(), 5)`` and ``create_task(lock.acquire())`` work.
     """
-
-    _instead = "it is one attempt; call acquire() again"
 
     __name__ = "Lock.acquire"  # shown by the repr of a task that runs it
     __slots__ = (

@@ -44,10 +44,8 @@ class _LostEventOfOne(LostEvent):
         self._whole.set()
 
 
-class MultiLease(Uncopyable):
+class MultiLease(Uncopyable, instead=Lease._instead):
     """One hold of several locks; made by `MultiLock`. It is lost when any of them is."""
-
-    _instead = Lease._instead
 
     __slots__ = ("_leases", "_lost")
 

@@ -71,7 +71,7 @@ def connect(
     return LockClient(aiolock.connect(target, **options))
 
 
-class LockClient(Uncopyable):
+class LockClient(Uncopyable, instead=aiolock.LockClient._instead):
     """One process's link to a lock store, for threads; made by `aiolock.sync.connect`.
 
     Share it between all threads of the process. It opens when it is first used. When the
@@ -83,8 +83,6 @@ class LockClient(Uncopyable):
     waits raises `RuntimeError`, because that loop would be blocked (except in a cell of a
     notebook). After a fork, a client that was opened before raises `ClientClosed`.
     """
-
-    _instead = aiolock.LockClient._instead
 
     KINDS: Final = aiolock.LockClient.KINDS
     """The kinds of primitives: see `aiolock.LockClient.KINDS`."""

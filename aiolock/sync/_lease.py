@@ -59,7 +59,7 @@ class Flag(Uncopyable):
         return self._event.is_set() or caller(self._portal).call(wait, waits=self._waits)
 
 
-class Lease(Uncopyable, SyncEnterable["Lease"]):
+class Lease(Uncopyable, SyncEnterable["Lease"], instead=aiolock.Lease._instead):
     """One hold of a lock by a thread: its fence, its deadline, and the way to release it.
 
     As `aiolock.Lease`, for threads; any thread may use it. It is renewed by another thread while
@@ -72,8 +72,6 @@ class Lease(Uncopyable, SyncEnterable["Lease"]):
             with lease:
                 ...
     """
-
-    _instead = aiolock.Lease._instead
 
     __slots__ = ("__weakref__", "_lease", "_portal")
 
@@ -198,10 +196,8 @@ class Lease(Uncopyable, SyncEnterable["Lease"]):
             self._portal.soon(self._lease.release_nowait)
 
 
-class MultiLease(Uncopyable):
+class MultiLease(Uncopyable, instead=aiolock.Lease._instead):
     """One hold of several locks by a thread; made by `MultiLock`. Lost when any lease is lost."""
-
-    _instead = aiolock.Lease._instead
 
     __slots__ = ("_leases", "_multi", "_portal")
 
@@ -260,10 +256,8 @@ class MultiLease(Uncopyable):
         return caller(self._portal).call(self._multi.verify)
 
 
-class Term(Uncopyable):
+class Term(Uncopyable, instead=aiolock.Lease._instead):
     """One term of a leader, as its thread has it; made by `Election.campaign`."""
-
-    _instead = aiolock.Lease._instead
 
     __slots__ = ("_lease", "_term")
 
