@@ -68,9 +68,9 @@ class AnyEnterable(Generic[Entering_co]):
     def _enter(self, entry: Entry) -> Entering_co:
         """Enter it, and pass the body to `Entry.enters`."""
 
-    def _by_hand(self) -> Inside:
-        """The body that an exit by hand is to end; `NotHeld` if there is none."""
-        return self._entered.take(self)
+    def _dropped(self) -> Inside | None:
+        """For an exit by hand if `_entered` has no body: one whose own exit was dropped."""
+        return None
 
 
 class Inside(Protocol):
@@ -171,7 +171,7 @@ class Exit:
                 return own[1].close(error)
             # Looked up on the class and called for another description: this body is another's.
             own[0]._entered.add(*own)
-        return entrance._by_hand().close(error)
+        return entrance._entered.take(entrance).close(error)
 
     async def leave(self, *call: Any) -> None:
         """Call and await it, as a coroutine function: `unittest` awaits nothing else."""
@@ -307,7 +307,7 @@ class Entered:
         """Add a body of ``of`` that has no exit of its own."""
         self._bodies.setdefault(of, []).append(body)
 
-    def take(self, of: object) -> Inside:
+    def take(self, of: AnyEnterable[Any]) -> Inside:
         """Remove and return the body that an exit by hand is to end; `NotHeld` if there is none."""
         while bodies := self._bodies.get(of):
             body = self.choose(of, tuple(bodies))
@@ -316,6 +316,8 @@ class Entered:
             except ValueError:
                 continue  # a finalizer left it in the meantime
             return body
+        if (dropped := of._dropped()) is not None:
+            return dropped
         raise NotHeld(f"the caller has not entered {of!r}, or has left it already")
 
     def choose(self, of: object, bodies: Sequence[Inside]) -> Inside:

@@ -424,15 +424,12 @@ class Lock(CopiedAsItself, AsyncEnterable[Lease], AsyncOnly):
             raise
         return lease
 
-    def _by_hand(self) -> Inside:
-        try:
-            return self._entered.take(self)
-        except NotHeld:
-            # Its exit was looked up and dropped, as by code that checks whether there is a method.
-            lease = self._ours()
-            if isinstance(lease, Lease) and lease._left_behind:
-                return Scope(lease, None, cancels=False)
-            raise
+    def _dropped(self) -> Inside | None:
+        # Its exit was looked up and dropped, as by code that checks whether there is a method.
+        lease = self._ours()
+        if isinstance(lease, Lease) and lease._left_behind:
+            return Scope(lease, None, cancels=False)
+        return None
 
 
 def caller(frame: FrameType) -> str:

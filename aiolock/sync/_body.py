@@ -16,7 +16,7 @@ from weakref import ref
 
 import aiolock
 from aiolock.copying import CopiedAsItself, Uncopyable
-from aiolock.entering import Entered, Entry, Inside, SyncEnterable
+from aiolock.entering import AnyEnterable, Entered, Entry, Inside, SyncEnterable
 from aiolock.errors import ClientClosed
 from aiolock.sync._portal import Portal, process
 from aiolock.sync._thread import abandon, caller, current_task, leave
@@ -171,7 +171,7 @@ class Bodies(Entered):
         with self._guard:
             super().add(of, body)
 
-    def take(self, of: object) -> Inside:
+    def take(self, of: AnyEnterable[Any]) -> Inside:
         with self._guard:
             return super().take(of)
 

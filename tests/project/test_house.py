@@ -28,7 +28,6 @@ from benchmarks import house
 # it keeps the rule, and put none in. An empty one is `set[str]()`.
 SPREAD = set[str]()
 CALLING_DOWN = {
-    "aiolock/entering.py: AnyEnterable",
     "aiolock/integrations/_tasks.py: TaskLocks",
     "aiolock/stores/memory/_server.py: MemoryServer",
     "aiolock/sync/_body.py: Entrance",
