@@ -7,7 +7,6 @@ import contextlib
 import logging
 import threading
 import warnings
-from abc import abstractmethod
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import AbstractAsyncContextManager
 from functools import partial
@@ -207,16 +206,18 @@ class Opened(Protocol):
 class Entrance(CopiedAsItself, SyncEnterable[Given_co], Generic[Given, Given_co]):
     """A description that any number of threads enter with ``with``."""
 
-    __slots__ = ()
-    _client: Opened
+    __slots__ = ("_client", "_context", "_given")
 
-    @abstractmethod
-    def _context(self) -> AbstractAsyncContextManager[Given]:
-        """The context manager that the thread's task enters."""
-
-    @abstractmethod
-    def _given(self, portal: Portal, value: Given) -> Given_co:
-        """The value that the thread gets for that of the context manager."""
+    def __init__(
+        self,
+        client: Opened,
+        context: AbstractAsyncContextManager[Given],
+        given: Callable[[Portal, Given], Given_co],
+    ) -> None:
+        """The thread's task enters ``context``; ``given`` makes of its value that of the thread."""
+        self._client = client
+        self._context = context
+        self._given = given
 
     @property
     def _entered(self) -> Bodies:
@@ -225,7 +226,7 @@ class Entrance(CopiedAsItself, SyncEnterable[Given_co], Generic[Given, Given_co]
     def _enter(self, entry: Entry) -> Given_co:
         refuse_in_transaction(self)
         portal = self._client.portal()
-        body = Body(portal, self._context)
+        body = Body(portal, lambda: self._context)
         try:
             body.enter()
             given = self._given(portal, body.value)

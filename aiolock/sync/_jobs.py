@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import AsyncGenerator, Callable, Generator
-from contextlib import AbstractAsyncContextManager, contextmanager
+from contextlib import contextmanager
 from typing import Final, NoReturn, ParamSpec, TypeVar
 
 import aiolock
@@ -37,10 +37,10 @@ class Once(Entrance[aiolock.Lease | None, Lease | None]):
     already.
     """
 
-    __slots__ = ("__weakref__", "_client", "_named", "_once")
+    __slots__ = ("__weakref__", "_named", "_once")
 
     def __init__(self, client: Opened, once: aiolock.Once, named: Callable[[str], Once]) -> None:
-        self._client = client
+        super().__init__(client, once, _lease)
         self._once = once
         self._named = named
 
@@ -51,12 +51,6 @@ class Once(Entrance[aiolock.Lease | None, Lease | None]):
     def name(self) -> str:
         """The name of the work."""
         return self._once.name
-
-    def _context(self) -> AbstractAsyncContextManager[aiolock.Lease | None]:
-        return self._once
-
-    def _given(self, portal: Portal, value: aiolock.Lease | None) -> Lease | None:
-        return None if value is None else Lease(portal, value)
 
     def status(self) -> Status:
         """The client that does it, and the waiters; ``closed`` is how long it is remembered."""
@@ -105,13 +99,17 @@ class Once(Entrance[aiolock.Lease | None, Lease | None]):
         return call
 
 
+def _lease(portal: Portal, value: aiolock.Lease | None) -> Lease | None:
+    return None if value is None else Lease(portal, value)
+
+
 class Periodic(Entrance[aiolock.Lease, Lease]):
     """A job of which one run begins in each period: as `aiolock.Periodic`, for threads."""
 
-    __slots__ = ("__weakref__", "_client", "_periodic")
+    __slots__ = ("__weakref__", "_periodic")
 
     def __init__(self, client: Opened, periodic: aiolock.Periodic) -> None:
-        self._client = client
+        super().__init__(client, periodic, Lease)
         self._periodic = periodic
 
     def __repr__(self) -> str:
@@ -126,12 +124,6 @@ class Periodic(Entrance[aiolock.Lease, Lease]):
     def every(self) -> float:
         """The length of a period, in seconds."""
         return self._periodic.every
-
-    def _context(self) -> AbstractAsyncContextManager[aiolock.Lease]:
-        return self._periodic
-
-    def _given(self, portal: Portal, value: aiolock.Lease) -> Lease:
-        return Lease(portal, value)
 
     def status(self) -> Status:
         """The instance that runs, how long the job is closed, who is next; see `Lock.status`."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from abc import abstractmethod
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 from typing import Any, Generic, TypeVar, Unpack
@@ -20,8 +19,8 @@ from aiolock.sync._lease import Lease, MultiLease, give_up
 from aiolock.sync._portal import Portal
 from aiolock.sync.transactions import check_released, refuse_in_transaction
 
-Given = TypeVar("Given", aiolock.Lease, aiolock.MultiLease)
-Taken = TypeVar("Taken", Lease, MultiLease)
+Given = TypeVar("Given")
+Taken = TypeVar("Taken", bound=Lease | MultiLease)
 
 
 class _Taking(Entrance[Given, Taken], Generic[Given, Taken]):
@@ -66,7 +65,24 @@ class _Taking(Entrance[Given, Taken], Generic[Given, Taken]):
 class _Acquirable(_Taking[Given, Taken], Generic[Given, Taken]):
     """One that is acquired as a whole."""
 
-    __slots__ = ()
+    __slots__ = ("_acquisition", "_attempt")
+
+    def __init__(
+        self,
+        client: Opened,
+        context: AbstractAsyncContextManager[Given],
+        given: Callable[[Portal, Given], Taken],
+        *,
+        acquisition: Callable[[Any, str, str | None], Awaitable[Given]],
+        attempt: Callable[[Any, str, str | None], Awaitable[Given | None]],
+    ) -> None:
+        """``acquisition`` and ``attempt`` give the awaitables of `acquire` and `try_acquire`.
+
+        They get the timeout, the line that asks, and the label.
+        """
+        super().__init__(client, context, given)
+        self._acquisition = acquisition
+        self._attempt = attempt
 
     @without_unknown
     def acquire(
@@ -86,7 +102,7 @@ class _Acquirable(_Taking[Given, Taken], Generic[Given, Taken]):
         """
         for wrong in unknown:
             raise unexpected(_Acquirable[Any, Any].acquire, wrong)
-        taken = self._take(lambda where: self._acquisition(timeout, where=where, label=label))
+        taken = self._take(lambda where: self._acquisition(timeout, where, label))
         assert taken is not None
         return taken
 
@@ -100,19 +116,7 @@ class _Acquirable(_Taking[Given, Taken], Generic[Given, Taken]):
         """
         for wrong in unknown:
             raise unexpected(_Acquirable[Any, Any].try_acquire, wrong)
-        return self._take(lambda where: self._attempt(timeout, where=where, label=label))
-
-    @abstractmethod
-    def _acquisition(
-        self, timeout: Seconds | Default | None, *, where: str, label: str | None
-    ) -> Awaitable[Given]:
-        """The awaitable behind `acquire`."""
-
-    @abstractmethod
-    def _attempt(
-        self, timeout: Seconds, *, where: str, label: str | None
-    ) -> Awaitable[Given | None]:
-        """The awaitable behind `try_acquire`."""
+        return self._take(lambda where: self._attempt(timeout, where, label))
 
 
 class Lock(_Acquirable[aiolock.Lease, Lease]):
@@ -137,10 +141,16 @@ class Lock(_Acquirable[aiolock.Lease, Lease]):
       ``on_lost="signal"`` only `Lease.lost` is set.
     """
 
-    __slots__ = ("__weakref__", "_client", "_lock")
+    __slots__ = ("__weakref__", "_lock")
 
     def __init__(self, client: Opened, lock: aiolock.Lock) -> None:
-        self._client = client
+        super().__init__(
+            *(client, lock, Lease),
+            acquisition=lambda timeout, where, label: lock._acquisition(
+                timeout, where=where, label=label
+            ),
+            attempt=lambda timeout, where, label: lock._attempt(timeout, where=where, label=label),
+        )
         self._lock = lock
 
     def __repr__(self) -> str:
@@ -155,22 +165,6 @@ class Lock(_Acquirable[aiolock.Lease, Lease]):
     def ttl(self) -> float:
         """Seconds for which the store keeps a lease that nobody renews."""
         return self._lock.ttl
-
-    def _context(self) -> AbstractAsyncContextManager[aiolock.Lease]:
-        return self._lock
-
-    def _given(self, portal: Portal, value: aiolock.Lease) -> Lease:
-        return Lease(portal, value)
-
-    def _acquisition(
-        self, timeout: Seconds | Default | None, *, where: str, label: str | None
-    ) -> Awaitable[aiolock.Lease]:
-        return self._lock._acquisition(timeout, where=where, label=label)
-
-    def _attempt(
-        self, timeout: Seconds, *, where: str, label: str | None
-    ) -> Awaitable[aiolock.Lease | None]:
-        return self._lock._attempt(timeout, where=where, label=label)
 
     def release(self) -> bool:
         """End the lease that this thread holds; True if it was still ours.
@@ -248,10 +242,10 @@ class Semaphore(_Taking[aiolock.Lease, Lease]):
     ``with`` takes one permit; several are taken with ``with api.acquire(permits=2):``.
     """
 
-    __slots__ = ("__weakref__", "_client", "_semaphore")
+    __slots__ = ("__weakref__", "_semaphore")
 
     def __init__(self, client: Opened, semaphore: aiolock.Semaphore) -> None:
-        self._client = client
+        super().__init__(client, semaphore, Lease)
         self._semaphore = semaphore
 
     def __repr__(self) -> str:
@@ -266,12 +260,6 @@ class Semaphore(_Taking[aiolock.Lease, Lease]):
     def limit(self) -> int:
         """The number of permits declared here; `status` tells how many there really are."""
         return self._semaphore.limit
-
-    def _context(self) -> AbstractAsyncContextManager[aiolock.Lease]:
-        return self._semaphore
-
-    def _given(self, portal: Portal, value: aiolock.Lease) -> Lease:
-        return Lease(portal, value)
 
     @without_unknown
     def acquire(
@@ -321,10 +309,14 @@ class Semaphore(_Taking[aiolock.Lease, Lease]):
 class MultiLock(_Acquirable[aiolock.MultiLease, MultiLease]):
     """Several locks, all of them or none: as `aiolock.MultiLock`, for threads."""
 
-    __slots__ = ("__weakref__", "_client", "_multi")
+    __slots__ = ("__weakref__", "_multi")
 
     def __init__(self, client: Opened, multi: aiolock.MultiLock) -> None:
-        self._client = client
+        super().__init__(
+            *(client, multi, MultiLease),
+            acquisition=lambda timeout, _, label: multi.acquire(timeout=timeout, label=label),
+            attempt=lambda timeout, _, label: multi.try_acquire(timeout=timeout, label=label),
+        )
         self._multi = multi
 
     def __repr__(self) -> str:
@@ -334,27 +326,3 @@ class MultiLock(_Acquirable[aiolock.MultiLease, MultiLease]):
     def names(self) -> tuple[str, ...]:
         """The names, in the order in which the locks are taken."""
         return self._multi.names
-
-    def _context(self) -> AbstractAsyncContextManager[aiolock.MultiLease]:
-        return self._multi
-
-    def _given(self, portal: Portal, value: aiolock.MultiLease) -> MultiLease:
-        return MultiLease(portal, value)
-
-    def _acquisition(
-        self,
-        timeout: Seconds | Default | None,
-        *,
-        where: str,  # noqa: ARG002  # multilocks do not note it
-        label: str | None,
-    ) -> Awaitable[aiolock.MultiLease]:
-        return self._multi.acquire(timeout=timeout, label=label)
-
-    def _attempt(
-        self,
-        timeout: Seconds,
-        *,
-        where: str,  # noqa: ARG002  # multilocks do not note it
-        label: str | None,
-    ) -> Awaitable[aiolock.MultiLease | None]:
-        return self._multi.try_acquire(timeout=timeout, label=label)

@@ -30,9 +30,6 @@ SPREAD = set[str]()
 CALLING_DOWN = {
     "aiolock/integrations/_tasks.py: TaskLocks",
     "aiolock/stores/memory/_server.py: MemoryServer",
-    "aiolock/sync/_body.py: Entrance",
-    "aiolock/sync/_locks.py: _Acquirable",
-    "aiolock/sync/_locks.py: _Taking",
 }
 EXTENDING = {
     "aiolock/integrations/procrastinate.py: Locks",
