@@ -13,7 +13,6 @@ import json
 import logging
 import math
 import time
-from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Awaitable, Callable, Generator, Sequence
 from contextlib import AbstractAsyncContextManager, contextmanager
@@ -192,11 +191,33 @@ class OnceRun(Generic[R]):
         return self._returned[0]
 
 
-class TaskLocks(Decorators[LockClient, Lease], ABC):
-    """Decorators for tasks; a subclass puts a task back, as its framework does."""
+async def _nothing(_: Sequence[Any]) -> None:
+    """Few frameworks have anything to do then."""
 
-    def __init__(self, client: LockClient, *, retry_after: Seconds = RETRY_AFTER) -> None:
+
+class TaskLocks(Decorators[LockClient, Lease]):
+    """Decorators for tasks; how a task is put back is given, as its framework does it."""
+
+    def __init__(
+        self,
+        client: LockClient,
+        *,
+        retry_after: Seconds = RETRY_AFTER,
+        put_back: Callable[[LockError, Sequence[Any]], Awaitable[BaseException]],
+        begin: Callable[[Sequence[Any]], Awaitable[None]] = _nothing,
+        interrupted: Callable[[Sequence[Any]], Awaitable[None]] = _nothing,
+    ) -> None:
+        """Each function gets the arguments of the task, last.
+
+        ``put_back`` has it run again, because of an error, and returns what to raise: the same
+        error, if no framework runs the task. ``begin`` is called when a run begins; after its error
+        the task is put back, too. ``interrupted``: it was cancelled before it began, in most
+        frameworks because the worker ends.
+        """
         super().__init__(client, LockClient, "connect", retry_after=retry_after)
+        self._put_back = put_back
+        self._begin = begin
+        self._interrupted = interrupted
 
     def locked(
         self, name: str, **options: Unpack[LockOptions]
@@ -317,9 +338,9 @@ class TaskLocks(Decorators[LockClient, Lease], ABC):
         return decorate
 
     async def _or_put_back(self, run: Callable[[Body], Awaitable[T]], args: Sequence[Any]) -> T:
-        self._begin(args)
         body = Body(self._current)
         try:
+            await self._begin(args)
             return await run(body)
         except PUT_BACK as error:
             if body.has_raised(error) or not can_pass(error):
@@ -331,16 +352,6 @@ class TaskLocks(Decorators[LockClient, Lease], ABC):
             if not body.begun:
                 await self._interrupted(args)
             raise
-
-    def _begin(self, args: Sequence[Any]) -> None:  # few have anything to do then
-        """A run of a task begins, with these arguments."""
-
-    async def _interrupted(self, args: Sequence[Any]) -> None:  # as above
-        """It was cancelled before it began: in most frameworks, because the worker ends."""
-
-    @abstractmethod
-    async def _put_back(self, error: LockError, args: Sequence[Any]) -> BaseException:
-        """Have it run again; the error to raise. `error` itself, if no framework runs the task."""
 
 
 class PutBackLog:

@@ -23,8 +23,9 @@ from typing import Any
 from arq import ArqRedis, Retry
 from arq.constants import retry_key_prefix
 
-from aiolock import LockError
-from aiolock.integrations._tasks import TaskLocks
+from aiolock import LockClient, LockError
+from aiolock.integrations._tasks import RETRY_AFTER, TaskLocks
+from aiolock.options import Seconds
 
 __all__ = ["Locks"]
 
@@ -37,6 +38,11 @@ class Locks(TaskLocks):
     back for longer than a day expires, like any job.
     """
 
+    def __init__(self, client: LockClient, *, retry_after: Seconds = RETRY_AFTER) -> None:
+        super().__init__(
+            client, retry_after=retry_after, put_back=self._retry, interrupted=_not_counted
+        )
+
     async def startup(self, ctx: dict[Any, Any]) -> None:
         """Open the client: arq's ``on_startup``. `StoreError` ends the worker."""
         await self.client.open()
@@ -45,12 +51,13 @@ class Locks(TaskLocks):
         """Close the client: arq's ``on_shutdown``, when all jobs have ended."""
         await self.client.aclose()
 
-    async def _put_back(self, error: LockError, args: Sequence[Any]) -> BaseException:
-        await self._interrupted(args)
+    async def _retry(self, _: LockError, args: Sequence[Any]) -> BaseException:
+        await _not_counted(args)
         return Retry(defer=self.retry_after)
 
-    async def _interrupted(self, args: Sequence[Any]) -> None:
-        ctx: dict[Any, Any] = args[0] if args else {}
-        redis, job = ctx.get("redis"), ctx.get("job_id")
-        if isinstance(redis, ArqRedis) and job is not None:
-            await redis.decr(f"{retry_key_prefix}{job}")
+
+async def _not_counted(args: Sequence[Any]) -> None:
+    ctx: dict[Any, Any] = args[0] if args else {}
+    redis, job = ctx.get("redis"), ctx.get("job_id")
+    if isinstance(redis, ArqRedis) and job is not None:
+        await redis.decr(f"{retry_key_prefix}{job}")

@@ -22,8 +22,9 @@ from typing import Any, Final
 
 from faststream.exceptions import NackMessage
 
-from aiolock import ClientClosed, LockError
-from aiolock.integrations._tasks import TaskLocks
+from aiolock import ClientClosed, LockClient, LockError
+from aiolock.integrations._tasks import RETRY_AFTER, TaskLocks
+from aiolock.options import Seconds
 
 __all__ = ["Locks"]
 
@@ -39,16 +40,20 @@ class Locks(TaskLocks):
     ``retry_after`` seconds, with the time for which it has waited for its lock.
     """
 
+    def __init__(self, client: LockClient, *, retry_after: Seconds = RETRY_AFTER) -> None:
+        super().__init__(client, retry_after=retry_after, put_back=self._nack, begin=_note_begin)
+
     @asynccontextmanager
     async def lifespan(self) -> AsyncGenerator[None, None]:
         """Open the client before the broker starts, and close it when that has ended."""
         async with self.client:
             yield
 
-    def _begin(self, args: Sequence[Any]) -> None:
-        _began.set(time.monotonic())
-
-    async def _put_back(self, error: LockError, args: Sequence[Any]) -> BaseException:
+    async def _nack(self, error: LockError, _: Sequence[Any]) -> BaseException:
         if not isinstance(error, ClientClosed):  # the program ends, and waits for this
             await asyncio.sleep(_began.get() + self.retry_after - time.monotonic())
         return NackMessage()
+
+
+async def _note_begin(_: Sequence[Any]) -> None:
+    _began.set(time.monotonic())

@@ -12,20 +12,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
-from typing import Any, TypeVar
+from typing import Any
 
 from procrastinate import BaseRetryStrategy, RetryDecision
 from procrastinate.jobs import Job
 from procrastinate.retry import get_retry_strategy
 
-from aiolock import LockError
-from aiolock.integrations._tasks import Body, TaskLocks, TryAgain, can_pass
+from aiolock import LockClient, LockError
+from aiolock.integrations._tasks import RETRY_AFTER, TaskLocks, TryAgain
+from aiolock.options import Seconds
 
 __all__ = ["Locks"]
-
-T = TypeVar("T")
 
 
 class Locks(TaskLocks):
@@ -34,6 +33,9 @@ class Locks(TaskLocks):
     The first job that needs the client opens it. If you can, open it before the worker starts, and
     close it after the worker has ended.
     """
+
+    def __init__(self, client: LockClient, *, retry_after: Seconds = RETRY_AFTER) -> None:
+        super().__init__(client, retry_after=retry_after, put_back=_put_back, begin=self._open)
 
     def retry(self, own: int | BaseRetryStrategy = 0) -> BaseRetryStrategy:
         """The ``retry`` of a task that has one of the decorators.
@@ -44,19 +46,12 @@ class Locks(TaskLocks):
         """
         return _Retry(get_retry_strategy(own), self.retry_after)
 
-    async def _put_back(self, error: LockError, args: Sequence[Any]) -> BaseException:
-        return TryAgain(str(error))
+    async def _open(self, _: Sequence[Any]) -> None:
+        await self.client.open()
 
-    async def _or_put_back(self, run: Callable[[Body], Awaitable[T]], args: Sequence[Any]) -> T:
-        try:
-            await self.client.open()
-        except LockError as error:
-            if not can_pass(error):
-                raise
-            put_back = await self._put_back(error, args)
-            self._put_back_log.add(error, put_back)
-            raise put_back from error
-        return await super()._or_put_back(run, args)
+
+async def _put_back(error: LockError, _: Sequence[Any]) -> BaseException:
+    return TryAgain(str(error))
 
 
 class _Retry(BaseRetryStrategy):

@@ -25,8 +25,9 @@ from typing import Any, Final
 from saq import Job
 from saq.types import Context
 
-from aiolock import LockError
-from aiolock.integrations._tasks import TaskLocks, TryAgain
+from aiolock import LockClient, LockError
+from aiolock.integrations._tasks import RETRY_AFTER, TaskLocks, TryAgain
+from aiolock.options import Seconds
 
 __all__ = ["Locks"]
 
@@ -43,6 +44,15 @@ class Locks(TaskLocks):
     worker ended or the job's ``timeout`` had passed: SAQ puts that back by itself.
     """
 
+    def __init__(self, client: LockClient, *, retry_after: Seconds = RETRY_AFTER) -> None:
+        super().__init__(
+            client,
+            retry_after=retry_after,
+            put_back=self._try_again,
+            begin=_restore,
+            interrupted=_not_counted,
+        )
+
     async def startup(self, ctx: Context) -> None:
         """Open the client: SAQ's ``startup``. `StoreError` ends the worker."""
         await self.client.open()
@@ -51,13 +61,7 @@ class Locks(TaskLocks):
         """Close the client: SAQ's ``shutdown``, when all jobs have ended."""
         await self.client.aclose()
 
-    def _begin(self, args: Sequence[Any]) -> None:
-        job = _job(args)
-        own = None if job is None else job.meta.pop(_OWN, None)
-        if job is not None and own is not None:
-            job.retry_delay, job.retry_backoff = own
-
-    async def _put_back(self, error: LockError, args: Sequence[Any]) -> BaseException:
+    async def _try_again(self, error: LockError, args: Sequence[Any]) -> BaseException:
         job = _job(args)
         if job is None:
             return error
@@ -66,11 +70,19 @@ class Locks(TaskLocks):
         job.attempts = min(job.attempts, job.retries) - 1
         return TryAgain(str(error))
 
-    async def _interrupted(self, args: Sequence[Any]) -> None:
-        job = _job(args)
-        if job is not None:
-            # SAQ stores the job when it puts it back, after this.
-            job.attempts = min(job.attempts, job.retries) - 1
+
+async def _restore(args: Sequence[Any]) -> None:
+    job = _job(args)
+    own = None if job is None else job.meta.pop(_OWN, None)
+    if job is not None and own is not None:
+        job.retry_delay, job.retry_backoff = own
+
+
+async def _not_counted(args: Sequence[Any]) -> None:
+    job = _job(args)
+    if job is not None:
+        # SAQ stores the job when it puts it back, after this.
+        job.attempts = min(job.attempts, job.retries) - 1
 
 
 def _job(args: Sequence[Any]) -> Job | None:

@@ -55,7 +55,7 @@ class Locks(TaskLocks, TaskiqMiddleware):
         schedule_source: ScheduleSource | None = None,
     ) -> None:
         TaskiqMiddleware.__init__(self)
-        TaskLocks.__init__(self, client, retry_after=retry_after)
+        TaskLocks.__init__(self, client, retry_after=retry_after, put_back=self._send_again)
         if schedule_source is not None and not isinstance(schedule_source, ScheduleSource):
             raise TypeError(f"schedule_source must be a ScheduleSource, not {schedule_source!r}")
         self._schedule_source = schedule_source
@@ -81,7 +81,7 @@ class Locks(TaskLocks, TaskiqMiddleware):
         """The message has been carried out."""
         _messages.set(_messages.get()[:-1])
 
-    async def _put_back(self, error: LockError, args: Sequence[Any]) -> BaseException:
+    async def _send_again(self, error: LockError, _: Sequence[Any]) -> BaseException:
         messages = _messages.get()
         if not messages:
             return error

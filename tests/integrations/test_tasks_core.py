@@ -23,15 +23,15 @@ class Locks(TaskLocks):
     """A framework that notes what it is to put back."""
 
     def __init__(self, client: aiolock.LockClient) -> None:
-        super().__init__(client)
+        super().__init__(client, put_back=self._note, interrupted=self._count)
         self.put_back = list[type[Exception]]()
         self.interrupted = 0
 
-    async def _put_back(self, error: aiolock.LockError, args: Sequence[Any]) -> BaseException:
+    async def _note(self, error: aiolock.LockError, _: Sequence[Any]) -> BaseException:
         self.put_back.append(type(error))
         return TryAgain(str(error))
 
-    async def _interrupted(self, args: Sequence[Any]) -> None:
+    async def _count(self, _: Sequence[Any]) -> None:
         self.interrupted += 1
 
 
@@ -394,4 +394,4 @@ def test_decorators_with_invalid_arguments_raise_type_or_value_error() -> None:
     with pytest.raises(ValueError, match="remember"):
         locks.once("x", remember=0)
     with pytest.raises(ValueError, match="retry_after"):
-        TaskLocks.__init__(locks, locks.client, retry_after=-1)
+        TaskLocks(locks.client, retry_after=-1, put_back=locks._put_back)

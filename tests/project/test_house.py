@@ -28,12 +28,9 @@ from benchmarks import house
 # it keeps the rule, and put none in. An empty one is `set[str]()`.
 SPREAD = set[str]()
 CALLING_DOWN = {
-    "aiolock/integrations/_tasks.py: TaskLocks",
     "aiolock/stores/memory/_server.py: MemoryServer",
 }
-EXTENDING = {
-    "aiolock/integrations/procrastinate.py: Locks",
-}
+EXTENDING = set[str]()
 
 # The most code that one acquisition on one Redis may go through. These only get lower, too; the aim
 # is 14, 3,500 and 35.
