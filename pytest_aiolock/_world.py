@@ -66,7 +66,7 @@ class Server(MemoryServer):
     """A `MemoryServer` whose clients may be in several event loops, of several threads."""
 
     def __init__(self, clock: Clock) -> None:
-        super().__init__(clock)
+        super().__init__(clock, call_soon=_at_once)
         self._guard = threading.RLock()
         self._loops = dict[str, asyncio.AbstractEventLoop]()
         clock.call_when_moved(self._reap)
@@ -75,24 +75,19 @@ class Server(MemoryServer):
         return "<aiolock_server>"
 
     def listen(self, client: str, deliver: Deliver) -> None:
-        """Remember the event loop in which this client listens."""
-        self._loops[client] = asyncio.get_running_loop()
-        super().listen(client, deliver)
+        """Have what is sent to this client delivered in the event loop in which it listens."""
+        loop = self._loops[client] = asyncio.get_running_loop()
 
-    def push(self, client: str, event: Event) -> None:
-        """Send to a client, in its own event loop."""
-        deliver = self._listeners.get(client)
-        if deliver is not None and not self._loops[client].is_closed():
-            self._loops[client].call_soon_threadsafe(deliver, event)
+        def deliver_there(event: Event) -> None:
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(deliver, event)
+
+        super().listen(client, deliver_there)
 
     def run(self, operation: Operation[Value], copies_until: int = 0) -> Value:
         """Carry it out, one thread at a time."""
         with self._guard:
             return super().run(operation, copies_until)
-
-    def later(self, call: Callable[[], None]) -> None:
-        """Call it at once: there may be no event loop, and another thread may be next."""
-        call()
 
     def _reap(self) -> None:
         with self._guard:
@@ -112,6 +107,11 @@ class Server(MemoryServer):
         seen = [self.run(ReadStatus(name)) for name in sorted(self.names())]
         if left := [status.name for status in seen if status.holders or status.waiters]:
             pytest.fail(f"the test has left locks held or waited for: {', '.join(left)}")
+
+
+def _at_once(call: Callable[..., object], *given: object) -> None:
+    """There may be no event loop to call it soon, and another thread may be next."""
+    call(*given)
 
 
 class Others:

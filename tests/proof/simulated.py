@@ -36,6 +36,7 @@ from aiolock.protocol import (
     WaiterId,
 )
 from aiolock.stores.memory import MemoryServer, MemoryStore
+from tests.support.copies import run_copy
 
 Value = TypeVar("Value")
 
@@ -237,7 +238,7 @@ class Store(MemoryStore):
 
     def _carry_out(self, command: _Command, copies_until: int) -> Any:
         if command.stamped:
-            return self.server.run_copy(command.operation, copies_until)
+            return run_copy(self.server, command.operation, copies_until)
         return self.server.run(command.operation, copies_until)
 
     _dropped_copies = 0.0

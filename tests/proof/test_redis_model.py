@@ -79,6 +79,7 @@ from aiolock.stores.redis._names import Names
 from aiolock.stores.redis._scripts import KEPT
 from aiolock.stores.redis._status import status
 from tests.support import looks
+from tests.support.copies import run_copy
 from tests.support.servers import RedisServer
 
 Value = TypeVar("Value")
@@ -639,7 +640,8 @@ class Differential(RuleBasedStateMachine):
         tickets = (-1, 0) if how == "no wait" else old
         times = self.stamps(when)
         real = self.real.acquire(waiter, ttl, tickets[0], most, times[0])
-        model = self.model.run_copy(
+        model = run_copy(
+            self.model,
             Acquire(
                 NAME,
                 who,
@@ -775,7 +777,7 @@ class Differential(RuleBasedStateMachine):
         times, those = self.stamps(when), [decode_any(text)[0] for text in through]
         passed = ReportHandoff(NAME, form, who, model, those[-1], model + len(those), tuple(those))
         answer = self.real.report_handoff(waiter, real, through, form.claim, times[0])
-        assert self.alike(answer, self.model.run_copy(passed, times[1]))
+        assert self.alike(answer, run_copy(self.model, passed, times[1]))
 
     @rule(text=st.sampled_from(GARBAGE))
     def intrude(self, text: str) -> None:
@@ -809,7 +811,7 @@ class Differential(RuleBasedStateMachine):
         self.token, times = token, self.stamps(when)
         real = self.real.resize(declared, limit, 90_000, token, times[0])
         resize = Resize(NAME, declared, limit, 90_000, token=token)
-        model = self.model.run_copy(resize, times[1])
+        model = run_copy(self.model, resize, times[1])
         assert self.alike(real, model)
 
     @precondition(lambda self: self.waiters is WATCHERS)
@@ -824,7 +826,8 @@ class Differential(RuleBasedStateMachine):
         token = "" if count else token
         times = self.stamps(when)
         real = self.real.post(count, token, declared, value, 90_000, not_after=times[0])
-        model = self.model.run_copy(
+        model = run_copy(
+            self.model,
             Post(
                 NAME,
                 count,
@@ -850,13 +853,13 @@ class Differential(RuleBasedStateMachine):
         model.append(Renewal(NAME, who, form, 12345, ttl))
         times = self.stamps(when)
         renewed = self.real.renew(real, times[0])
-        assert self.alike(renewed, self.model.run_copy(Renew(model), times[1]))
+        assert self.alike(renewed, run_copy(self.model, Renew(model), times[1]))
 
     @rule(when=not_after)
     def request(self, when: int) -> None:
         times = self.stamps(when)
         real = self.real.request(times[0])
-        model = self.model.run_copy(RequestRelease(NAME), times[1])
+        model = run_copy(self.model, RequestRelease(NAME), times[1])
         # The machine can only say who is there, and takes the blind one for that. Redis says how
         # many received it, which counts for the blind one as for any other.
         if not isinstance(model, Late) and not self.model.hears(BLIND):

@@ -14,7 +14,7 @@ from typing import Any, Final, TypeVar
 from weakref import ref
 
 from aiolock._clock import clock as clock_of
-from aiolock.protocol import Deliver, Event, Late, Operation, ReadPage, Renew, Renewal
+from aiolock.protocol import Deliver, Event, Operation, ReadPage, Renew, Renewal
 from aiolock.stores._operations import Fetch
 from aiolock.stores.machine import NameState, Rest, Step
 from aiolock.stores.memory._queue import OperationQueue
@@ -32,10 +32,17 @@ class MemoryServer:
     ``connect(server)`` gives a client of it; clients of one server exclude each other like those of
     one Redis. ``clock`` gives the server's time in Unix seconds, so that tests can control it. The
     default is a clock that cannot be set back, or the event loop's if that has a time of its own.
+    ``call_soon`` calls what is due next; the default is that of the running event loop.
     """
 
-    def __init__(self, clock: Callable[[], float] | None = None) -> None:
+    def __init__(
+        self,
+        clock: Callable[[], float] | None = None,
+        *,
+        call_soon: Callable[..., object] | None = None,
+    ) -> None:
         self._clock = clock or self._own_clock
+        self._call_soon = call_soon
         # A server belongs to no loop, and that of a URL would keep one that it refers to for ever.
         self._loop: ref[asyncio.AbstractEventLoop] | None = None
         self._elapsed: Callable[[], float] | None = None
@@ -88,11 +95,13 @@ class MemoryServer:
         deliver = self._listeners.get(client)
         if deliver is not None:
             self.pushed += 1
-            asyncio.get_running_loop().call_soon(deliver, event)
+            call_soon = self._call_soon or asyncio.get_running_loop().call_soon
+            call_soon(deliver, event)
 
     def later(self, call: Callable[[], None]) -> None:
         """Call this soon, after all that is due now."""
-        asyncio.get_running_loop().call_soon(call)
+        call_soon = self._call_soon or asyncio.get_running_loop().call_soon
+        call_soon(call)
 
     def run(self, operation: Operation[Value], copies_until: int = 0) -> Value:
         """Carry out an operation; its answer. ``copies_until`` is as in `Step.run`."""
@@ -108,12 +117,6 @@ class MemoryServer:
         answer = step.run(operation, copies_until)
         self._done(name, state, step)
         return answer
-
-    def run_copy(self, operation: Operation[Value], not_after: int) -> Value | Late:
-        """Carry out a copy of it, unless that comes after this time (µs); 0: at any time."""
-        if 0 < not_after < (now := self.now()):
-            return Late(now)
-        return self.run(operation, not_after)
 
     def reads_in_parts(self, operation: Operation[Any]) -> Generator[int, None, Any] | None:
         """The answer, part by part, to an operation that reads much; None for any other.

@@ -37,6 +37,7 @@ from aiolock.stores.machine import NameState
 from aiolock.stores.memory import MemoryServer
 from tests.proof.protocol.model import Answer, Report, Safeguards, Server, Terms, Who
 from tests.proof.protocol.server import AtServer
+from tests.support.copies import run_copy
 from tests.support.looks import Chance
 
 NAME: Final = "the lock"
@@ -228,8 +229,8 @@ class Twins:
     def _come_late(self, serving: AtServer, op: Op) -> None:
         """In the model such a command is not there any more."""
         just_past = self.memory.micros - 1
-        assert isinstance(self.memory.run_copy(self._acquiring(op, 0), just_past), Late)
-        assert isinstance(self.memory.run_copy(self._renewing(op), just_past), Late)
+        assert isinstance(run_copy(self.memory, self._acquiring(op, 0), just_past), Late)
+        assert isinstance(run_copy(self.memory, self._renewing(op), just_past), Late)
         assert serving.after() == self.server
 
     def _renewing(self, op: Op) -> Renew:
