@@ -43,7 +43,7 @@ from aiolock.stores.redis import from_client, from_url
 from aiolock.stores.sqlite import SQLiteStore
 from aiolock.testing import FaultyStore, Peer, RunsContract, StoreContract
 from aiolock.testing._faulty import GIVES_UP
-from aiolock.testing._peer import A_MOMENT, Grant, fresh_name
+from aiolock.testing._peer import A_MOMENT, LONG, READER, Grant, fresh_name
 from examples.document_store import Documents
 from tests.support.clusters import SHARDS, Cluster
 from tests.support.databases import MariaDBServer, PostgresServer
@@ -186,6 +186,16 @@ class TestPostgres(StoreContract):
     def store(self) -> Store:
         """Another link to the server, which serves all tests."""
         return postgres.from_url(self._server.url("app"), self._prefix)
+
+    async def test_busy_after_one_of_two_leases_ended_tells_when_the_other_ends(self) -> None:
+        """What has ended is removed first, and does not count."""
+        async with self.peers(2) as (ann, bob):
+            await ann.take(name := fresh_name(), ann.waiter(READER))
+            second = await ann.take(name, ann.waiter(READER))
+            await ann.expire(name, second)
+            busy = await bob.ask(name, wait=False)
+            assert isinstance(busy, Busy)
+            assert LONG / 2 < busy.until <= LONG
 
     async def left_behind(self, name: str) -> object:
         """Rows of holders and waiters; that of the last fence stays for a while."""
