@@ -32,6 +32,9 @@ from aiolock.cli.demo.worker import (
     share,
 )
 
+_QUEUED_WITHIN: Final = 30.0
+"""Seconds for a worker's requests to be in the queue."""
+
 
 class Kind(NamedTuple):
     """A kind of run: its name in JSON, its lock, its column in the table, its title."""
@@ -226,12 +229,18 @@ class Contention:
     async def wait_for_queue(
         self, victim: int, workers: Sequence[Process], holder: int, left: int
     ) -> int:
-        """Wait until all requests of a worker are in the queue, but for that of the holder."""
+        """Wait until all requests of a worker are in the queue, but for that of the holder.
+
+        At most `_QUEUED_WITHIN` seconds: a store has no event for this, so the status is read.
+        """
         tasks = share(self.options.requests, victim, len(workers))
+        loop = asyncio.get_running_loop()
+        until = loop.time() + _QUEUED_WITHIN
         while True:
             waiters = (await self.lock.status()).waiters
             waiting = sum(waiter.pid == workers[victim].pid for waiter in waiters)
-            if waiting >= tasks - (victim == holder) or left == 0:  # then there are fewer
+            # There are fewer if no item is left, or if the machine is too busy to ask for all.
+            if waiting >= tasks - (victim == holder) or left == 0 or loop.time() > until:
                 return waiting
             await asyncio.sleep(0.005)
 
