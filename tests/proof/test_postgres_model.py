@@ -27,6 +27,7 @@ from aiolock.protocol import (
     Answer,
     Break,
     Busy,
+    Done,
     Downgrade,
     Finish,
     Form,
@@ -307,7 +308,9 @@ class Both:
         self.check(f"renew {waiter} {fence} {ttl}", codec.held(text), ours, step, told)
 
     def finish(self) -> None:
-        waiter, fence = self.holder()
+        self.finish_as(*self.holder())
+
+    def finish_as(self, waiter: WaiterId, fence: int) -> None:
         step = self.step()
         ours = step.run(Finish(NAME, waiter, PLAIN, fence, 5000))
         text, told = self.ask("finish", self.key, waiter.client, waiter.seq, fence, 5000, 0)
@@ -594,6 +597,50 @@ def test_newcomer_that_removes_dead_waiters_has_place_1(stage: psycopg.Connectio
     queued = both.acquire_as(WaiterId(ADA.client, 2), PLAIN, 2000)
     assert isinstance(queued, Queued)
     assert queued.place == 1
+
+
+@pytest.mark.skipif(INSTALLED, reason="on the tree only: it is the same source")
+@pytest.mark.usefixtures("in_parts")
+def test_functions_that_leave_a_rest_grant_no_waiter_not_yet_looked_at(
+    stage: psycopg.Connection[Any],
+) -> None:
+    """A waiter of a stuck client would cost a claim: the call ends before it."""
+    both, reads = Both(stage, [], 91_101), Form(claim=3000, shared=True)
+    both.in_parts = True
+    both.acquire_as(EVE, PLAIN, 2000)
+    for client, seq in (("eve", 2), ("bob", 3), ("eve", 4)):
+        both.now += 1
+        both.acquire_as(WaiterId(client, seq), reads, 2000)
+    both.now += 2_100_000
+    both.acquire_as(ADA, reads, 2000)
+    assert both.rest is not None
+    assert both.rest.work == "stuck"
+    both.do_the_rest()
+    assert [holder.waiter.client for holder in both.state.holders] == ["bob", "ada"]
+
+
+@pytest.mark.skipif(INSTALLED, reason="on the tree only: it is the same source")
+@pytest.mark.usefixtures("in_parts")
+def test_acquire_of_a_waiter_not_yet_dismissed_answers_done_and_dequeues(
+    stage: psycopg.Connection[Any],
+) -> None:
+    """Its answer is final, so its place would be left to nobody."""
+    both, once = Both(stage, [], 91_102), Form(claim=3000, once=True)
+    both.in_parts = True
+    granted = both.acquire_as(ADA, once, 2000)
+    assert isinstance(granted, Granted)
+    for seq in (2, 3, 4):
+        both.now += 1
+        both.acquire_as(WaiterId("bob", seq), once, 2000)
+    both.finish_as(ADA, granted.fence)
+    assert both.rest is not None
+    rest = both.rest
+    last = WaiterId("bob", 4)
+    assert isinstance(both.acquire_as(last, once, 2000, both.tickets[last]), Done)
+    both.status()
+    assert not both.state.queue
+    both.rest = rest
+    both.do_the_rest()
 
 
 ROUNDS = int(os.environ.get("ROUNDS", "60"))
