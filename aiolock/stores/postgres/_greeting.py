@@ -29,6 +29,8 @@ class Greeting:
         """Whether the session is certainly ours: then it keeps settings and prepared statements."""
         self.protocol = PROTOCOL
         """The protocol of the schema."""
+        self.goes_on = False
+        """Whether the schema has `go_on`."""
 
     async def greet(self, connection: Connection, *, opening: bool) -> None:
         """Raises `Failed`, or what psycopg raises. ``opening``: it is the client's first."""
@@ -62,7 +64,7 @@ class Greeting:
         self.protocol = protocol
         if isolation != "read committed":
             raise Failed(f"transactions are {isolation} there", "AL001")
-        await _see_that_all_may_be_called(connection)
+        self.goes_on = "go_on" in await _callable(connection)
 
 
 async def _make(connection: Connection) -> None:
@@ -93,8 +95,8 @@ async def _is_made(connection: Connection) -> bool:
     return bool((await cursor.fetchone() or (0,))[0] > PROTOCOL)
 
 
-async def _see_that_all_may_be_called(connection: Connection) -> None:
-    """Check all rights at once: a role may be allowed to acquire, and not to release."""
+async def _callable(connection: Connection) -> set[str]:
+    """The functions. Checks all rights at once: a role may acquire, perhaps, and not release."""
     cursor = await connection.execute(
         "SELECT name, pg_catalog.has_function_privilege(p.oid, 'EXECUTE')"
         " FROM pg_catalog.unnest(%s::pg_catalog.text[]) name LEFT JOIN pg_catalog.pg_proc p"
@@ -108,3 +110,4 @@ async def _see_that_all_may_be_called(connection: Connection) -> None:
         raise Failed(f"there is no function {', '.join(missing)} in the schema aiolock", "42883")
     if denied := [name for name, may in found if may is False]:
         raise Failed(f"permission denied for function {', '.join(denied)}", "42501")
+    return {name for name, may in found if may}

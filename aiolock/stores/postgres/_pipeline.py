@@ -167,6 +167,8 @@ class Pipeline:
         return [*command.arguments, *more] if more else command.arguments
 
     def _notify_again(self, name: str, key: Value) -> asyncio.Future[Any]:
+        if self._greeting.goes_on:
+            return self.call(Call("go_on", name, (key, b"", b"notify", b"0"), text))
         return self.call(Call("notify_again", name, (key,), text))
 
     # The answers

@@ -63,7 +63,7 @@ CREATE TABLE IF NOT EXISTS aiolock.names (
     count bigint NOT NULL DEFAULT 0,
     tokens text[] NOT NULL DEFAULT '{}',
     value bytea NOT NULL DEFAULT '',
-    given_up jsonb, -- "client:seq" -> until when, in ms, copies of its question may come
+    given_up jsonb, -- what is in `tombstones` now, by "client:seq": of an earlier schema
     resized jsonb, -- token -> [permits before, until when that is remembered]
     later bigint NOT NULL DEFAULT 0, -- when a sweep looks at it again, in ms: it was in use
     -- The minute since 1970 after which a sweep may forget it. It has an index, and most updates do not
@@ -118,6 +118,16 @@ CREATE TABLE IF NOT EXISTS aiolock.grants (
     priority bigint NOT NULL,
     PRIMARY KEY (name, fence)
 ) WITH (fillfactor = 70, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000);
+
+-- Waiters that gave up, and until when, in ms, copies of their questions may come.
+CREATE TABLE IF NOT EXISTS aiolock.tombstones (
+    name bytea NOT NULL,
+    client text COLLATE "C" NOT NULL,
+    seq bigint NOT NULL,
+    ends bigint NOT NULL,
+    PRIMARY KEY (name, client, seq)
+) WITH (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000);
+CREATE INDEX IF NOT EXISTS tombstones_by_end ON aiolock.tombstones (name, ends);
 
 -- Listening clients: the connection on which a client listens holds the advisory lock `key`.
 CREATE TABLE IF NOT EXISTS aiolock.clients (
@@ -669,18 +679,27 @@ END $$;
 -- wait for that, which may be waiting for the holder. So the grant ends now, by `ends`: 0, or the time
 -- at which it was lost, below 0. It goes, and others enter, when the transaction has ended: then its
 -- row can be locked. Until that time its client calls again, and so does the first in the queue, if
--- that client is gone.
-CREATE OR REPLACE FUNCTION aiolock._defer(n bytea, me text) RETURNS text LANGUAGE plpgsql AS $$
+-- that client is gone: the first that is there, of those behind that ticket.
+CREATE OR REPLACE FUNCTION aiolock._defer(n bytea, me text, behind bigint DEFAULT NULL) RETURNS text
+LANGUAGE plpgsql AS $$
 DECLARE
+    most bigint := aiolock._part();
+    looked bigint := 0;
     w aiolock.waiters;
 BEGIN
-    FOR w IN SELECT * FROM aiolock.waiters WHERE name = n ORDER BY name, ticket, client, seq
+    FOR w IN SELECT * FROM aiolock.waiters
+        WHERE name = n AND ticket > coalesce(behind, -9223372036854775808)
+        ORDER BY name, ticket, client, seq LIMIT most
     LOOP
         IF aiolock._is_there(w.client, me) THEN
             PERFORM aiolock._push(n, w.client, me, concat_ws(' ', 'done', w.seq));
             EXIT;
         END IF;
+        looked := looked + 1;
     END LOOP;
+    IF looked = most THEN
+        PERFORM aiolock._leave(concat_ws(' ', 'deferred', w.ticket));
+    END IF;
     RETURN 'checked' || aiolock._own();
 END $$;
 
@@ -777,17 +796,28 @@ BEGIN
     END IF;
 END $$;
 
+-- Remove tombstones of a name that are over, not too many at once; returns how many.
+CREATE OR REPLACE FUNCTION aiolock._remove_tombstones(n bytea, us bigint) RETURNS bigint
+LANGUAGE plpgsql AS $$
+DECLARE
+    removed bigint;
+BEGIN
+    DELETE FROM aiolock.tombstones WHERE ctid = ANY (ARRAY(
+        SELECT ctid FROM aiolock.tombstones WHERE name = n AND ends <= us / 1000
+            ORDER BY name, ends LIMIT PART));
+    GET DIAGNOSTICS removed = ROW_COUNT;
+    RETURN removed;
+END $$;
+
 -- Remember that this waiter gave up, for as long as copies of its questions may still come.
 CREATE OR REPLACE FUNCTION aiolock._give_up(n bytea, c text, s bigint, us bigint, bury bigint)
 RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     until bigint := (bury + 999) / 1000;
 BEGIN
-    INSERT INTO aiolock.names AS x (name, keep_until, given_up)
-        VALUES (n, until, jsonb_build_object(concat(c, ':', s), until))
-        ON CONFLICT (name) DO UPDATE SET keep_until = greatest(x.keep_until, until), given_up =
-            coalesce((SELECT jsonb_object_agg(key, value) FROM jsonb_each(x.given_up)
-                WHERE value::bigint > us / 1000), '{}') || excluded.given_up;
+    PERFORM aiolock._remove_tombstones(n, us), aiolock._keep(n, until);
+    INSERT INTO aiolock.tombstones VALUES (n, c, s, until)
+        ON CONFLICT (name, client, seq) DO UPDATE SET ends = excluded.ends;
 END $$;
 
 
@@ -830,7 +860,8 @@ BEGIN
     IF kept > 0 THEN
         IF kept <= ms THEN
             PERFORM aiolock._forget(n, us);
-        ELSIF (gone ->> concat(me, ':', s))::bigint > ms THEN
+        ELSIF (gone ->> concat(me, ':', s))::bigint > ms OR EXISTS (SELECT FROM aiolock.tombstones
+                WHERE name = n AND client = me AND seq = s AND ends > ms) THEN
             RETURN 'busy 0';
         END IF;
     END IF;
@@ -1204,7 +1235,47 @@ BEGIN
     RETURN broken || aiolock._own();
 END $$;
 
--- Go on with what an earlier call has left, see `_leave`; `late` matters for `request` only.
+-- Notify clients again that may have missed a push: a session has ended before its `flush`. It
+-- had pushes for claims that are not confirmed, here those with higher fences, not too many at once;
+-- and for the first in the queue of a name that was closed. If a claim has ended meanwhile, its waiter
+-- comes back to its old place in the queue.
+CREATE OR REPLACE FUNCTION aiolock._notify(n bytea, us bigint, me text, f bigint) RETURNS void
+LANGUAGE plpgsql AS $$
+DECLARE
+    most bigint := aiolock._part();
+    pushed bigint := 0;
+    last bigint;
+    g aiolock.grants;
+    first aiolock.waiters;
+    done text;
+BEGIN
+    FOR g IN SELECT * FROM aiolock.grants
+        WHERE name = n AND fence > f AND claimed AND ends > us / 1000
+        ORDER BY name, fence LIMIT most + 1
+    LOOP
+        IF pushed = most THEN
+            done := aiolock._leave(concat_ws(' ', 'notify', last));
+            RETURN;
+        END IF;
+        done := aiolock._push(n, g.client, me, concat_ws(' ', 'granted', g.seq,
+            aiolock._form(ROW(n, 0, g.client, g.seq, g.claim, g.shares, g.rule, g.number,
+                g.declared, g.fixed, g.once, g.downgrades, g.after_loss, g.after_grant, g.period,
+                g.priority)::aiolock.waiters), g.fence, g.ends - us / 1000, us));
+        pushed := pushed + 1;
+        last := g.fence;
+    END LOOP;
+    IF (aiolock._reap(n, us, me, 0)).ended THEN
+        PERFORM aiolock._advance(n, us, me, 0, 0, false, 0);
+    END IF;
+    SELECT * INTO first FROM aiolock.waiters WHERE name = n
+        ORDER BY name, ticket, client, seq LIMIT 1;
+    IF FOUND THEN
+        PERFORM aiolock._push(n, first.client, me, concat_ws(' ', 'done', first.seq));
+    END IF;
+END $$;
+
+-- Go on with what an earlier call has left, see `_leave`, or with pushes that a session has left;
+-- `late` matters for `request` only.
 CREATE OR REPLACE FUNCTION aiolock.go_on(n bytea, me text, rest text, late bigint) RETURNS text
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -1223,8 +1294,12 @@ BEGIN
                 RETURN 'late ' || us;
             END IF;
             RETURN aiolock._request(n, us, me, behind) || aiolock._own();
+        WHEN 'notify' THEN
+            PERFORM aiolock._notify(n, us, me, coalesce(behind, 0));
         WHEN 'once' THEN
             PERFORM aiolock._dismiss(n, me, behind);
+        WHEN 'deferred' THEN
+            PERFORM aiolock._defer(n, me, behind);
         WHEN 'count' THEN
             PERFORM aiolock._advance(n, us, me, 0, 0, true, 0, behind);
         WHEN 'stuck' THEN
@@ -1504,37 +1579,18 @@ BEGIN
     END IF;
 END $$;
 
--- Notify clients again that may have missed a push: a session has ended before its `flush`. It
--- had pushes for claims that are not confirmed, and for the first in the queue of a name that was
--- closed. If a claim has ended meanwhile, its waiter comes back to its old place in the queue.
+-- See `_notify`. For clients that do not call `go_on`: others do it by that, in parts.
 CREATE OR REPLACE FUNCTION aiolock.notify_again(n bytea) RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     us bigint := aiolock._begin(n, false);
-    g aiolock.grants;
-    first aiolock.waiters;
 BEGIN
-    FOR g IN SELECT * FROM aiolock.grants WHERE name = n AND claimed AND ends > us / 1000
-        ORDER BY name, fence
-    LOOP
-        PERFORM aiolock._push(n, g.client, '', concat_ws(' ', 'granted', g.seq,
-            aiolock._form(ROW(n, 0, g.client, g.seq, g.claim, g.shares, g.rule, g.number,
-                g.declared, g.fixed, g.once, g.downgrades, g.after_loss, g.after_grant, g.period,
-                g.priority)::aiolock.waiters), g.fence, g.ends - us / 1000, us));
-    END LOOP;
-    IF (aiolock._reap(n, us, '', 0)).ended THEN
-        PERFORM aiolock._advance(n, us, '', 0, 0, false, 0);
-    END IF;
-    SELECT * INTO first FROM aiolock.waiters WHERE name = n
-        ORDER BY name, ticket, client, seq LIMIT 1;
-    IF FOUND THEN
-        PERFORM aiolock._push(n, first.client, '', concat_ws(' ', 'done', first.seq));
-    END IF;
+    PERFORM aiolock._notify(n, us, '', 0);
 END $$;
 
 -- Forget clients that are gone, and names that were not used for ten minutes after all of their state
--- has ended: `most` of each, at most, so that others need not wait for long. Returns how
--- many; `most` or more if there may be others. One sweep at a time.
+-- has ended: `most` of each, at most, and fewer if they have many waiters or holders, so that others
+-- need not wait for long. Returns how many; `most` or more if there may be others. One sweep at a time.
 CREATE OR REPLACE FUNCTION aiolock.sweep(most integer) RETURNS integer
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -1543,6 +1599,11 @@ DECLARE
     m aiolock.names;
     c record;
     used bigint;
+    held bigint;
+    before aiolock.swept;
+    removed bigint;
+    ended bigint;
+    rows_ bigint := 0; -- of the names that have been looked at
     looked integer := 0;
     forgotten integer := 0;
     looked_at integer := 0;
@@ -1558,34 +1619,54 @@ BEGIN
         WHERE (due, name) > (at_.due, at_.last) AND due < us / 60000000
         ORDER BY due, name LIMIT most
     LOOP
+        EXIT WHEN rows_ >= GRANTS; -- others wait
         looked := looked + 1;
+        before := at_;
         at_.due := m.due;
         at_.last := m.name;
         CONTINUE WHEN NOT pg_try_advisory_xact_lock(hashtextextended(encode(m.name, 'hex'), 20));
         PERFORM FROM aiolock.names WHERE name = m.name
             AND greatest(keep_until, fence / 1000 + 600000, later) <= us / 1000; -- still
         CONTINUE WHEN NOT FOUND;
-        SELECT max(CASE WHEN client = '-' AND seq = 2 THEN number ELSE ends END) + 600000 INTO used
-            FROM aiolock.grants WHERE name = m.name;
+        SELECT max(CASE WHEN client = '-' AND seq = 2 THEN number ELSE ends END) + 600000, count(*)
+            INTO used, held FROM aiolock.grants WHERE name = m.name;
+        rows_ := rows_ + held;
         IF used IS NULL OR used <= us / 1000 THEN
             used := CASE WHEN EXISTS (
-                SELECT FROM (SELECT DISTINCT client FROM aiolock.waiters WHERE name = m.name) w
+                SELECT FROM (SELECT DISTINCT client FROM (SELECT client FROM aiolock.waiters
+                    WHERE name = m.name ORDER BY name, ticket, client, seq LIMIT GRANTS) x) w
                 WHERE aiolock._listens(w.client)) THEN us / 1000 + 600000 END;
         END IF;
         IF used IS NOT NULL THEN
             UPDATE aiolock.names SET later = used WHERE name = m.name;
             CONTINUE;
         END IF;
+        DELETE FROM aiolock.waiters WHERE ctid = ANY (ARRAY(
+            SELECT ctid FROM aiolock.waiters WHERE name = m.name
+                ORDER BY name, ticket, client, seq LIMIT GRANTS));
+        GET DIAGNOSTICS removed = ROW_COUNT;
         -- An open transaction may have checked a grant: it must not make the sweep wait, and fail.
-        CONTINUE WHEN (SELECT count(*) FROM aiolock.grants WHERE name = m.name) > (
-            SELECT count(*) FROM (
-                SELECT FROM aiolock.grants WHERE name = m.name FOR UPDATE SKIP LOCKED) unchecked);
-        DELETE FROM aiolock.waiters WHERE name = m.name;
-        DELETE FROM aiolock.grants WHERE name = m.name;
+        DELETE FROM aiolock.grants WHERE name = m.name AND fence = ANY (ARRAY(
+            SELECT fence FROM aiolock.grants WHERE name = m.name
+                ORDER BY name, fence LIMIT GRANTS - removed FOR UPDATE SKIP LOCKED));
+        GET DIAGNOSTICS ended = ROW_COUNT;
+        removed := removed + ended;
+        IF removed < GRANTS THEN
+            removed := removed + aiolock._remove_tombstones(m.name, us);
+        END IF;
+        rows_ := rows_ + removed;
+        IF EXISTS (SELECT FROM aiolock.waiters WHERE name = m.name)
+                OR EXISTS (SELECT FROM aiolock.grants WHERE name = m.name)
+                OR EXISTS (SELECT FROM aiolock.tombstones WHERE name = m.name) THEN
+            IF removed >= GRANTS THEN
+                at_ := before; -- the next sweep goes on with it
+            END IF;
+            CONTINUE;
+        END IF;
         DELETE FROM aiolock.names WHERE name = m.name;
         forgotten := forgotten + 1;
     END LOOP;
-    IF looked < most THEN
+    IF looked < most AND rows_ < GRANTS THEN
         at_.due := 0;
         at_.last := '';
     END IF;
@@ -1595,9 +1676,9 @@ BEGIN
         FOR c IN SELECT id, key FROM aiolock.clients WHERE seen < now() - interval '1 hour'
             ORDER BY seen
         LOOP
-            EXIT WHEN gone >= most OR looked_at >= 10 * most; -- many would take long
+            EXIT WHEN gone >= most OR looked_at >= 2 * most; -- many would take long
             looked_at := looked_at + 1;
-            IF aiolock._listens(c.id) THEN
+            IF aiolock._is_held(c.key) THEN
                 UPDATE aiolock.clients SET seen = now() WHERE id = c.id AND key = c.key;
             ELSE
                 DELETE FROM aiolock.clients WHERE id = c.id AND key = c.key; -- unless it came back
@@ -1610,7 +1691,7 @@ BEGIN
         looked_at := 0;
     END;
     RETURN greatest(forgotten + gone,
-        CASE WHEN looked = most OR looked_at >= 10 * most THEN most ELSE 0 END);
+        CASE WHEN looked = most OR rows_ >= GRANTS OR looked_at >= 2 * most THEN most ELSE 0 END);
 END $$;
 
 -- For users of a lock, within a transaction of their own: check that the lock `name` is still held

@@ -28,7 +28,7 @@ import pytest
 import aiolock
 from aiolock import protocol
 from aiolock.cli.main import main
-from aiolock.protocol import Post, ReadPosted
+from aiolock.protocol import GRANTS, PART, Post, ReadPosted
 from aiolock.stores import postgres
 from aiolock.stores.postgres import (
     _greeting,
@@ -508,7 +508,7 @@ def at_first(
 ) -> None:
     """What tells others does this instead, the first times that there is something to tell."""
     something = "true" if given else "coalesce(current_setting('aiolock.out', true), '') <> ''"
-    passed = "$1" if given else ""
+    passed = ", ".join(f"${place}" for place, _ in enumerate(given.split(","), 1)) if given else ""
     server.execute(f"ALTER FUNCTION aiolock.{function}({given}) RENAME TO _{function}")
     server.execute(f"CREATE SEQUENCE {function}_calls")
     server.execute(
@@ -518,6 +518,10 @@ def at_first(
         f" PERFORM aiolock._{function}({passed}); END $$"
     )
     server.execute(f"GRANT EXECUTE ON FUNCTION aiolock.{function}({given}) TO app")
+
+
+NOTIFY = "bytea, bigint, text, bigint"
+"""The arguments of the function that finds the clients to notify in the tables."""
 
 
 async def hand_off(
@@ -641,7 +645,7 @@ async def test_notify_again_that_keeps_failing_is_given_up_and_the_waiter_asks(
 ) -> None:
     """The session has ended, and the tables cannot be asked: the waiter asks by itself."""
     at_first(own_postgres, ENDS)
-    at_first(own_postgres, RAISES, "notify_again", "bytea", times=3)
+    at_first(own_postgres, RAISES, "_notify", NOTIFY, times=3)
     monkeypatch.setattr(_notices, "_PAUSES", (0.0, 0.05))
     async with pair(own_postgres.url("app")) as (ours, theirs):
         await (await hand_on_untold(ours, theirs, monkeypatch, caplog)).release()
@@ -707,7 +711,7 @@ async def test_claim_that_ends_before_its_push_is_granted_to_the_waiter_again(
 async def test_notify_again_that_fails_once_is_repeated(own_postgres: PostgresServer) -> None:
     """It is tried again."""
     at_first(own_postgres, ENDS)
-    at_first(own_postgres, RAISES, "notify_again", "bytea")
+    at_first(own_postgres, RAISES, "_notify", NOTIFY)
     async with pair(own_postgres.url("app")) as (ours, theirs):
         await hand_off(ours, theirs)
 
@@ -1435,6 +1439,17 @@ async def test_client_on_a_schema_without_go_on_locks_and_requests_release(
         assert not await client.lock("y").request_release()
 
 
+@pytest.mark.one_loop
+async def test_client_on_a_schema_without_go_on_has_waiters_notified_again(
+    own_postgres: PostgresServer,
+) -> None:
+    """By the function that does that for all at once."""
+    at_first(own_postgres, ENDS)
+    own_postgres.execute("DROP FUNCTION aiolock.go_on")
+    async with pair(own_postgres.url("app")) as (ours, theirs):
+        await hand_off(ours, theirs)
+
+
 async def test_open_whose_first_command_fails_raises_its_message_once(
     own_postgres: PostgresServer,
 ) -> None:
@@ -2055,6 +2070,89 @@ async def test_sweep_leaves_a_grant_checked_in_an_open_transaction(
             assert own_postgres.execute("SELECT aiolock.sweep(100)") == [(1,)]
         assert own_postgres.execute("SELECT name FROM aiolock.grants") == [(b"a",)]
         assert own_postgres.execute("SELECT aiolock.sweep(100)") == [(1,)]
+
+
+MANY_ROWS = 2 * GRANTS + 10
+_DEAD = (
+    "INSERT INTO aiolock.waiters SELECT (aiolock._waiter(name, n, 'gone', n, %s)).*"
+    " FROM aiolock.names, generate_series(1, %s) n"
+)
+_ENDED = (
+    "INSERT INTO aiolock.grants SELECT name, n, 'gone', n, 1, true, false, 3000, true, '', 0, 0,"
+    " false, false, false, 0, 0, 0, 0 FROM aiolock.names, generate_series(1, %s) n"
+)
+_BURIED = (
+    "INSERT INTO aiolock.tombstones SELECT name, 'gone', n, 1"
+    " FROM aiolock.names, generate_series(1, %s) n"
+)
+_ROWS = (
+    "SELECT (SELECT count(*) FROM aiolock.waiters) + (SELECT count(*) FROM aiolock.grants)"
+    " + (SELECT count(*) FROM aiolock.tombstones)"
+)
+
+
+@pytest.mark.one_loop
+async def test_sweep_of_many_rows_removes_a_part_at_a_time_until_all_are_gone(
+    own_postgres: PostgresServer,
+) -> None:
+    """The next sweep goes on with the name; one with a grant that was checked is passed over."""
+    await until(lambda: own_postgres.execute(_SETTLED) == [(True,)], after=5)
+    own_postgres.execute("INSERT INTO aiolock.names (name, fence) VALUES ('a', 1), ('b', 1)")
+    own_postgres.execute(_DEAD, "{3000,0,0,0,0,0,0,0,0,0,0,0}", MANY_ROWS)
+    own_postgres.execute(_ENDED, MANY_ROWS)
+    own_postgres.execute(_BURIED, MANY_ROWS)
+    with contextlib.closing(own_postgres.connect()) as checking, checking.transaction():
+        checking.execute("SELECT FROM aiolock.grants WHERE name = 'a' AND fence = 7 FOR KEY SHARE")
+        left = [6 * MANY_ROWS]
+        while own_postgres.execute("SELECT aiolock.sweep(100)") != [(0,)]:
+            ((rows,),) = own_postgres.execute(_ROWS)
+            left.append(rows)
+            assert len(left) < 100
+        assert own_postgres.execute("SELECT name FROM aiolock.names") == [(b"a",)]
+        assert own_postgres.execute("SELECT fence FROM aiolock.grants") == [(7,)]
+    assert max(before - after for before, after in itertools.pairwise(left)) <= GRANTS + PART
+    assert own_postgres.execute("SELECT aiolock.sweep(100)") == [(1,)]
+    assert own_postgres.execute(_ROWS) == [(0,)]
+
+
+@pytest.mark.one_loop
+async def test_sweep_of_many_dead_waiters_keeps_the_living_one_behind_them(
+    own_postgres: PostgresServer,
+) -> None:
+    """A part of them may go before it is seen; then the name is in use."""
+    await until(lambda: own_postgres.execute(_SETTLED) == [(True,)], after=5)
+    form = "{3000,1,94,1,0,0,0,0,0,0,0,0}"
+    own_postgres.execute("INSERT INTO aiolock.names (name) VALUES ('a')")
+    own_postgres.execute(_DEAD, form, MANY_ROWS)
+    async with aiolock.connect(own_postgres.url("app")) as client:
+        ask = "SELECT aiolock.acquire('a', %s, 1, %s, 30000, 0, true, 0, 0)"
+        own_postgres.execute(ask, client.id, form)
+        while own_postgres.execute("SELECT aiolock.sweep(100)") != [(0,)]:
+            pass
+        waiters = own_postgres.execute("SELECT client FROM aiolock.waiters ORDER BY ticket")
+        assert waiters[-1] == (client.id,)
+        assert len(waiters) < GRANTS
+
+
+@pytest.mark.one_loop
+async def test_release_that_leaves_a_tombstone_removes_a_part_of_those_that_are_over(
+    own_postgres: PostgresServer,
+) -> None:
+    """Those that are not over stay, and keep late copies out; so do those of an earlier schema."""
+    own_postgres.execute("INSERT INTO aiolock.names (name, fence) VALUES ('a', 1)")
+    own_postgres.execute(_BURIED, PART + 10)
+    later = int(time.time() * 1000) + 60_000
+    for seq in (1, 2):
+        release = "SELECT aiolock.release('a', 'me', %s, 0, true, %s)"
+        assert own_postgres.execute(release, seq, 1000 * later) == [("0",)]
+        left = "SELECT count(*), max(seq) FROM aiolock.tombstones WHERE ends = 1"
+        assert own_postgres.execute(left) == [(10, PART + 10) if seq == 1 else (0, None)]
+    given_up = "UPDATE aiolock.names SET given_up = jsonb_build_object('me:3', %s::bigint)"
+    own_postgres.execute(given_up, later)
+    ask = "SELECT aiolock.acquire('a', 'me', %s, %s, 30000, 0, true, 0, 0)"
+    form = "{3000,0,0,0,0,0,0,0,0,0,0,0}"
+    answers = [own_postgres.execute(ask, seq, form)[0][0] for seq in (1, 2, 3, 4)]
+    assert [answer.split()[0] for answer in answers] == ["busy", "busy", "busy", "granted"]
 
 
 def fill(server: PostgresServer) -> None:
