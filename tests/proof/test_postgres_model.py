@@ -69,6 +69,11 @@ BEGIN
     PERFORM set_config('aiolock.own',
         concat(current_setting('aiolock.own', true), E'\\n', c, ' ', what), true);
 END $$;
+CREATE OR REPLACE FUNCTION aiolock._push_all(n bytea, cs text[], me text, whats text[])
+RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+    PERFORM aiolock._push(n, c, me, what) FROM unnest(cs, whats) AS x (c, what);
+END $$;
 """
 
 

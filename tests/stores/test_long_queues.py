@@ -681,6 +681,67 @@ def test_postgres_functions_on_ten_thousand_entries_stay_below_the_time_limit(
     assert max(quickest) < LIMIT, quickest
 
 
+@pytest.mark.alone
+@pytest.mark.one_loop
+def test_postgres_group_of_ten_thousand_enters_far_within_the_statement_timeout(
+    postgres_server: PostgresServer,
+) -> None:
+    """It enters as a whole, so in no parts; one after the other took a dozen seconds."""
+    form = _form(Form(claim=9000, shared=True, rule=Rule.GROUP, number=MANY + 1))
+    with postgres_server.connect() as database:
+        database.execute(TIMED.encode())
+        took = list[float]()
+        for number in range(3):
+            calls = Calls(database, f"group {number}".encode())
+            database.execute(
+                b"INSERT INTO aiolock.waiters SELECT (aiolock._waiter(%s, i, 'ada', i, %s)).*"
+                b" FROM generate_series(1, %s) i",
+                (calls.name, form, MANY),
+            )
+            answer = calls.call("acquire(%s, 'ada', 0, %s, 60000, 0, true, 0, 0)", form)
+            assert answer.startswith("granted ")
+            assert answer.count("\ngranted ") == MANY
+            took += calls.took
+        database.execute(EMPTY)
+    assert min(took) < 1000, took
+
+
+@pytest.mark.parametrize("flushed", [False, True])
+def test_postgres_group_behind_a_lock_is_pushed_to_each_party_once(
+    postgres_server: PostgresServer, *, flushed: bool
+) -> None:
+    """In the order of the queue: with the answer, at the commit, or by the flush."""
+    form = _form(Form(claim=9000, shared=True, rule=Rule.GROUP, number=6))
+    with postgres_server.connect() as database, postgres_server.connect() as listening:
+        calls = Calls(database, f"group {flushed}".encode())
+        fence = calls.acquire("ada", LOCK)
+        for key, client in enumerate(("bob", "eve")):
+            hello = b"INSERT INTO aiolock.clients VALUES (%s, %s, 'host', 1)"
+            database.execute(hello, (client, 9_000_000 + key))
+            listening.execute(b"SELECT pg_advisory_lock(%s)", (9_000_000 + key,))
+            listening.execute(f'LISTEN "aiolock:{client}"'.encode())
+        for seq, client in enumerate(["bob", "ada", "eve", "bob", "eve", "ada"], 1):
+            ask = "SELECT aiolock.acquire(%s, %s, %s, %s, 60000, 0, true, 0, 0)"
+            calls.value(ask, calls.name, client, seq, form)
+        release = "SELECT aiolock.release(%s, 'ada', 0, %s, true, 0, %s)"
+        answer = calls.value(release, calls.name, fence, flushed)
+        told = [] if flushed else [*listening.notifies(timeout=10, stop_after=4)]
+        assert not [*listening.notifies(timeout=0)]
+        database.execute(b"SELECT aiolock.flush()")
+        told += [*listening.notifies(timeout=10, stop_after=4)] if flushed else []
+        assert not [*listening.notifies(timeout=0)]
+        held = database.execute(
+            b"SELECT seq, fence FROM aiolock.grants WHERE name = %s ORDER BY fence", (calls.name,)
+        ).fetchall()
+        database.execute(EMPTY)
+    assert [seq for seq, _ in held] == [1, 2, 3, 4, 5, 6]
+    own = [line.split() for line in answer.split("\n")[1:]]
+    assert [(int(push[1]), int(push[3])) for push in own] == [held[1], held[5]]
+    for client, places in (("bob", (0, 3)), ("eve", (2, 4))):
+        pushes = [each.payload.split() for each in told if each.channel == f"aiolock:{client}"]
+        assert [(int(push[1]), int(push[3])) for push in pushes] == [held[at] for at in places]
+
+
 # --- One part after the other
 
 

@@ -269,6 +269,32 @@ BEGIN
     END IF;
 END $$;
 
+-- The same for many pushes, in order. One after the other, each would copy all those before it.
+CREATE OR REPLACE FUNCTION aiolock._push_all(n bytea, cs text[], me text, whats text[])
+RETURNS void LANGUAGE plpgsql AS $$
+DECLARE
+    own text;
+    others text;
+BEGIN
+    SELECT string_agg(E'\n' || what, '' ORDER BY place) FILTER (WHERE c = me),
+            string_agg(concat(E'\n', c, ' ', what, ' ', encode(n, 'hex')), '' ORDER BY place)
+                FILTER (WHERE c <> me)
+        INTO own, others FROM unnest(cs, whats) WITH ORDINALITY AS x (c, what, place);
+    IF own IS NOT NULL THEN
+        PERFORM set_config('aiolock.own', concat(current_setting('aiolock.own', true), own), true);
+    END IF;
+    IF others IS NULL THEN
+        RETURN;
+    ELSIF current_setting('aiolock.tells', true) = 'true' THEN
+        PERFORM set_config('aiolock.out',
+            concat(current_setting('aiolock.out', true), others), false);
+    ELSE
+        PERFORM pg_notify('aiolock:' || c, concat(what, ' ', encode(n, 'hex')))
+            FROM unnest(cs, whats) WITH ORDINALITY AS x (c, what, place)
+            WHERE c <> me ORDER BY place;
+    END IF;
+END $$;
+
 CREATE OR REPLACE FUNCTION aiolock._own() RETURNS text LANGUAGE sql AS $$
     SELECT coalesce(current_setting('aiolock.own', true), '')
 $$;
@@ -443,6 +469,45 @@ BEGIN
     RETURN CASE WHEN fits THEN passing END;
 END $$;
 
+-- Grant the lock to the others of a group, which enters as a whole: to so many waiters behind this one,
+-- all of which are there, see `_room`. How many these were, the fence of the asking one, and until when
+-- numbers are kept. In one statement: one after the other, thousands would take seconds.
+CREATE OR REPLACE FUNCTION aiolock._grant_group(
+    n bytea, w aiolock.waiters, others bigint, f bigint, us bigint, me text, asking bigint, ttl bigint,
+    OUT entered bigint, OUT mine bigint, OUT until bigint
+) LANGUAGE plpgsql AS $$
+DECLARE
+    cs text[];
+    whats text[];
+    rows_ tid[];
+BEGIN
+    WITH line AS MATERIALIZED (
+        SELECT x.each, x.row_, f + row_number() OVER in_order AS fence,
+            (x.each).client = me AND (x.each).seq = asking AS asks,
+            bool_and((x.each).rule = '&') OVER in_order AS enters
+            FROM (SELECT each, ctid AS row_ FROM aiolock.waiters each
+                WHERE name = n AND (ticket, client, seq) > (w.ticket, w.client, w.seq)
+                ORDER BY name, ticket, client, seq LIMIT others) x
+            WINDOW in_order AS (ORDER BY (x.each).ticket, (x.each).client, (x.each).seq)
+    ), leased AS MATERIALIZED (
+        SELECT (each).*, each, row_, fence, asks,
+            CASE WHEN asks THEN ttl ELSE (each).claim END AS lease
+            FROM line WHERE enters
+    ), granted AS (
+        INSERT INTO aiolock.grants SELECT n, fence, client, seq, us / 1000 + lease, shares, NOT asks,
+            claim, shares, rule, number, declared, fixed, once, downgrades, after_loss, after_grant,
+            period, priority FROM leased
+    ) SELECT count(*), max(fence) FILTER (WHERE asks),
+            coalesce(max(aiolock._kept_for(each, lease, us)), 0),
+            array_agg(client ORDER BY fence) FILTER (WHERE NOT asks),
+            array_agg(concat_ws(' ', 'granted', seq, aiolock._form(each), fence, claim, us)
+                ORDER BY fence) FILTER (WHERE NOT asks),
+            array_agg(row_)
+        INTO entered, mine, until, cs, whats, rows_ FROM leased;
+    DELETE FROM aiolock.waiters WHERE ctid = ANY (rows_);
+    PERFORM aiolock._push_all(n, cs, me, whats);
+END $$;
+
 -- Grant the lock from the head of the queue while waiters fit; returns the fence of the asking one.
 -- With `counted`, waiters for a count that is still too low are passed over; so were those up to the
 -- ticket `behind`. After many grants, the client of the next waiter gets a push to ask, and so goes on
@@ -465,7 +530,8 @@ DECLARE
     permits_ bigint;
     count_ bigint;
     there text; -- a client that is there
-    granted integer := 0;
+    granted bigint := 0;
+    group_ record;
     lease bigint;
     f bigint;
     until bigint := 0;
@@ -559,6 +625,15 @@ BEGIN
                 concat_ws(' ', 'granted', w.seq, aiolock._form(w), f, w.claim, us));
         END IF;
         EXIT WHEN NOT w.shares; -- no other fits beside it
+        IF w.rule = '&' AND passing > 0 THEN
+            SELECT * INTO group_ FROM aiolock._grant_group(n, w, passing, f, us, me, asking, ttl);
+            granted := granted + group_.entered;
+            looked := looked + group_.entered;
+            passing := passing - group_.entered;
+            f := f + group_.entered;
+            mine := coalesce(group_.mine, mine);
+            until := greatest(until, group_.until);
+        END IF;
         IF w.rule = '*' THEN
             taken := taken + w.number;
             IF permits_ IS NULL THEN
