@@ -619,6 +619,22 @@ def pg_swept(*, queues: bool) -> Callable[[Calls], str]:
     return case
 
 
+def pg_listening(calls: Calls) -> str:
+    """A thousand clients that listen, and were seen long ago."""
+    calls.database.execute(EMPTY)
+    with psycopg.connect(calls.database.info.dsn) as listening:
+        listening.execute(b"SELECT pg_advisory_lock(i) FROM generate_series(1, 1000) i")
+        calls.database.execute(
+            b"INSERT INTO aiolock.clients SELECT 'c' || i, i, 'host', 1, now() - interval '2 hours'"
+            b" FROM generate_series(1, 1000) i"
+        )
+        while int(calls.timed("sweep(%s)", _SWEPT)) >= _SWEPT:
+            pass
+    seen = "SELECT count(*) FROM aiolock.clients WHERE seen > now() - interval '1 hour'"
+    assert calls.value(seen) == "1000"
+    return ""
+
+
 PG_CASES: Final[dict[str, Callable[[Calls], str]]] = {
     "dead": pg_dead,
     "stuck": pg_stuck,
@@ -638,6 +654,7 @@ PG_CASES: Final[dict[str, Callable[[Calls], str]]] = {
     "tombstones that are over": pg_tombstones(-MINUTE),
     "swept queue": pg_swept(queues=True),
     "swept names": pg_swept(queues=False),
+    "swept, and listening": pg_listening,
 }
 TABLES: Final = ("names", "waiters", "grants", "tombstones", "clients")
 EMPTY: Final = f"TRUNCATE {', '.join(f'aiolock.{table}' for table in TABLES)}".encode()
