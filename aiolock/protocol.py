@@ -228,8 +228,8 @@ class Busy(NamedTuple):
     """The lock is taken and the waiter did not want to wait; the first lease ends in ``until`` ms.
 
     ``holder`` has that lease, if the store reports it. An ``until`` of 0 means that the waiter has
-    been released, and nothing is left of it; one of -1, that many leases have ended, so that the
-    store has not removed all of them yet: ask again at once.
+    been released, and nothing is left of it; one of -1, that the store has not removed all leases
+    that have ended yet, or not let in all who come first, since they are many: ask again at once.
     """
 
     until: int

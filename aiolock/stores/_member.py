@@ -26,6 +26,10 @@ LOOKED_AT: Final = 128
 COUNTED: Final = 31_536_000_000
 """Milliseconds, a year: the lease of a vote for a count, which stays reached."""
 
+UNDECIDED: Final = -1
+"""Instead of a time: the member has not ended all leases that are over yet, or not let in all
+waiters that come before this one, as it does that in parts. Ask again at once."""
+
 GONE, ALONE, SHARED = 0, 1, 2
 """Answers to `Member.reserve`: the vote has ended; all waiters in the queue are of its client;
 waiters of other clients may be in the queue."""
@@ -58,6 +62,7 @@ class InQueue(NamedTuple):
     """
 
     until: int
+    """`UNDECIDED` for a waiter that does not wait, but may get the vote if it asks again."""
     place: int
     """1 if it is the first; 0 if it does not wait."""
     now: int

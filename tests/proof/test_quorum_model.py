@@ -194,6 +194,7 @@ class Model:
 
     def done(self, step: QuorumServerStep, answered: str = "") -> None:
         """Its pushes, as they are written down; with the answer comes a grant, if it is one."""
+        assert not step.rest, "it does all in one step, as the scripts do"
         for client, event in step.pushes:
             alone = isinstance(event, GrantPushed) and not event.form.shared
             if client in self.listening or (client == answered and alone):
@@ -506,7 +507,7 @@ class Differential(RuleBasedStateMachine):
             _, text, score = real[vote.number, vote.waiter]
             self.ended += 1
             self.real.redis.zadd(self.real.votes, {text: self.ended + score % 1})
-            vote.end = self.ended
+            self.model.state.prolong(vote, self.ended)
 
     @rule()
     def numbers_are_forgotten(self) -> None:
@@ -635,6 +636,52 @@ def test_release_of_a_waiting_writer_grants_the_reader_behind_it(redis_server: R
     real.call(voting.RELEASE, real.names.channels, -1, 1, "x10000:cyd:1", 0, -1, 0)
     assert real.log == [("granted", behind, FIRST + 1)]
     real.close()
+
+
+def test_vote_that_has_ended_keeps_no_reader_out(redis_server: RedisServer) -> None:
+    """Whether or not it was removed when others leave the queue, or a vote is given back."""
+
+    class OnThisServer(Differential):
+        server = redis_server
+
+    for leaves, votes in ((True, True), (False, True), (False, False)):
+        state = OnThisServer()
+        state.begin()
+        for text in ("s10000:ada:13", "s10000:bob:13", "x10000:cyd:0", "s10000:bob:14"):
+            state.vote(text=text, early=False, ttl=MINUTE, proposal=0, wait=True, most=0, late=0)
+        state.same_pushes()
+        state.time_passes(0)
+        state.speak(0 if votes else MINUTE)
+        if leaves:
+            state.release("x10000:cyd:0", None, None, "any", -1, 0)
+            assert [told[:2] for told in state.real.log] == [("granted", "s10000:bob:14")]
+        else:
+            state.yield_vote("s10000:bob:13", 1)
+        state.same_pushes()
+        state.same_state()
+        state.teardown()
+
+
+def test_waiter_for_a_count_may_have_several_votes(redis_server: RedisServer) -> None:
+    """One that waits for a count under a name with votes gets one of those, each time it asks."""
+
+    class OnThisServer(Differential):
+        server = redis_server
+
+    state, counts = OnThisServer(), "s8000^5:ada:11"
+    state.begin()
+    for writer in ("x10000:ada:0", "x10000:bob:0"):
+        for text in (writer, counts):
+            state.vote(text=text, early=False, ttl=MINUTE, proposal=0, wait=True, most=0, late=0)
+        state.release(writer, None, None, "any", -1, 0)
+        state.same_pushes()
+        state.same_state()
+    for which in (1, 0):
+        state.yield_vote(counts, which)
+        state.take_away(counts, which)
+        state.same_pushes()
+        state.same_state()
+    state.teardown()
 
 
 def test_reserve_of_shared_votes_finds_them_by_waiter_and_number(redis_server: RedisServer) -> None:

@@ -4,26 +4,43 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from typing import Any, Final, Protocol
+from typing import Any, Final, Generic, Protocol, TypeVar
 
-from aiolock.protocol import Operation
+Asked = TypeVar("Asked")
+Asked_contra = TypeVar("Asked_contra", contravariant=True)
 
 PART: Final = 64
 """Operations in one part, each counted with the pushes that it sends."""
 
 
-class Server(Protocol):
+class Server(Protocol[Asked_contra]):
     """A server that carries out operations."""
 
     pushed: int
     """How many pushes it has sent."""
 
-    def run(self, operation: Operation[Any], /) -> Any:
+    def run(self, operation: Asked_contra, /) -> Any:
         """Carry out an operation; its answer."""
         ...
 
 
-class OperationQueue:
+class Reply(Protocol):
+    """Who is told the answer to an operation, as a future is."""
+
+    def done(self) -> bool:
+        """Whether it has been told, or wants it no more."""
+        ...
+
+    def set_result(self, answer: Any, /) -> None:
+        """Tell it."""
+        ...
+
+    def set_exception(self, error: Exception, /) -> None:
+        """Tell it that there is none."""
+        ...
+
+
+class OperationQueue(Generic[Asked]):
     """The operations on a server, carried out in the order in which they are submitted.
 
     As a rule each is carried out in the very call. But what it pushes may make many tasks ask for
@@ -32,43 +49,49 @@ class OperationQueue:
     that they send, the rest is carried out in the next iterations of the event loop.
     """
 
-    def __init__(self, server: Server, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(
+        self, server: Server[Asked], loop: asyncio.AbstractEventLoop, part: int = PART
+    ) -> None:
         self.loop = loop
         self._server = server
         self._part = 0
-        self._left = PART
+        self._most = self._left = part
         """How much may be done in this part; nothing, if operations wait for the next one."""
-        self._waiting = deque[tuple[asyncio.Future[Any], Operation[Any]]]()
+        self._waiting = deque[tuple[Reply, Asked]]()
 
-    def submit(self, operation: Operation[Any]) -> asyncio.Future[Any]:
+    def submit(self, operation: Asked) -> asyncio.Future[Any]:
         """The future of an operation's answer."""
         future: asyncio.Future[Any] = self.loop.create_future()
-        if self._left > 0:
-            self._carry_out(future, operation)
-        else:
-            self._waiting.append((future, operation))
+        self.put(future, operation)
         return future
 
-    def _carry_out(self, future: asyncio.Future[Any], operation: Operation[Any]) -> None:
+    def put(self, reply: Reply, operation: Asked) -> None:
+        """Carry out an operation, now or later; an error in this very call is raised."""
+        if self._left > 0:
+            self._carry_out(reply, operation)
+        else:
+            self._waiting.append((reply, operation))
+
+    def _carry_out(self, reply: Reply, operation: Asked) -> None:
         before = self._server.pushed
         answer = self._server.run(operation)
         # Never at once: even a free lock takes an iteration, so no task starves the others.
-        self.loop.call_soon(self._answer, self._part, future, answer)
+        self.loop.call_soon(self._answer, self._part, reply, answer)
         self._left -= 1 + self._server.pushed - before
 
-    def _answer(self, part: int, future: asyncio.Future[Any], answer: object) -> None:
+    def _answer(self, part: int, reply: Reply, answer: object) -> None:
         if part == self._part:  # the first answer of that part: it is another iteration now
             self._begin_part()
-        if not future.done():
-            future.set_result(answer)
+        if not reply.done():
+            reply.set_result(answer)
 
     def _begin_part(self) -> None:
         self._part += 1
-        self._left = PART
+        self._left = self._most
         while self._waiting and self._left > 0:
-            future, operation = self._waiting.popleft()
+            reply, operation = self._waiting.popleft()
             try:
-                self._carry_out(future, operation)
+                self._carry_out(reply, operation)
             except Exception as error:  # noqa: BLE001  # that of its caller, not of this one
-                if not future.done():
-                    future.set_exception(error)
+                if not reply.done():
+                    reply.set_exception(error)

@@ -54,14 +54,14 @@ class MemoryServer:
         self._listeners: dict[str, Deliver] = {}
         self.pushed = 0
         """How many pushes it has sent."""
-        self._queue: ref[OperationQueue] | None = None
+        self._queue: ref[OperationQueue[Operation[Any]]] | None = None
 
-    def operation_queue(self) -> OperationQueue:
+    def operation_queue(self) -> OperationQueue[Operation[Any]]:
         """The queue of all clients in the running loop: they are served in one order."""
         loop = asyncio.get_running_loop()
         queue = None if self._queue is None else self._queue()
         if queue is None or queue.loop is not loop:
-            queue = OperationQueue(self, loop)
+            queue = OperationQueue[Operation[Any]](self, loop)
             self._queue = ref(queue)
         return queue
 

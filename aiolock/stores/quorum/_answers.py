@@ -19,7 +19,7 @@ from aiolock.protocol import (
     WaiterId,
     lasts,
 )
-from aiolock.stores._member import DoneMarker, InQueue, NotVoting, QueueIsFull
+from aiolock.stores._member import UNDECIDED, DoneMarker, InQueue, NotVoting, QueueIsFull
 from aiolock.stores.quorum._acquisition import QuorumAcquisition, lease_until
 from aiolock.stores.quorum._connection import MemberConnection
 from aiolock.stores.quorum._membership import ANSWER_TIMEOUT, Membership
@@ -100,7 +100,7 @@ def denied(
         error.__cause__ = errors[0].__cause__ or errors[0]
         return error
     if no > minority or _falls_short(acquisition, connections, others_first):
-        return queued(acquisition) if acquisition.wait else _busy(taken)
+        return queued(acquisition) if acquisition.wait else _busy(taken, no - minority)
     return None
 
 
@@ -129,8 +129,13 @@ def _falls_short(
     )
 
 
-def _busy(taken: list[InQueue]) -> Busy:
-    """The answer that another client holds the lock: the one that most members name."""
+def _busy(taken: list[InQueue], missing: int) -> Busy:
+    """The answer that another client holds the lock: the one that most members name.
+
+    With ``missing`` votes more there might be a majority: it asks again if these are undecided.
+    """
+    if sum(each.until == UNDECIDED for each in taken) >= max(1, missing):
+        return Busy(-1)
     until = max((each.until for each in taken), default=1)
     holders = dict[tuple[str, int], list[Participant]]()
     for each in taken:

@@ -10,7 +10,7 @@ import socket
 from collections.abc import Callable, Generator
 from dataclasses import replace
 from typing import Any, Final
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, ref
 
 from aiolock._turns import in_parts
 from aiolock.errors import QuorumMismatch, StoreError
@@ -27,9 +27,22 @@ from aiolock.stores._member import (
 )
 from aiolock.stores.memory import MemoryServer, server_finder
 from aiolock.stores.memory._listing import Listing
-from aiolock.stores.quorum._server import QuorumServerState, QuorumServerStep
+from aiolock.stores.memory._queue import OperationQueue
+from aiolock.stores.quorum._server import PART, QuorumServerState, QuorumServerStep, Rest
 
 _SWEEP_AT: Final = 1024
+
+
+class _Carrier:
+    """Carries out the operations that are in the queue of a server."""
+
+    def __init__(self) -> None:
+        self.pushed = 0
+        """How many pushes the server has sent."""
+
+    def run(self, operation: Callable[[], Any]) -> Any:
+        """Carry out an operation; its answer."""
+        return operation()
 
 
 class MemoryQuorumServer:
@@ -46,7 +59,12 @@ class MemoryQuorumServer:
         self._votes_from = 0
         self._its_run = ""
         self._sweep_at = _SWEEP_AT
-        self._listing = Listing(self.states, lambda state: bool(state.out or state.queue))
+        self._carrier = _Carrier()
+        self._queue: ref[OperationQueue[Callable[[], Any]]] | None = None
+        self._advancing = set[tuple[str, QuorumServerState]]()
+        """The states of names for which a step is due that votes for the waiters at the head; each
+        with the run of the server."""
+        self._listing = Listing(self.states, lambda state: state.is_used)
 
     def now(self) -> int:
         """The server's clock, in µs."""
@@ -67,7 +85,7 @@ class MemoryQuorumServer:
     @property
     def left_behind(self) -> list[str]:
         """The names with a vote or a queue."""
-        return [name for name, state in self.states.items() if state.out or state.queue]
+        return [name for name, state in self.states.items() if state.is_used]
 
     def listed(self, start: str) -> tuple[tuple[str, ...], str]:
         """Some names with a vote or a queue, and the start of the next page."""
@@ -93,21 +111,55 @@ class MemoryQuorumServer:
         self.config, self._its_run = config, self.run
         return Registered(max(0, self._votes_from - ms), self.run, now)
 
+    def operation_queue(self) -> OperationQueue[Callable[[], Any]]:
+        """The queue of all clients in the running loop: they are served in one order."""
+        loop = asyncio.get_running_loop()
+        queue = None if self._queue is None else self._queue()
+        if queue is None or queue.loop is not loop:
+            queue = OperationQueue[Callable[[], Any]](self._carrier, loop, PART)
+            self._queue = ref(queue)
+            self._advancing.clear()  # what was due in another loop may never be carried out
+        return queue
+
     def step(self, name: str, operation: Callable[[QuorumServerStep], Any]) -> Any:
-        """Carry out one operation."""
-        if len(self.states) >= self._sweep_at:
-            self._sweep()
-        state = self.states.setdefault(name, QuorumServerState())
+        """Carry out one operation on a name; what takes long goes on in the next iterations."""
+        state = self.states.get(name)
+        if state is None:
+            if len(self.states) >= self._sweep_at:
+                self._sweep()
+            state = self.states[name] = QuorumServerState()
         now = self.now()
         not_voting = -1 if self.config is None else max(0, self._votes_from - now // 1000)
-        step = QuorumServerStep(name, state, now, self.listeners.__contains__, not_voting)
+        listens = self.listeners.__contains__
+        step = QuorumServerStep(name, state, now, listens, not_voting, in_parts=True)
         answer = operation(step)
         loop = asyncio.get_running_loop()
         for client, event in step.pushes:
             deliver = self.listeners.get(client)
             if deliver is not None:
+                self._carrier.pushed += 1
                 loop.call_soon(deliver, event)
+        for rest in step.rest:
+            self._go_on(name, state, rest)
         return answer
+
+    def _go_on(self, name: str, state: QuorumServerState, rest: Rest) -> None:
+        """Go on, in another iteration, with what a step has left."""
+        # It is an operation like any other: what many names have left is no more for one iteration.
+        queue, run = self.operation_queue(), self.run
+        if rest.work == "advance":
+            if (run, state) in self._advancing:
+                return  # one goes on for all
+            self._advancing.add((run, state))
+
+        def go_on() -> None:
+            if rest.work == "advance":
+                self._advancing.discard((run, state))
+            # Not if the server was started again or emptied since.
+            if self.run == run and self.states.get(name) is state:
+                self.step(name, lambda step: step.go_on(rest))
+
+        queue.loop.call_soon(queue.submit, go_on)
 
     def status(self, name: str, *, waiting: bool) -> Generator[int, None, Status]:
         """The owners of the votes of this name, and the waiters in the queue, part by part."""
@@ -193,6 +245,7 @@ class MemoryMember:
         self.quorum_server = server_of(self._find())
         self._client, self._config, self._deliver = client, config, deliver
         self._loop = asyncio.get_running_loop()
+        self._queue = self.quorum_server.operation_queue()
         deliver(MemberRegistered(self.quorum_server.register(config, Memory.UNSAID)))
         self.quorum_server.listeners[client] = deliver
 
@@ -322,11 +375,27 @@ class MemoryMember:
             self._loop.call_soon(on_reply, None, _closed())
             return
         try:
-            answer = operation()
+            self._queue.put(_Reply(on_reply), operation)
         except StoreError as error:
             self._loop.call_soon(on_reply, None, error)
-        else:
-            self._loop.call_soon(on_reply, answer, None)
+
+
+class _Reply:
+    """Who is told the answer to an operation that is in the queue."""
+
+    __slots__ = ("_on_reply",)
+
+    def __init__(self, on_reply: OnReply) -> None:
+        self._on_reply = on_reply
+
+    def done(self) -> bool:
+        return False
+
+    def set_result(self, answer: Any) -> None:
+        self._on_reply(answer, None)
+
+    def set_exception(self, error: Exception) -> None:
+        self._on_reply(None, error)
 
 
 def _closed() -> StoreError:

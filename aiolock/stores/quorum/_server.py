@@ -24,9 +24,10 @@ blocks no other waiter: it is notified when the count is reached.
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Final
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from itertools import chain, islice
+from typing import Final, Literal, NamedTuple
 
 from aiolock.protocol import (
     CHECKS_IF_FULL,
@@ -54,6 +55,7 @@ from aiolock.stores._member import (
     REMEMBERED,
     SHARED,
     UNBOUNDED,
+    UNDECIDED,
     Answer,
     DoneMarker,
     DoneRecord,
@@ -68,42 +70,31 @@ from aiolock.stores._member import (
     VoteRequest,
 )
 from aiolock.stores.machine import checked, looks_for_dead
+from aiolock.stores.quorum._cast_votes import CLOSED, DONE, RESERVED, SharedVotes, Vote
 
-RESERVED: Final = "-"
-"""The reserved owner of a vote that keeps a name closed for a while."""
-_CLOSED: Final = WaiterId(RESERVED, 0)
-_DONE: Final = WaiterId(RESERVED, 1)
-"""The reserved owner of a done marker."""
+PART: Final = 16
+"""The most votes that one step casts or ends, and the most parties that it notifies, if it works in
+parts. They are few, as each has effects at a client, and several servers may be in one process."""
+_ALL: Final = 1 << 60
+"""More than there ever are of anything."""
+_NO_PLACE: Final = (0, Form(claim=0))
+"""Of a waiter that has left the queue."""
 
 
-@dataclass(slots=True)
-class Vote:
-    """A vote that is out."""
+class Rest(NamedTuple):
+    """The work that a step has left, since it would keep the event loop for too long.
 
-    waiter: WaiterId
-    form: Form
-    number: int
-    ticket: int
-    end: int
-    """The end of the lease, in ms."""
-    granted: int
-    """The time of the vote, in ms."""
-    unsure: bool = True
-    """Its client has not confirmed that the waiter is inside."""
+    ``advance``: to end the leases that are over, and then to vote for the first waiters;
+    ``request``: to ask for the release of these votes; ``inquire``: to inquire of these for
+    `asker`; ``count``: to notify those of these waiters whose count is reached.
+    """
 
-    @property
-    def is_reserved(self) -> bool:
-        return self.waiter.client == RESERVED
-
-    @property
-    def marks(self) -> bool:
-        """Whether it is a done marker."""
-        return self.waiter == _DONE
-
-    @property
-    def place(self) -> tuple[int, WaiterId]:
-        """The place that its waiter would have in the queue."""
-        return self.ticket, self.waiter
+    work: Literal["advance", "request", "inquire", "count"]
+    votes: Iterator[Vote] = iter(())
+    """Those that were out when the work began; some may be gone."""
+    waiters: Iterator[WaiterId] = iter(())
+    """Those that were in the queue then."""
+    asker: WaiterId | None = None
 
 
 class QuorumServerState:
@@ -125,7 +116,7 @@ class QuorumServerState:
     def __init__(self) -> None:
         self.vote: Vote | None = None
         """The vote that is out to an exclusive waiter, or to a reserved owner."""
-        self.shared: list[Vote] = []
+        self.shared = SharedVotes()
         """The votes that are out to waiters that share, if `vote` is None."""
         self.queue: list[tuple[int, WaiterId]] = []
         """Tickets and waiters, in order."""
@@ -144,18 +135,32 @@ class QuorumServerState:
     @property
     def out(self) -> list[Vote]:
         """All votes that are out, in the order of their ends."""
-        if self.vote is not None:
-            return [self.vote]
-        return sorted(self.shared, key=lambda vote: vote.end)
+        return list(self.shared) if self.vote is None else [self.vote]
+
+    @property
+    def first(self) -> Vote | None:
+        """Of the votes that are out, that which ends first."""
+        return self.shared.first if self.vote is None else self.vote
+
+    @property
+    def is_used(self) -> bool:
+        """Whether a vote is out, or waiters are in the queue."""
+        return self.first is not None or bool(self.queue)
+
+    def is_out(self, vote: Vote) -> bool:
+        return vote is self.vote or vote in self.shared
 
     def vote_of(self, waiter: WaiterId, number: int = 0) -> Vote | None:
         """The vote of this waiter; only the one of that number, unless it is 0."""
-        mine = [vote for vote in self.out if vote.waiter == waiter]
-        return next((vote for vote in mine if number in {0, vote.number}), None)
+        if self.vote is None:
+            votes = self.shared.of(waiter)
+        else:
+            votes = [self.vote] if self.vote.waiter == waiter else []
+        return next((vote for vote in votes if number in {0, vote.number}), None)
 
     def put(self, vote: Vote) -> None:
         if vote.form.shared:
-            self.shared.append(vote)
+            self.shared.add(vote)
         else:
             self.vote = vote
 
@@ -165,13 +170,21 @@ class QuorumServerState:
         else:
             self.vote = None
 
+    def prolong(self, vote: Vote, end: int) -> None:
+        """Move the end of its lease."""
+        if vote.form.shared:
+            self.shared.prolong(vote, end)
+        else:
+            vote.end = end
+
     def fits(self, form: Form) -> bool:
         """Whether a waiter of this form may have a vote beside those that are out."""
         return self.vote is None and (form.shared or not self.shared)
 
     def idle(self, ms: int) -> bool:
         """Whether nothing of this name has to be kept."""
-        if any(vote.end > ms for vote in self.out) or self.queue:
+        last_end = self.shared.last_end if self.vote is None else self.vote.end
+        if last_end > ms or self.queue:
             return False
         if self.posted_until > ms:
             return False
@@ -190,13 +203,22 @@ class QuorumServerState:
         del self.queue[bisect_left(self.queue, (ticket, waiter))]
         return True
 
+    def remove(self, gone: Iterable[WaiterId]) -> None:
+        """Take these, which are in the queue, out of it; all at once, as there may be many."""
+        before = len(self.waiting)
+        for waiter in gone:
+            del self.waiting[waiter]
+        if len(self.waiting) < before:
+            self.queue[:] = [place for place in self.queue if place[1] in self.waiting]
+
 
 class QuorumServerStep:
     """One operation on the state of one name, at one moment.
 
     ``now`` is the server's clock, in µs; ``not_voting`` is for how many ms it does not vote, 0 if
     it does (see `NotVoting`). ``listens`` says whether a client is there. Afterwards `pushes` must
-    be sent, in order.
+    be sent, in order. With ``in_parts``, what would take long is left to further steps: afterwards
+    each `rest` must be carried out by `go_on`. The scripts do all in one step.
     """
 
     def __init__(
@@ -206,6 +228,8 @@ class QuorumServerStep:
         now: int,
         listens: Callable[[str], bool],
         not_voting: int = 0,
+        *,
+        in_parts: bool = False,
     ) -> None:
         self._name = name
         self._state = state
@@ -215,6 +239,10 @@ class QuorumServerStep:
         self._not_voting = not_voting
         self.pushes: list[tuple[str, MemberEvent]] = []
         """Each with the client that it is for."""
+        self.rest: list[Rest] = []
+        self._in_parts = in_parts
+        self._part = PART if in_parts else _ALL
+        """The most votes that it casts or ends, and the most parties that it notifies."""
         self._asker = ""
         self._proposed = 0
         """The number that the asking client proposes for its own vote."""
@@ -234,13 +262,15 @@ class QuorumServerStep:
         said = self._without_a_vote(request, wait=wait)
         if said is not None:
             return said
-        place, fits = (request.ticket, waiter), state.fits(form)
+        place = request.ticket, waiter
+        # While votes whose lease has ended are left, nobody gets one: see `_reap`.
+        fits = state.fits(form) and not self._is_over(state.first)
         if fits:
             head = self._head()
             if head is None or place <= head:
                 state.leave(waiter)
                 return self._cast(place, form, ttl, proposal)
-        removed = False
+        removed = stands = False
         if wait:
             full = self._full_queue(waiter, most)
             if full is not None:
@@ -248,11 +278,18 @@ class QuorumServerStep:
             removed = self._enqueue(place, form)
             # Two waiters may each have some of the servers' votes. All servers ask for them in
             # favour of the lower ticket, so one of the two yields, and there is no deadlock.
-            if not fits:
-                self._inquire(place, form)
+            if not state.fits(form):
+                self._inquire(waiter, iter(state.out))
+        elif fits and self._in_parts and waiter not in state.waiting:
+            # Those before it may be due in a later step, and would let it in. So it is in the queue
+            # for this step.
+            stands = True
+            state.enqueue(place, form)
         # Dead waiters may have blocked those that would share.
         voted = self._advance(asking=waiter) if fits or (removed and state.shared) else None
-        return voted or self._in_queue(waiter, wait=wait)
+        if stands:
+            state.leave(waiter)
+        return voted or self._in_queue(waiter, form, wait=wait)
 
     def release(
         self, waiter: WaiterId, highest: int, upto: int, *, entered: int, tombstone_until: int = 0
@@ -292,7 +329,7 @@ class QuorumServerStep:
         # In one step, so that no other can take the vote while the waiter is in neither place.
         state.take(vote)
         state.enqueue((request.ticket, waiter), request.form)
-        return self._advance(asking=waiter) or self._in_queue(waiter, wait=True)
+        return self._advance(asking=waiter) or self._in_queue(waiter, request.form, wait=True)
 
     def renew(self, waiter: WaiterId, number: int, ttl: int, fence: int, *, entered: bool) -> bool:
         """See `Member.renew`."""
@@ -300,7 +337,7 @@ class QuorumServerStep:
         if vote is None or vote.end <= self._ms:
             return False
         if ttl:
-            vote.end = max(vote.end, self._ms + ttl)
+            self._state.prolong(vote, max(vote.end, self._ms + ttl))
             vote.unsure = vote.unsure and not entered
             self._learn(fence, lasts=ttl)
         return True
@@ -329,10 +366,11 @@ class QuorumServerStep:
 
     def request(self) -> int:
         """See `Member.request`."""
-        asked = [vote for vote in self._state.out if not vote.is_reserved and vote.end > self._ms]
-        for vote in asked:
-            self._push(vote.waiter, ReleaseRequested(self._name, vote.waiter, vote.number))
-        return sum(self._listens(vote.waiter.client) for vote in asked)
+        votes, ms = self._state.out, self._ms
+        self._request(iter(votes))
+        asked = Counter(vote.waiter.client for vote in votes if vote.end > ms)
+        del asked[RESERVED]
+        return sum(number for client, number in asked.items() if self._listens(client))
 
     def finish(self, waiter: WaiterId, fence: int, remember: int, until: int) -> int:
         """See `Member.finish`."""
@@ -344,7 +382,7 @@ class QuorumServerStep:
             if not vote.is_reserved and vote.waiter != waiter:
                 return 0
         elif state.shared or (vote is not None and vote.waiter != waiter):
-            self._reap()
+            self._reap(_ALL)
             if state.shared:
                 return 0
             vote = state.vote  # the name may be closed for a while now
@@ -356,10 +394,9 @@ class QuorumServerStep:
             end = max(end, vote.end)
         number = fence if known is None else max(fence, known.number)
         terms = Form(claim=0, fixed=True, once=True)
-        state.vote = Vote(_DONE, terms, number, 0, end, self._ms, unsure=False)
+        state.vote = Vote(DONE, terms, number, 0, end, self._ms, unsure=False)
         waiting = [each for _, each in state.queue if state.waiting[each][1].once]
-        for each in waiting:
-            state.leave(each)
+        state.remove(waiting)
         for client in dict.fromkeys(each.client for each in waiting):
             self.pushes.append((client, AskAgain(self._name)))
         return 1
@@ -378,20 +415,26 @@ class QuorumServerStep:
             state.value = value
         state.count = max(state.count, count)
         state.posted_until = max(state.posted_until, self._ms + remember)
-        for _, waiter in list(state.queue):
-            form = state.waiting[waiter][1]
-            if not form.counts or form.number > state.count:
-                continue
-            state.leave(waiter)
-            if self._listens(waiter.client):
-                reached = GrantPushed(self._name, waiter, form, form.number, COUNTED, self._now)
-                self._push(waiter, reached)
+        self._count(waiter for _, waiter in list(state.queue))
         return state.count
 
     def read(self) -> Kept:
         """See `Member.read`."""
         state = self._state
         return Kept(state.count, state.value, max(0, state.posted_until - self._ms))
+
+    def go_on(self, rest: Rest) -> None:
+        """Go on with what an earlier step has left; it may leave a `rest` again."""
+        match rest.work:
+            case "advance":
+                self._reap(self._part)
+                self._advance()
+            case "request":
+                self._request(rest.votes)
+            case "inquire":
+                self._inquire(rest.asker, rest.votes)
+            case "count":
+                self._count(rest.waiters)
 
     # The steps of the operations
 
@@ -404,7 +447,7 @@ class QuorumServerStep:
             return Refused(self._now)
         if form.counts:
             return self._counted(request, wait=wait)
-        self._reap()
+        self._reap(self._part)
         vote = state.vote_of(waiter)
         if vote is not None:
             return Voted(vote.number, vote.end - self._ms, self._now)
@@ -424,27 +467,75 @@ class QuorumServerStep:
             self._enqueue((request.ticket, request.waiter), form)
         return InQueue(KEEP_ALIVE, int(wait), self._now)
 
-    def _inquire(self, place: tuple[int, WaiterId], form: Form) -> None:
+    def _inquire(self, asker: WaiterId | None, votes: Iterator[Vote]) -> None:
         """Ask for the votes of all waiters behind this one that do not share with it."""
-        for vote in self._state.out:
+        state = self._state
+        if asker is None or asker not in state.waiting:
+            return  # it has left meanwhile
+        ticket, form = state.waiting[asker]
+        place = ticket, asker
+        for vote in islice(votes, self._part):
             if (
                 place < vote.place
                 and not vote.is_reserved
                 and not (form.shared and vote.form.shared)
+                and state.is_out(vote)
             ):
                 self._push(vote.waiter, VoteInquired(self._name, vote.waiter, vote.number))
+        if (left := next(votes, None)) is not None:
+            self.rest.append(Rest("inquire", chain((left,), votes), asker=asker))
 
-    def _reap(self) -> None:
-        """Remove votes whose lease has ended, and the waiters of their clients, which are stuck."""
-        state, stuck = self._state, set[str]()
-        for vote in state.out:
-            if vote.end <= self._ms:
-                self._end(vote, "expired", vote.end)
-                if vote.unsure or not vote.form.fixed:
-                    stuck.add(vote.waiter.client)
-        for _, waiter in list(state.queue) if stuck else ():
-            if waiter.client in stuck:
-                state.leave(waiter)
+    def _request(self, votes: Iterator[Vote]) -> None:
+        """Ask for the release of those of these votes that are still out."""
+        for vote in islice(votes, self._part):
+            if not vote.is_reserved and vote.end > self._ms and self._state.is_out(vote):
+                self._push(vote.waiter, ReleaseRequested(self._name, vote.waiter, vote.number))
+        if (left := next(votes, None)) is not None:
+            self.rest.append(Rest("request", chain((left,), votes)))
+
+    def _count(self, waiters: Iterator[WaiterId]) -> None:
+        """Notify those of these waiters, if they still wait, whose count is reached."""
+        state = self._state
+        for waiter in islice(waiters, self._part):
+            _, form = state.waiting.get(waiter, _NO_PLACE)
+            if not form.counts or form.number > state.count:
+                continue
+            state.leave(waiter)
+            if self._listens(waiter.client):
+                reached = GrantPushed(self._name, waiter, form, form.number, COUNTED, self._now)
+                self._push(waiter, reached)
+        if (left := next(waiters, None)) is not None:
+            self.rest.append(Rest("count", waiters=chain((left,), waiters)))
+
+    def _is_over(self, vote: Vote | None) -> bool:
+        return vote is not None and vote.end <= self._ms
+
+    def _reap(self, most: int) -> None:
+        """Remove votes whose lease has ended, and the waiters of their clients, which are stuck.
+
+        If there are more than ``most``, the rest of this step goes on, and votes for nobody before
+        the last of them is removed: a stuck client may be the first in the queue.
+        """
+        state, stuck, ended = self._state, set[str](), 0
+        while ended < most and (vote := state.first) is not None and vote.end <= self._ms:
+            ended += 1
+            self._end(vote, "expired", vote.end)
+            if vote.unsure or not vote.form.fixed:
+                stuck.add(vote.waiter.client)
+        if stuck:
+            state.remove([each for _, each in state.queue if each.client in stuck])
+        if self._is_over(state.first):
+            self._leave()
+
+    @property
+    def _is_left(self) -> bool:
+        """Whether the waiters at the head of the queue are left to another step."""
+        return any(rest.work == "advance" for rest in self.rest)
+
+    def _leave(self) -> None:
+        """Leave the waiters at the head of the queue to another step."""
+        if not self._is_left:
+            self.rest.append(Rest("advance"))
 
     def _end(self, vote: Vote, reason: str, lost: int) -> None:
         """A vote was lost."""
@@ -457,8 +548,11 @@ class QuorumServerStep:
         """The first live waiter; dead waiters before it are removed."""
         # Dead waiters are skipped in this very step: they cost nothing.
         queue = self._state.queue
-        while queue and not self._is_there(queue[0][1].client):
-            self._state.leave(queue[0][1])
+        if not queue or self._is_there(queue[0][1].client):
+            return queue[0] if queue else None
+        clients = (waiter.client for _, waiter in queue)
+        dead = next((at for at, each in enumerate(clients) if self._is_there(each)), len(queue))
+        self._state.remove([waiter for _, waiter in queue[:dead]])
         return queue[0] if queue else None
 
     def _push(self, waiter: WaiterId, event: MemberEvent) -> None:
@@ -495,11 +589,13 @@ class QuorumServerStep:
                 state.leave(waiter)
         return len(state.queue) < before
 
-    def _in_queue(self, waiter: WaiterId, *, wait: bool) -> InQueue:
-        state, out = self._state, self._state.out
-        until = out[0].end - self._ms if out else 0
+    def _in_queue(self, waiter: WaiterId, form: Form, *, wait: bool) -> InQueue:
+        state, first = self._state, self._state.first
+        until = first.end - self._ms if first else 0
         if not wait:
-            return InQueue(until, 0, self._now)
+            # It might get a vote, but for those before it, whose turn is in a later step.
+            undecided = self._is_left and (self._is_over(first) or state.fits(form))
+            return InQueue(UNDECIDED if undecided else until, 0, self._now)
         return InQueue(until, 1 if state.queue[0][1] == waiter else 2, self._now)
 
     def _cast(self, place: tuple[int, WaiterId], form: Form, lease: int, proposal: int) -> Voted:
@@ -523,14 +619,20 @@ class QuorumServerStep:
 
     def _advance(self, *, asking: WaiterId | None = None) -> Voted | None:
         """Vote for the first waiters in the queue while they fit; returns the vote of
-        ``asking``.
+        ``asking``. After a part of them, the rest of this step goes on.
         """
-        state, mine = self._state, None
+        state, mine, cast = self._state, None, 0
         while not self._not_voting and (head := self._head()) is not None:
             _, waiter = head
             _, form = state.waiting[waiter]
             if not state.fits(form):
                 break
+            # Nor before all leases that are over have been ended: see `_reap`.
+            unreaped = self._in_parts and self._is_over(state.first)
+            if unreaped or (cast >= self._part and waiter != asking):
+                self._leave()
+                break
+            cast += 1
             state.leave(waiter)
             voted = self._cast(head, form, form.claim, 0)
             if waiter == asking:
@@ -559,7 +661,7 @@ class QuorumServerStep:
         if opens <= self._ms:
             return
         terms = Form(claim=0, fixed=True, shared=form.shared)
-        closed = Vote(_CLOSED, terms, vote.number, 0, opens, vote.granted, unsure=False)
+        closed = Vote(CLOSED, terms, vote.number, 0, opens, vote.granted, unsure=False)
         state.put(closed)
         if state.queue:
             self._push(state.queue[0][1], AskAgain(self._name))

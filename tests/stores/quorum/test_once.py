@@ -18,7 +18,7 @@ import aiolock
 from aiolock import LockClient
 from aiolock.protocol import Form, WaiterId
 from aiolock.stores._member import VoteRequest
-from aiolock.stores.quorum._server import RESERVED, Vote
+from aiolock.stores.quorum._cast_votes import RESERVED, Vote
 from aiolock.stores.quorum._votes import Enter, QueryDone, VoteSet
 from tests.support.cancel import KINDS, Kind, cancel_everywhere
 from tests.support.quorums import Server, clients, dies, left_behind, servers

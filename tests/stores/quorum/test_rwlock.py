@@ -80,7 +80,7 @@ def test_writer_gets_the_vote_when_the_last_reader_has_yielded() -> None:
         step.yield_vote(VoteRequest("a", inquired.waiter, READS, 30), inquired.number)
         granted = [client for client, event in step.pushes if isinstance(event, GrantPushed)]
         assert granted == (["writer"] if push is asked[-1] else [])
-    assert quorum_server.state.shared == []
+    assert not quorum_server.state.shared
     assert len(quorum_server.state.queue) == 2
 
 
@@ -104,7 +104,7 @@ def test_done_marker_is_refused_while_readers_have_votes() -> None:
     doer = WaiterId("doer", 1)
     assert quorum_server.step().finish(doer, 99, 60_000, 0) == 0
     assert len(quorum_server.state.shared) == 1
-    quorum_server.state.shared[0].end = 0
+    quorum_server.state.prolong(quorum_server.state.out[0], 0)
     assert quorum_server.step().finish(doer, 99, 60_000, 0) == 1
 
 
