@@ -38,7 +38,8 @@ from aiolock.stores._member import (
     VoteInquired,
     VoteRequest,
 )
-from aiolock.stores.quorum._server import QuorumServerState, QuorumServerStep
+from aiolock.stores.quorum._server import QuorumServerStep
+from aiolock.stores.quorum._server_state import QuorumServerState
 from aiolock.stores.redis import _scripts as scripts
 from aiolock.stores.redis import _voting as voting
 from aiolock.stores.redis._codec import decode_any

@@ -25,7 +25,8 @@ from aiolock.protocol import (
 )
 from aiolock.stores._member import InQueue, Voted, VoteRequest
 from aiolock.stores.machine import NameState, Step, checked, looks_for_dead
-from aiolock.stores.quorum._server import QuorumServerState, QuorumServerStep
+from aiolock.stores.quorum._server import QuorumServerStep
+from aiolock.stores.quorum._server_state import QuorumServerState
 from tests.proof.test_quorum_model import Scripts as Voter
 from tests.proof.test_redis_model import Scripts
 from tests.support import looks

@@ -15,7 +15,7 @@ import pytest
 from aiolock import protocol
 from aiolock.protocol import WaiterId
 from aiolock.stores import machine
-from aiolock.stores.quorum import _server
+from aiolock.stores.quorum import _live_queue
 from aiolock.stores.redis import _scripts
 
 NUMBERS = {
@@ -57,5 +57,5 @@ def decided(monkeypatch: pytest.MonkeyPatch) -> Chance:
     """Have the state machines ask this."""
     chance = Chance()
     monkeypatch.setattr(machine, "looks_for_dead", chance)
-    monkeypatch.setattr(_server, "looks_for_dead", chance)
+    monkeypatch.setattr(_live_queue, "looks_for_dead", chance)
     return chance

@@ -1,7 +1,9 @@
 """A fair lock over several independent servers, of which a majority decides.
 
 `_votes` counts votes, without I/O; `tests/proof/quorum` models it. `_server` is one server as a
-state machine. `_connection` is one member as a client sees it, `_membership` all members.
+state machine: a step on a `_server_state`, whose queue is a `_live_queue`, and whose votes are
+`_cast_votes` that `_vote_casting` gives and ends. `_connection` is one member as a client sees it,
+`_membership` all members.
 
 One client's acquisitions are in a `_table`, which these parts have in common: `_questions` to the
 members, `_in_turn` those about many acquisitions; `_renewals`; `_suspension` while no majority

@@ -28,7 +28,9 @@ from aiolock.stores._member import (
 from aiolock.stores.memory import MemoryServer, server_finder
 from aiolock.stores.memory._listing import Listing
 from aiolock.stores.memory._queue import OperationQueue
-from aiolock.stores.quorum._server import PART, QuorumServerState, QuorumServerStep, Rest
+from aiolock.stores.quorum._server import QuorumServerStep
+from aiolock.stores.quorum._server_state import QuorumServerState
+from aiolock.stores.quorum._step_context import PART, Rest
 
 _SWEEP_AT: Final = 1024
 

@@ -23,9 +23,11 @@ from aiolock.stores._member import (
     VoteRequest,
 )
 from aiolock.stores.memory import MemoryServer
-from aiolock.stores.quorum import _server
+from aiolock.stores.quorum import _step_context
 from aiolock.stores.quorum._memory import MemoryQuorumServer
-from aiolock.stores.quorum._server import PART, QuorumServerState, QuorumServerStep, Rest
+from aiolock.stores.quorum._server import QuorumServerStep
+from aiolock.stores.quorum._server_state import QuorumServerState
+from aiolock.stores.quorum._step_context import PART, Rest
 from tests.support.stretches import check_short
 
 MANY: Final = 10_000
@@ -362,7 +364,7 @@ def test_any_operations_between_parts_keep_the_order_of_the_queue(data: st.DataO
         assert due or not any(map(state.fits, forms))
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_server, "PART", data.draw(st.integers(1, 3)))
+        patch.setattr(_step_context, "PART", data.draw(st.integers(1, 3)))
         for ticket in range(10, data.draw(st.integers(20, 60))):
             votes = [vote for vote in state.out if not vote.is_reserved]
             waiting = [*(vote.waiter for vote in votes), *state.waiting]

@@ -12,7 +12,8 @@ from aiolock import LeaseState, LockClient
 from aiolock.protocol import Form, GrantPushed, Participant, Status, WaiterId
 from aiolock.stores._member import VoteInquired, VoteRequest
 from aiolock.stores.quorum._connection import OUT_AFTER
-from aiolock.stores.quorum._server import QuorumServerState, QuorumServerStep
+from aiolock.stores.quorum._server import QuorumServerStep
+from aiolock.stores.quorum._server_state import QuorumServerState
 from aiolock.stores.quorum._statuses import merged
 from tests.support.cancel import KINDS, Kind, cancel_everywhere
 from tests.support.quorums import Server, clients, dies, left_behind, servers
