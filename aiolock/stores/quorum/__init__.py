@@ -5,8 +5,8 @@ state machine: a step on a `_server_state`, whose queue is a `_live_queue`, and 
 `_cast_votes` that `_vote_casting` gives and ends. `_connection` is one member as a client sees it,
 `_membership` all members.
 
-One client's acquisitions are in a `_table`, which these parts have in common: `_questions` to the
-members, `_in_turn` those about many acquisitions; `_renewals`; `_suspension` while no majority
+One client's acquisitions are in a `_table`, which these parts have in `_common`: `_questions` to
+the members, `_in_turn` those about many acquisitions; `_renewals`; `_suspension` while no majority
 votes; `_backstop`; `_local_waiters` and `_handoffs` within the client; `_endings`; `_done_markers`
 and `_finishes` of work that is done once. Whatever goes over all acquisitions of a name or of the
 client does so in parts, by `_passes`.

@@ -41,6 +41,7 @@ from aiolock.stores.quorum._answers import (
 )
 from aiolock.stores.quorum._backstop import Backstop
 from aiolock.stores.quorum._clock import Tickets
+from aiolock.stores.quorum._common import Common
 from aiolock.stores.quorum._counts import unheard
 from aiolock.stores.quorum._done_markers import DoneMarkers
 from aiolock.stores.quorum._endings import Endings
@@ -80,34 +81,36 @@ class QuorumAcquisitions:
         self.table = table = AcquisitionTable(membership.size)
         self._passes = passes = Passes(membership.time)
         self._patience = Patience(membership, passes)
-        self.renewals = renewals = Renewals(membership, passes, table, self._look)
+        common = Common(membership, passes, table)
+        self.renewals = renewals = Renewals(common, self._look)
         self._questions = questions = Questions(
-            *(membership, passes, table, renewals),
+            common,
+            renewals,
             look=self._look,
             answer=self._answer,
             refusals_changed=self._refusals_changed,
         )
-        self.suspension = Suspension(membership, passes, table, questions, self._answer)
+        self.suspension = Suspension(common, questions, self._answer)
         self.in_turn = InTurn(
-            *(membership, passes, table),
+            common,
             questions=questions,
             suspension=self.suspension,
             look=self._look,
         )
         self._backstop = Backstop(membership, questions, renewals, self._look)
-        self._local_waiters = LocalWaiters(membership, passes, table, self.in_turn.ask)
-        self._endings = Endings(membership, passes, table, renewals, self._local_waiters)
+        self._local_waiters = LocalWaiters(common, self.in_turn.ask)
+        self._endings = Endings(common, renewals, self._local_waiters)
         self._handoffs = LocalHandoffs(
-            *(membership, passes, table),
+            common,
             local_waiters=self._local_waiters,
             endings=self._endings,
             look=self._look,
             deliver=deliver,
         )
-        self._done_markers = DoneMarkers(membership, passes, table, self._look)
-        self.finishes = Finishes(membership, passes, table, self._endings)
+        self._done_markers = DoneMarkers(common, self._look)
+        self.finishes = Finishes(common, self._endings)
         self.pushes = Pushes(
-            *(membership, passes, table),
+            common,
             questions=questions,
             in_turn=self.in_turn,
             endings=self._endings,

@@ -45,12 +45,10 @@ from typing import Any, Final
 from aiolock.errors import StoreError
 from aiolock.stores._member import DoneMarker, DoneRecord
 from aiolock.stores.quorum._acquisition import JUST_AFTER, QuorumAcquisition
+from aiolock.stores.quorum._common import Common
 from aiolock.stores.quorum._connection import MemberConnection
 from aiolock.stores.quorum._counts import unheard
-from aiolock.stores.quorum._membership import Membership
-from aiolock.stores.quorum._passes import Passes
 from aiolock.stores.quorum._questions import SOON
-from aiolock.stores.quorum._table import AcquisitionTable
 
 _AGAIN: Final = 0.5
 """Seconds after which the members are asked again whether the work is done."""
@@ -62,19 +60,11 @@ work is done."""
 class DoneMarkers:
     """The done markers that one client's candidates meet, or ask for."""
 
-    def __init__(
-        self,
-        membership: Membership,
-        passes: Passes,
-        table: AcquisitionTable,
-        look: Callable[[QuorumAcquisition], object],
-    ) -> None:
+    def __init__(self, common: Common, look: Callable[[QuorumAcquisition], object]) -> None:
         """``look`` acts on the votes of an acquisition, and on what is known of its marker."""
-        self._membership = membership
-        self._connections = membership.connections
-        self._time = membership.time
-        self._passes = passes
-        self._table = table
+        self._membership, self._passes, self._table = common
+        self._connections = common.membership.connections
+        self._time = common.membership.time
         self._look = look
 
     # A known done marker

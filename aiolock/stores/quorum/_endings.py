@@ -13,14 +13,13 @@ from aiolock._futures import retrieve
 from aiolock.protocol import WAS_ABSENT, WAS_HOLDER, WAS_QUEUED, Busy, Form, WaiterId
 from aiolock.stores._member import LOST, OUTSIDE, UNBOUNDED, OnReply, VoteRequest
 from aiolock.stores.quorum._acquisition import QuorumAcquisition
+from aiolock.stores.quorum._common import Common
 from aiolock.stores.quorum._connection import MemberConnection
 from aiolock.stores.quorum._counts import Tally, unheard
 from aiolock.stores.quorum._local_waiters import LocalWaiters
-from aiolock.stores.quorum._membership import Membership
-from aiolock.stores.quorum._passes import Passes
 from aiolock.stores.quorum._releases import Release, Releases, release_at
 from aiolock.stores.quorum._renewals import Renewals
-from aiolock.stores.quorum._table import FEW, AcquisitionTable
+from aiolock.stores.quorum._table import FEW
 
 _LATELY: Final = 1.0
 """Seconds after a release in which a push about its waiter may have been sent before it."""
@@ -29,19 +28,11 @@ _LATELY: Final = 1.0
 class Endings:
     """The ends of one client's acquisitions."""
 
-    def __init__(
-        self,
-        membership: Membership,
-        passes: Passes,
-        table: AcquisitionTable,
-        renewals: Renewals,
-        local_waiters: LocalWaiters,
-    ) -> None:
-        self._membership = membership
-        self._connections = membership.connections
-        self._time = membership.time
+    def __init__(self, common: Common, renewals: Renewals, local_waiters: LocalWaiters) -> None:
+        self._membership, passes, self._table = common
+        self._connections = common.membership.connections
+        self._time = common.membership.time
         self._loop = asyncio.get_running_loop()
-        self._table = table
         self._renewals = renewals
         self._local_waiters = local_waiters
         self._releases = Releases(self._time, passes)

@@ -13,12 +13,11 @@ from typing import Final
 from aiolock.protocol import WAS_ABSENT, WAS_HOLDER, Finish, WaiterId
 from aiolock.stores._member import UNBOUNDED, VoteRequest
 from aiolock.stores.quorum._acquisition import QuorumAcquisition
+from aiolock.stores.quorum._common import Common
 from aiolock.stores.quorum._connection import MemberConnection
 from aiolock.stores.quorum._endings import Endings
-from aiolock.stores.quorum._membership import Membership
-from aiolock.stores.quorum._passes import ASKED, Passes, Timer
+from aiolock.stores.quorum._passes import ASKED, Timer
 from aiolock.stores.quorum._releases import release_at
-from aiolock.stores.quorum._table import AcquisitionTable
 
 _LONGEST: Final = 3600.0
 """Seconds after which a finish that fails is not sent again, whatever the lease."""
@@ -27,18 +26,10 @@ _LONGEST: Final = 3600.0
 class Finishes:
     """The finishes of one client that are not over."""
 
-    def __init__(
-        self,
-        membership: Membership,
-        passes: Passes,
-        table: AcquisitionTable,
-        endings: Endings,
-    ) -> None:
-        self._membership = membership
-        self._connections = membership.connections
-        self._time = membership.time
-        self._passes = passes
-        self._table = table
+    def __init__(self, common: Common, endings: Endings) -> None:
+        self._membership, self._passes, self._table = common
+        self._connections = common.membership.connections
+        self._time = common.membership.time
         self._endings = endings
         self._finishing = dict[WaiterId, _Finish]()
         """By the waiter in the client's numbering."""

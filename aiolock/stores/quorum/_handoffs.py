@@ -29,12 +29,10 @@ from aiolock.protocol import WAS_HOLDER, Deliver
 from aiolock.stores._member import GONE, SHARED
 from aiolock.stores.quorum._acquisition import QuorumAcquisition
 from aiolock.stores.quorum._answers import pushed
+from aiolock.stores.quorum._common import Common
 from aiolock.stores.quorum._endings import Endings
 from aiolock.stores.quorum._local_waiters import LocalWaiters, are_alike
-from aiolock.stores.quorum._membership import Membership
 from aiolock.stores.quorum._name_queue import FRESH, NameQueue
-from aiolock.stores.quorum._passes import Passes
-from aiolock.stores.quorum._table import AcquisitionTable
 
 _AHEAD: Final = 64
 """How many fences are made known to the members in advance."""
@@ -53,9 +51,7 @@ class LocalHandoffs:
 
     def __init__(  # its parts, and the receivers of what happens
         self,
-        membership: Membership,
-        passes: Passes,
-        table: AcquisitionTable,
+        common: Common,
         *,
         local_waiters: LocalWaiters,
         endings: Endings,
@@ -63,11 +59,10 @@ class LocalHandoffs:
         deliver: Deliver,
     ) -> None:
         """``look`` acts on the votes of an acquisition."""
+        membership, self._passes, self._table = common
         self._connections = membership.connections
         self._time = membership.time
         self._loop = asyncio.get_running_loop()
-        self._passes = passes
-        self._table = table
         self._local_waiters = local_waiters
         self._endings = endings
         self._look = look

@@ -10,12 +10,11 @@ from collections import deque
 from collections.abc import Callable, Iterator
 
 from aiolock.stores.quorum._acquisition import QuorumAcquisition
-from aiolock.stores.quorum._membership import Membership
+from aiolock.stores.quorum._common import Common
 from aiolock.stores.quorum._name_queue import NameQueue
-from aiolock.stores.quorum._passes import ASKED, Passes
+from aiolock.stores.quorum._passes import ASKED
 from aiolock.stores.quorum._questions import Questions
 from aiolock.stores.quorum._suspension import Suspension
-from aiolock.stores.quorum._table import AcquisitionTable
 
 
 class InTurn:
@@ -23,23 +22,19 @@ class InTurn:
 
     def __init__(  # its parts
         self,
-        membership: Membership,
-        passes: Passes,
-        table: AcquisitionTable,
+        common: Common,
         *,
         questions: Questions,
         suspension: Suspension,
         look: Callable[[QuorumAcquisition], object],
     ) -> None:
         """``look`` acts on the votes of an acquisition."""
-        self._membership = membership
-        self._time = membership.time
-        self._passes = passes
-        self._table = table
+        self._membership, self._passes, self._table = common
+        self._time = common.membership.time
         self._questions = questions
         self._suspension = suspension
         self._look = look
-        self._left = [deque[QuorumAcquisition]() for _ in membership.connections]
+        self._left = [deque[QuorumAcquisition]() for _ in common.membership.connections]
         """By member: what is left of a pass that asks it for all acquisitions of the client."""
 
     def ask(self, acquisition: QuorumAcquisition, now: float) -> None:

@@ -16,10 +16,9 @@ from typing import Final
 from aiolock.protocol import Form, Queued
 from aiolock.stores.quorum._acquisition import QuorumAcquisition
 from aiolock.stores.quorum._answers import ASK_AGAIN
-from aiolock.stores.quorum._membership import Membership
+from aiolock.stores.quorum._common import Common
 from aiolock.stores.quorum._name_queue import NameQueue
-from aiolock.stores.quorum._passes import ASKED, Passes
-from aiolock.stores.quorum._table import AcquisitionTable
+from aiolock.stores.quorum._passes import ASKED
 
 LAZY: Final = 0.05
 """Seconds for which a waiter may wait at its client, without a place in a queue."""
@@ -28,18 +27,10 @@ LAZY: Final = 0.05
 class LocalWaiters:
     """The waiters of one client that are in no queue of a member."""
 
-    def __init__(
-        self,
-        membership: Membership,
-        passes: Passes,
-        table: AcquisitionTable,
-        ask: Callable[[QuorumAcquisition, float], object],
-    ) -> None:
+    def __init__(self, common: Common, ask: Callable[[QuorumAcquisition, float], object]) -> None:
         """``ask`` asks all members for a waiter, behind those that came before it."""
-        self._membership = membership
-        self._time = membership.time
-        self._passes = passes
-        self._table = table
+        self._membership, self._passes, self._table = common
+        self._time = common.membership.time
         self._ask = ask
 
     def wait_here(self, queue: NameQueue, acquisition: QuorumAcquisition) -> bool:

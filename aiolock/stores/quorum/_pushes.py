@@ -8,12 +8,11 @@ from typing import Protocol
 from aiolock.protocol import AskAgain, Deliver, Form, ReleaseRequested, WaiterId, lasts
 from aiolock.stores._member import VoteRequest
 from aiolock.stores.quorum._acquisition import QuorumAcquisition
+from aiolock.stores.quorum._common import Common
 from aiolock.stores.quorum._endings import Endings
 from aiolock.stores.quorum._in_turn import InTurn
-from aiolock.stores.quorum._membership import Membership
-from aiolock.stores.quorum._passes import ASKED, Passes
+from aiolock.stores.quorum._passes import ASKED
 from aiolock.stores.quorum._questions import Questions
-from aiolock.stores.quorum._table import AcquisitionTable
 
 
 class Look(Protocol):
@@ -27,9 +26,7 @@ class Pushes:
 
     def __init__(  # its parts, and the receivers of what happens
         self,
-        membership: Membership,
-        passes: Passes,
-        table: AcquisitionTable,
+        common: Common,
         *,
         questions: Questions,
         in_turn: InTurn,
@@ -37,10 +34,9 @@ class Pushes:
         look: Look,
         deliver: Deliver,
     ) -> None:
+        membership, self._passes, self._table = common
         self._connections = membership.connections
         self._time = membership.time
-        self._passes = passes
-        self._table = table
         self._questions = questions
         self._in_turn = in_turn
         self._endings = endings

@@ -20,13 +20,11 @@ from aiolock.stores._member import (
     Voted,
 )
 from aiolock.stores.quorum._acquisition import JUST_AFTER, QuorumAcquisition
+from aiolock.stores.quorum._common import Common
 from aiolock.stores.quorum._connection import RETRY
-from aiolock.stores.quorum._membership import Membership
-from aiolock.stores.quorum._passes import Passes
 from aiolock.stores.quorum._periods import ENDLESS, UNKNOWN, Period, period_of
 from aiolock.stores.quorum._releases import release_at
 from aiolock.stores.quorum._renewals import Renewals
-from aiolock.stores.quorum._table import AcquisitionTable
 from aiolock.stores.quorum._votes import Phase, YieldVote
 
 SOON: Final = 0.02
@@ -38,9 +36,7 @@ class Questions:
 
     def __init__(  # its parts, and the receivers of answers
         self,
-        membership: Membership,
-        passes: Passes,
-        table: AcquisitionTable,
+        common: Common,
         renewals: Renewals,
         *,
         look: Callable[[QuorumAcquisition], object],
@@ -51,12 +47,11 @@ class Questions:
         enough is known. ``refusals_changed``: a member has refused to vote for it, or may vote for
         it again.
         """
+        membership, self._passes, self._table = common
         self._connections = membership.connections
         self._clocks = membership.clocks
         self._time = membership.time
         self._loop = asyncio.get_running_loop()
-        self._passes = passes
-        self._table = table
         self._renewals = renewals
         self._look = look
         self._answer = answer

@@ -10,11 +10,11 @@ from typing import Any, Final
 from aiolock.protocol import Renewal, WaiterId, lasts
 from aiolock.stores._member import OnReply
 from aiolock.stores.quorum._acquisition import QuorumAcquisition, lease_until
+from aiolock.stores.quorum._common import Common
 from aiolock.stores.quorum._connection import RETRY
 from aiolock.stores.quorum._counts import Concluded, Renewing, unheard
-from aiolock.stores.quorum._membership import ANSWER_TIMEOUT, Membership
-from aiolock.stores.quorum._passes import ASKED, Passes
-from aiolock.stores.quorum._table import AcquisitionTable
+from aiolock.stores.quorum._membership import ANSWER_TIMEOUT
+from aiolock.stores.quorum._passes import ASKED
 
 _RENEWAL_TIMEOUT: Final = 1.0
 """Seconds for the members to answer a renewal; after that its outcome is unknown."""
@@ -23,19 +23,11 @@ _RENEWAL_TIMEOUT: Final = 1.0
 class Renewals:
     """The renewals of one client."""
 
-    def __init__(
-        self,
-        membership: Membership,
-        passes: Passes,
-        table: AcquisitionTable,
-        look: Callable[[QuorumAcquisition], object],
-    ) -> None:
+    def __init__(self, common: Common, look: Callable[[QuorumAcquisition], object]) -> None:
         """``look`` acts on the votes of an acquisition, after an answer about one of them."""
-        self._membership = membership
-        self._connections = membership.connections
-        self._time = membership.time
-        self._passes = passes
-        self._table = table
+        self._membership, self._passes, self._table = common
+        self._connections = common.membership.connections
+        self._time = common.membership.time
         self._look = look
         self._latest = dict[WaiterId, Renewing]()
         """The latest renewal of each waiter that has entered."""

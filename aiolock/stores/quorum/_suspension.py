@@ -10,11 +10,10 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 from aiolock.stores.quorum._acquisition import QuorumAcquisition
-from aiolock.stores.quorum._membership import Membership
-from aiolock.stores.quorum._passes import ASKED, Passes
+from aiolock.stores.quorum._common import Common
+from aiolock.stores.quorum._passes import ASKED
 from aiolock.stores.quorum._questions import Questions
 from aiolock.stores.quorum._releases import release_at
-from aiolock.stores.quorum._table import AcquisitionTable
 
 _VOTING: Final = "voting"
 """The pass that suspends acquisitions while no majority votes, and resumes them."""
@@ -25,18 +24,14 @@ class Suspension:
 
     def __init__(
         self,
-        membership: Membership,
-        passes: Passes,
-        table: AcquisitionTable,
+        common: Common,
         questions: Questions,
         answer: Callable[[QuorumAcquisition], object],
     ) -> None:
         """``answer`` answers the client, once enough is known."""
-        self._membership = membership
-        self._connections = membership.connections
-        self._time = membership.time
-        self._passes = passes
-        self._table = table
+        self._membership, self._passes, self._table = common
+        self._connections = common.membership.connections
+        self._time = common.membership.time
         self._questions = questions
         self._answer = answer
         self._votes: tuple[bool, ...] = ()
