@@ -29,9 +29,15 @@ class LiveQueue:
         queue = self._state.queue
         if not queue or self._is_there(queue[0][1].client):
             return queue[0] if queue else None
-        clients = (waiter.client for _, waiter in queue)
-        dead = next((at for at, each in enumerate(clients) if self._is_there(each)), len(queue))
-        self._state.remove([waiter for _, waiter in queue[:dead]])
+        dead = 0
+        gone = queue[0][1].client  # many are of one client: it is looked up once
+        for _, waiter in queue:
+            if waiter.client != gone:
+                if self._is_there(waiter.client):
+                    break
+                gone = waiter.client
+            dead += 1
+        self._state.remove_first(dead)
         return queue[0] if queue else None
 
     def enqueue(self, place: tuple[int, WaiterId], form: Form) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Iterable
+from collections.abc import Collection
 
 from aiolock.protocol import Form, WaiterId
 from aiolock.stores.quorum._cast_votes import SharedVotes, Vote
@@ -115,10 +115,18 @@ class QuorumServerState:
         del self.queue[bisect_left(self.queue, (ticket, waiter))]
         return True
 
-    def remove(self, gone: Iterable[WaiterId]) -> None:
+    def remove(self, gone: Collection[WaiterId]) -> None:
         """Take these, which are in the queue, out of it; all at once, as there may be many."""
-        before = len(self.waiting)
-        for waiter in gone:
-            del self.waiting[waiter]
-        if len(self.waiting) < before:
+        if len(gone) == len(self.queue):
+            self.waiting.clear()
+            self.queue.clear()
+        elif gone:
+            for waiter in gone:
+                del self.waiting[waiter]
             self.queue[:] = [place for place in self.queue if place[1] in self.waiting]
+
+    def remove_first(self, count: int) -> None:
+        """Take so many waiters out of the queue, from its head on."""
+        for _, waiter in self.queue[:count]:
+            del self.waiting[waiter]
+        del self.queue[:count]
