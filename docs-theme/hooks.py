@@ -6,12 +6,16 @@ reference, and that before what is about the inside of aiolock.
 
 from __future__ import annotations
 
+import ast
 import re
 import runpy
 from pathlib import Path
 from typing import Any
 
-SAFEGUARDS = Path(__file__).parent.parent / "tests" / "proof" / "safeguards.py"
+ROOT = Path(__file__).parent.parent
+SAFEGUARDS = ROOT / "tests" / "proof" / "safeguards.py"
+OF_PAGE = "<!-- the names that link to this page in api.md -->"
+OF_THREADS = "<!-- the names in api.md that threads have, too -->"
 HIDDEN = {  # what stands beside a page, where it needs the width
     "index.md": ["navigation", "toc"],
     "comparison.md": ["toc"],
@@ -57,6 +61,29 @@ def first_paragraph(markdown: str) -> str:
     return ""
 
 
+def with_names(markdown: str, page: str) -> str:
+    """A page of the reference, with the names that the table of the overview has for it."""
+    overview = (ROOT / "docs" / "reference" / "api.md").read_text("utf-8")
+    package, linked = "aiolock", re.findall(r"\((\w+\.md)#aiolock\.(\w+)\)", overview)
+    if OF_THREADS in markdown:
+        package, threads = "aiolock.sync", _all_of(ROOT / "aiolock" / "sync" / "_client.py")
+        names = [name for _, name in linked if name in threads]
+    else:
+        names = [name for target, name in linked if page == f"reference/{target}"]
+    blocks = (f"::: {package}.{name}" for name in names)
+    shown = "\n\n".join(block for block in blocks if f"{block}\n" not in markdown)
+    return markdown.replace(OF_PAGE, shown).replace(OF_THREADS, shown)
+
+
+def _all_of(module: Path) -> list[str]:
+    """The `__all__` of a module, which is not imported."""
+    for node in ast.parse(module.read_text("utf-8")).body:
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
+            names: list[str] = ast.literal_eval(node.value)
+            return names
+    raise LookupError(f"{module} has no __all__")
+
+
 def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
     """Called by mkdocs for each page, before it is made HTML of."""
     page.meta.setdefault("description", first_paragraph(markdown))
@@ -67,7 +94,7 @@ def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
     if page.file.src_uri == "ablations.md":
         tables: str = runpy.run_path(str(SAFEGUARDS))["markdown"]()
         return markdown.replace("<!-- the tables of tests/proof/ablations/ -->", tables)
-    return markdown
+    return with_names(markdown, page.file.src_uri)
 
 
 def on_page_content(html: str, **_: Any) -> str:

@@ -16,6 +16,7 @@ import importlib.util
 import inspect
 import os
 import re
+import runpy
 import sqlite3
 import subprocess
 import sys
@@ -154,7 +155,11 @@ def opened(runner: asyncio.Runner, url: str) -> Iterator[aiolock.LockClient]:
 
 def test_reference_shows_each_public_name() -> None:
     """Each public name stands on a page of the reference, by itself or with its whole module."""
-    pages = "\n".join(page.read_text("utf-8") for page in ROOT.glob("docs/reference/*.md"))
+    with_names = runpy.run_path(str(ROOT / "docs-theme" / "hooks.py"))["with_names"]
+    pages = "\n".join(
+        with_names(page.read_text("utf-8"), f"reference/{page.name}")
+        for page in ROOT.glob("docs/reference/*.md")
+    )
     shown = set(re.findall(r"^::: (aiolock[\w.]*)", pages, re.MULTILINE))
     errors = [name for name, it in vars(aiolock.errors).items() if inspect.isclass(it)]
     missing = set[str]()

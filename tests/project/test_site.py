@@ -5,13 +5,14 @@
 
 from __future__ import annotations
 
-import importlib.util
 import inspect
 import re
+import runpy
 import unicodedata
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -24,6 +25,8 @@ from aiolock._engine.hold import LossReason
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
+HOOKS = SimpleNamespace(**runpy.run_path(str(ROOT / "docs-theme" / "hooks.py")))
+"""What mkdocs does with each page."""
 PAGES = sorted(DOCS.glob("**/*.md"))
 FENCED = re.compile(r"^( *)```.*?^\1```$", re.DOTALL | re.MULTILINE)
 LINK = re.compile(r"\]\(([^)\s]+)\)|^\[[^\]]+\]: (\S+)$", re.MULTILINE)
@@ -36,7 +39,9 @@ def name_of(page: Path) -> str:
 
 def text_of(page: Path) -> str:
     """What a page says, less its says and its blocks of code."""
-    text = page.read_text("utf-8").replace('--8<-- "CHANGELOG.md"', "# Changelog\n\nAll of it.")
+    text = HOOKS.with_names(page.read_text("utf-8"), name_of(page)).replace(
+        '--8<-- "CHANGELOG.md"', "# Changelog\n\nAll of it."
+    )
     return FENCED.sub("```\n```", re.sub(r"\A---\n.*?\n---\n", "", text, flags=re.DOTALL))
 
 
@@ -159,16 +164,11 @@ def test_errors_page_explains_each_error_loss_reason_and_state() -> None:
 
 def test_mkdocs_hooks_name_existing_pages_and_plain_descriptions() -> None:
     """Each page has a description, in plain words; what is said of single pages is of some."""
-    spec = importlib.util.spec_from_file_location("hooks", ROOT / "docs-theme" / "hooks.py")
-    assert spec is not None
-    assert spec.loader is not None
-    hooks = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(hooks)
     names = [name_of(page) for page in PAGES]
-    for start in (*hooks.BOOSTS, *hooks.HIDDEN):
+    for start in (*HOOKS.BOOSTS, *HOOKS.HIDDEN):
         assert any(name.startswith(start) for name in names), f"{start} is no page"
     for page in PAGES:
-        said = hooks.first_paragraph(page.read_text("utf-8"))
+        said = HOOKS.first_paragraph(page.read_text("utf-8"))
         if name_of(page) not in {"index.md", "changelog.md"}:
             assert 20 < len(said) <= 300, f"{name_of(page)}: {said!r}"
             assert not re.search(r"\]\(|`|::", said), f"{name_of(page)}: {said!r}"
