@@ -433,6 +433,15 @@ async def test_option_of_another_library_suggests_ours(
 
 
 @pytest.mark.one_loop
+@pytest.mark.parametrize("kind", sorted(aiolock.store.ALL_KINDS - {"periodic"}))
+def test_misspelled_option_for_threads_suggests_ours(kind: str) -> None:
+    """A `TypeError` with what is meant, of each kind that has it."""
+    wrong: dict[str, Any] = {"tmeout": 5}
+    with pytest.raises(TypeError, match=rf"^{kind}\(\) .*'tmeout': did you mean timeout="):
+        getattr(aiolock.sync.connect("memory://"), kind)("a", **wrong)
+
+
+@pytest.mark.one_loop
 def test_connect_option_of_another_library_suggests_ours() -> None:
     """A ttl is given there, too."""
     wrong: dict[str, Any] = {"expire": 30}

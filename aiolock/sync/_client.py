@@ -5,31 +5,30 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import inspect
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from concurrent.futures import Future
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, ParamSpec, Self, TypeVar, Unpack
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Concatenate,
+    Final,
+    ParamSpec,
+    Self,
+    TypeVar,
+    Unpack,
+    get_type_hints,
+)
 
 import aiolock
 from aiolock.copying import Uncopyable
 from aiolock.errors import ClientClosed
 from aiolock.naming import checked_result, describe_each, family_of, formatter
 from aiolock.observer import Deadlock
-from aiolock.options import (
-    BarrierOptions,
-    ConnectOptions,
-    ElectionOptions,
-    EventOptions,
-    LatchOptions,
-    LockOptions,
-    MultiLockOptions,
-    OnceOptions,
-    PeriodicOptions,
-    RWLockOptions,
-    SemaphoreOptions,
-)
+from aiolock.options import ConnectOptions, LockOptions
 from aiolock.protocol import Status
-from aiolock.signatures import spelled_out
+from aiolock.signatures import spelled_out, unexpected
 from aiolock.store import ServerStatus, Store
 from aiolock.sync._body import Bodies
 from aiolock.sync._greenlets import check_no_greenlets
@@ -47,6 +46,7 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 R = TypeVar("R")
 T = TypeVar("T")
+Given = TypeVar("Given")
 
 
 @spelled_out(aiolock.connect, ConnectOptions)
@@ -69,6 +69,32 @@ def connect(
     """
     check_no_greenlets()
     return LockClient(aiolock.connect(target, **options))
+
+
+def _as_for_tasks(
+    method: Callable[Concatenate[aiolock.LockClient, P], Given],
+) -> Callable[[Callable[[LockClient, Given], T]], Callable[Concatenate[LockClient, P], T]]:
+    """Let a method be called like this one, for tasks, and give it what this one makes.
+
+    Type checkers and `inspect` see the parameters of this one; the site, by docs-theme/threads.py.
+    """
+    signature, hints = inspect.signature(method), get_type_hints(method, include_extras=True)
+
+    def decorate(made: Callable[[LockClient, Given], T]) -> Callable[Concatenate[LockClient, P], T]:
+        @functools.wraps(made)
+        def call(self: LockClient, /, *args: P.args, **kwargs: P.kwargs) -> T:
+            for name in kwargs:
+                if name not in signature.parameters:
+                    raise unexpected(call, name)
+            return made(self, method(self._client, *args, **kwargs))
+
+        returns = inspect.signature(made).return_annotation
+        shown = signature.replace(return_annotation=returns)
+        call.__signature__ = shown  # type: ignore[attr-defined]  # what `inspect` looks for
+        call.__annotations__ = {**hints, "return": returns}
+        return call
+
+    return decorate
 
 
 class LockClient(Uncopyable, instead=aiolock.LockClient._instead):
@@ -299,60 +325,59 @@ class LockClient(Uncopyable, instead=aiolock.LockClient._instead):
         portal = self._portal
         return self._client.servers() if portal is None else portal.read(self._client.servers)
 
-    @spelled_out(aiolock.LockClient.lock, LockOptions)
-    def lock(self, name: str, **options: Unpack[LockOptions]) -> Lock:
+    @_as_for_tasks(aiolock.LockClient.lock)
+    def lock(self, lock: aiolock.Lock) -> Lock:
         """A description of the lock ``name``; no I/O, and nothing to close.
 
         The parameters and errors are those of `aiolock.LockClient.lock`; for what ``on_lost`` means
         to a thread, see `Lock`.
         """
-        return Lock(self, self._client.lock(name, **options))
+        return Lock(self, lock)
 
-    @spelled_out(aiolock.LockClient.lock, RWLockOptions)
-    def rwlock(self, name: str, **options: Unpack[RWLockOptions]) -> RWLock:
+    @_as_for_tasks(aiolock.LockClient.rwlock)
+    def rwlock(self, rwlock: aiolock.RWLock) -> RWLock:
         """A lock that readers share and a writer has alone: as `aiolock.LockClient.rwlock`."""
-        return RWLock(self, self._client.rwlock(name, **options))
+        return RWLock(self, rwlock)
 
-    @spelled_out(aiolock.LockClient.lock, SemaphoreOptions)
-    def semaphore(self, name: str, limit: int, **options: Unpack[SemaphoreOptions]) -> Semaphore:
+    @_as_for_tasks(aiolock.LockClient.semaphore)
+    def semaphore(self, semaphore: aiolock.Semaphore) -> Semaphore:
         """``limit`` permits for all processes: as `aiolock.LockClient.semaphore`."""
-        return Semaphore(self, self._client.semaphore(name, limit, **options))
+        return Semaphore(self, semaphore)
 
-    @spelled_out(aiolock.LockClient.lock, MultiLockOptions)
-    def multilock(self, *names: str, **options: Unpack[MultiLockOptions]) -> MultiLock:
+    @_as_for_tasks(aiolock.LockClient.multilock)
+    def multilock(self, multilock: aiolock.MultiLock) -> MultiLock:
         """Several locks as one, without deadlock: as `aiolock.LockClient.multilock`."""
-        return MultiLock(self, self._client.multilock(*names, **options))
+        return MultiLock(self, multilock)
 
-    @spelled_out(aiolock.LockClient.latch, LatchOptions)
-    def latch(self, name: str, count: int, **options: Unpack[LatchOptions]) -> Latch:
+    @_as_for_tasks(aiolock.LockClient.latch)
+    def latch(self, latch: aiolock.Latch) -> Latch:
         """A latch, which opens after ``count`` counts: as `aiolock.LockClient.latch`."""
-        return Latch(self, self._client.latch(name, count, **options))
+        return Latch(self, latch)
 
-    @spelled_out(aiolock.LockClient.event, EventOptions)
-    def event(self, name: str, **options: Unpack[EventOptions]) -> Event:
+    @_as_for_tasks(aiolock.LockClient.event)
+    def event(self, event: aiolock.Event) -> Event:
         """An event that happens once: as `aiolock.LockClient.event`."""
-        return Event(self, self._client.event(name, **options))
+        return Event(self, event)
 
-    @spelled_out(aiolock.LockClient.barrier, BarrierOptions)
-    def barrier(self, name: str, parties: int, **options: Unpack[BarrierOptions]) -> Barrier:
+    @_as_for_tasks(aiolock.LockClient.barrier)
+    def barrier(self, barrier: aiolock.Barrier) -> Barrier:
         """A barrier, which lets ``parties`` through together: as `aiolock.LockClient.barrier`."""
-        return Barrier(self, self._client.barrier(name, parties, **options))
+        return Barrier(self, barrier)
 
-    @spelled_out(aiolock.LockClient.lock, ElectionOptions)
-    def election(self, name: str, **options: Unpack[ElectionOptions]) -> Election:
+    @_as_for_tasks(aiolock.LockClient.election)
+    def election(self, election: aiolock.Election) -> Election:
         """An election of one leader among many: as `aiolock.LockClient.election`."""
-        return Election(self, self._client.election(name, **options))
+        return Election(self, election)
 
-    @spelled_out(aiolock.LockClient.periodic, PeriodicOptions)
-    def periodic(self, name: str, **options: Unpack[PeriodicOptions]) -> Periodic:
+    @_as_for_tasks(aiolock.LockClient.periodic)
+    def periodic(self, periodic: aiolock.Periodic) -> Periodic:
         """A job of which one run begins in each period: as `aiolock.LockClient.periodic`."""
-        return Periodic(self, self._client.periodic(name, **options))
+        return Periodic(self, periodic)
 
-    @spelled_out(aiolock.LockClient.once, OnceOptions)
-    def once(self, name: str, **options: Unpack[OnceOptions]) -> Once:
+    @_as_for_tasks(aiolock.LockClient.once)
+    def once(self, once: aiolock.Once) -> Once:
         """A piece of work to be done once: as `aiolock.LockClient.once`."""
-        named = functools.partial(self.once, **options)
-        return Once(self, self._client.once(name, **options), named)
+        return Once(self, once)
 
     @spelled_out(aiolock.LockClient.lock, LockOptions)
     def locked(

@@ -37,12 +37,11 @@ class Once(Entrance[aiolock.Lease | None, Lease | None]):
     already.
     """
 
-    __slots__ = ("__weakref__", "_named", "_once")
+    __slots__ = ("__weakref__", "_once")
 
-    def __init__(self, client: Opened, once: aiolock.Once, named: Callable[[str], Once]) -> None:
+    def __init__(self, client: Opened, once: aiolock.Once) -> None:
         super().__init__(client, once, _lease)
         self._once = once
-        self._named = named
 
     def __repr__(self) -> str:
         return repr(self._once)
@@ -91,7 +90,7 @@ class Once(Entrance[aiolock.Lease | None, Lease | None]):
 
         @functools.wraps(function)
         def call(*args: P.args, **kwargs: P.kwargs) -> R | None:
-            with self._named(name(*args, **kwargs)) as lease:
+            with Once(self._client, self._once._named(name(*args, **kwargs))) as lease:
                 return (
                     None if lease is None else checked_result(function(*args, **kwargs), function)
                 )
