@@ -25,19 +25,19 @@ UNREADABLE: Final = (KeyError, TypeError, ValueError)
 _dumps: Final = json.JSONEncoder(separators=(",", ":"), check_circular=False).encode
 
 
-_FORM: Final = tuple(each.name for each in fields(Form) if each.init and each.compare)
+FORM: Final = tuple(each for each in fields(Form) if each.init and each.compare)
 """What is written of a form, in this order. A later version adds to its end only."""
 
 
 @lru_cache(maxsize=1024)
 def _form_data(form: Form) -> tuple[Any, ...]:
-    values = (getattr(form, name) for name in _FORM)
+    values = (getattr(form, each.name) for each in FORM)
     return tuple(value.value if isinstance(value, Rule) else value for value in values)
 
 
 @lru_cache(maxsize=1024)
 def _form(*data: Any) -> Form:
-    claim, shared, rule, *others = data[: len(_FORM)]  # a later version may have written more
+    claim, shared, rule, *others = data[: len(FORM)]  # a later version may have written more
     return Form(claim, shared, Rule(rule), *others)
 
 

@@ -29,6 +29,7 @@ from aiolock.protocol import (
     Status,
     WaiterId,
 )
+from aiolock.stores._codec import FORM
 from aiolock.stores.machine import NameEvent
 
 Value = bytes | None
@@ -61,47 +62,25 @@ def numbers(values: Sequence[int]) -> bytes:
 @lru_cache(maxsize=1024)
 def form(of: Form) -> bytes:
     """The form of a waiter, in the order in which `_waiter` of the schema reads it."""
-    return numbers(
-        (
-            of.claim,
-            of.shared,
-            ord(of.rule.value) if of.rule.value else 0,
-            of.number,
-            of.declared,
-            of.fixed,
-            of.once,
-            of.downgrades,
-            of.after_loss,
-            of.after_grant,
-            of.period,
-            of.priority,
-        )
-    )
+    values = (getattr(of, each.name) for each in FORM)
+    return numbers([ord(v.value or "\0") if isinstance(v, Rule) else v for v in values])
 
 
 # Answers
 
 
+_READ: Final[dict[Any, Callable[[int], Any]]] = {
+    "int": int,
+    "bool": bool,
+    "Rule": lambda code: Rule(chr(code) if code else ""),
+}
+"""How a number is read, by the type of its field."""
+
+
 @lru_cache(maxsize=1024)
 def _form(text: str) -> Form:
-    claim, shared, rule, amount, declared, fixed, once, downgrades, *terms = map(
-        int, text.split(",")
-    )
-    after_loss, after_grant, period, priority, *_ = terms
-    return Form(
-        claim,
-        shared=bool(shared),
-        rule=Rule(chr(rule) if rule else ""),
-        number=amount,
-        declared=declared,
-        fixed=bool(fixed),
-        once=bool(once),
-        downgrades=bool(downgrades),
-        after_loss=after_loss,
-        after_grant=after_grant,
-        period=period,
-        priority=priority,
-    )
+    numbers = map(int, text.split(","))  # a later version may have written more
+    return Form(**{each.name: _READ[each.type](n) for each, n in zip(FORM, numbers, strict=False)})
 
 
 def event(text: str, client: str, name: str = "") -> NameEvent:
