@@ -52,6 +52,21 @@ DESCRIBE: Final[dict[str, Callable[[Any], object]]] = {
 }
 """Of every kind but locks."""
 
+
+def test_all_kinds_are_what_methods_of_a_client_describe() -> None:
+    """A kind that is missing there has no status, and no store can refuse it."""
+    described = {
+        name
+        for name, method in vars(aiolock.LockClient).items()
+        if inspect.isfunction(method)
+        and not inspect.iscoroutinefunction(method)
+        and inspect.isclass(
+            getattr(aiolock, str(inspect.signature(method).return_annotation), None)
+        )
+    }
+    assert described - {"multilock", "_described", "_named", "_passing"} == ALL_KINDS
+
+
 LASTING: dict[str, Callable[[Any, float], object]] = {
     "lock": lambda client, ttl: client.lock("a", ttl=ttl),
     "locked": lambda client, ttl: client.locked("a", ttl=ttl),
