@@ -16,10 +16,12 @@ class Threads(griffe.Extension):
         if pkg.name != "aiolock":
             return
         unpack = griffe.UnpackTypedDictExtension()
-        tasks = pkg["_client.LockClient"]
-        for method in pkg["sync._client.LockClient"].functions.values():
+        tasks, methods = pkg["_client.LockClient"], pkg["sync._client.LockClient"].functions
+        names = list[str]()
+        for method in methods.values():
             decorators = " ".join(str(each.value) for each in method.decorators)
             if found := re.search(r"_as_for_tasks\(aiolock\.LockClient\.(\w+)\)", decorators):
+                names.append(found[1])
                 like = tasks[found[1]]
                 unpack.on_function(func=like)  # the extensions have not been called for it yet
                 method.parameters = like.parameters
@@ -28,3 +30,4 @@ class Threads(griffe.Extension):
                     for section in like.docstring.parsed
                     if section.kind is griffe.DocstringSectionKind.parameters
                 )
+        assert "lock" in names, "the decorator is called otherwise now"
