@@ -16,8 +16,8 @@ import typing
 
 from aiolock import observe as observe  # `aiolock.observe`, by its name
 from aiolock._client import LockClient, connect
-from aiolock._engine.hold import LeaseState
 from aiolock._engine.lease import Lease
+from aiolock._engine.lease_state import LeaseState
 from aiolock._locks.barrier import Barrier
 from aiolock._locks.election import Election, Leader, Term
 from aiolock._locks.event import Event

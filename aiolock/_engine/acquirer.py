@@ -1,7 +1,7 @@
 """Acquires a lock: asks the store, waits in the queue, and if it gives up, leaves nothing behind.
 
 `Acquirer.acquire` runs in the caller's task. It drives one `Acquisition` from phase to phase and
-returns a `Hold`, which the watchdog keeps from then on.
+returns it, and the watchdog keeps it from then on.
 
 Cancelling the caller's task does not undo a command that was sent: a store operation starts when it
 is called (see `Store`), so a cancellation only ends the waiting. Therefore every acquisition that
@@ -20,8 +20,7 @@ from functools import partial
 from typing import Any, Final
 
 from aiolock._engine import deadlock, deadlock_cycles, error_factories
-from aiolock._engine.acquisition import Acquisition, Phase
-from aiolock._engine.hold import Hold, Owned, Owner
+from aiolock._engine.acquisition import Acquisition, Owned, Owner, Phase
 from aiolock._engine.labels import labelled
 from aiolock._engine.policy import Policy
 from aiolock._engine.slow_monitor import SlowMonitor
@@ -130,7 +129,7 @@ class Acquirer:
         raises: bool,
         label: str = "",
         since: float | None = None,
-    ) -> Hold | None:
+    ) -> Acquisition | None:
         """Take the lock, or wait for it.
 
         If it does not become free in ``timeout`` seconds (0: if it is not free now), the result is
@@ -153,7 +152,8 @@ class Acquirer:
             if left is not None:
                 timer = self._loop.call_later(left, self._on_timeout, acquisition, _TURNS)
             if await self._wait_for_grant(acquisition, wait=wait):
-                return self._keep(acquisition, owner)
+                self._keep(acquisition)
+                return acquisition
         except _TimedOut:
             # A timeout is only reported as such if the store works: otherwise it is unknown whether
             # another client holds the lock, and the caller gets a StoreError.
@@ -278,9 +278,10 @@ class Acquirer:
 
     async def _confirmed(self, acquisition: Acquisition) -> bool:
         """Whether its grant could be confirmed in time, for the whole ttl."""
-        policy, grant = acquisition.policy, acquisition.confirms()
+        policy, fence = acquisition.policy, acquisition.fence
+        acquisition.confirms()
         sent = self._time()  # before the request: the store's lease begins later, never earlier
-        renewal = Renewal(policy.key, acquisition.waiter, policy.form, grant.fence, policy.lease)
+        renewal = Renewal(policy.key, acquisition.waiter, policy.form, fence, policy.lease)
         answer = acquisition.waits_for = self._handoff.submit(Renew([renewal]))
         still: bool | None = None
         with contextlib.suppress(StoreError):
@@ -313,31 +314,22 @@ class Acquirer:
             raise acquisition.stopped
         acquisition.returned()
 
-    def _keep(self, acquisition: Acquisition, owner: Owner) -> Hold:
+    def _keep(self, acquisition: Acquisition) -> None:
         """Keep and renew the grant from now on. If this raises, the acquisition gives up."""
         self._waiters.leave(acquisition)
-        policy, grant = acquisition.policy, acquisition.grant
-        assert grant is not None
-        hold = Hold(
-            policy,
-            owner,
-            acquisition.waiter,
-            grant,
-            ends=None if policy.max_hold is None else self._time() + policy.max_hold,
-            crossed=acquisition.crossed,
-        )
-        hold.wanted = acquisition.wanted == grant.fence
-        if acquisition.label:
-            hold.label = acquisition.label
-        self._watchdog.keep(hold, grant.lease)
+        policy = acquisition.policy
+        if policy.max_hold is not None:
+            acquisition.ends = self._time() + policy.max_hold
+        if not policy.renew:
+            acquisition.counts_from = acquisition.deadline - lasts(acquisition.granted_for)
+        self._watchdog.keep(acquisition, acquisition.granted_for)
         try:
             acquisition.kept()
             if self._events.often:
-                self._events.acquired(hold, acquisition, hold.since)
+                self._events.acquired(acquisition)
         except BaseException:  # the caller gets no lease of it, so it would be renewed for ever
-            self._watchdog.abandon(hold)
+            self._watchdog.abandon(acquisition)
             raise
-        return hold
 
     def _end_without_grant(self, acquisition: Acquisition, why: GaveUp) -> None:
         """Remove the acquisition, and report why it ended."""
@@ -386,7 +378,7 @@ class Acquirer:
         error.waited = self._time() - (acquisition.began if since is None else since)
         return error
 
-    def _held(self, policy: Policy, owner: Owner) -> Hold | None:
+    def _held(self, policy: Policy, owner: Owner) -> Acquisition | None:
         """The owner's hold of this lock, if it may have it once more."""
         if policy.rule is not Rule.ALWAYS:
             return None  # permits add up; a barrier, latch or event holds nothing

@@ -1,8 +1,10 @@
-"""One acquisition as a state machine: its phases, and every step from one to the next.
+"""One acquisition, from the call to the release: one object, with a table of its steps.
 
+It is in turn the waiter, the grant, and what the client keeps of the grant while it holds the lock.
 There is no I/O here, no clock and no task. The methods of `Acquisition` are events (an answer, a
-push, a timeout) that change the phase. Their caller, `Acquirer`, looks at the phase and acts on it,
-in a few lines for each phase::
+push, a timeout) that change the phase. While it is acquired, their caller, `Acquirer`, looks at the
+phase and acts on it, in a few lines for each phase; once it is held, the watchdog renews it, and a
+`Lease` is the user's view of it::
 
                ┌──────────────── returned ────────────────┐
                ▼                                          │
@@ -19,16 +21,24 @@ be GIVEN_UP at once, as a cancelled task does.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from enum import Enum
-from typing import Any, Final
+from typing import Any, Final, NamedTuple, Protocol, TypeVar
+from weakref import ref
 
 from aiolock._engine import error_factories
-from aiolock._engine.grant import ClockPair, Grant
+from aiolock._engine.lease_state import LeaseState, LossReason
 from aiolock._engine.policy import Policy
+from aiolock._engine.renewals import Renewals
 from aiolock._futures import failure_of
 from aiolock.errors import StoreError
 from aiolock.observer import LockRequest
 from aiolock.protocol import Answer, Busy, Differs, Done, Full, Granted, Queued, WaiterId, lasts
+
+Item = TypeVar("Item")
+
+Owner = tuple[asyncio.Task[Any] | None, str]
+"""The task that called `acquire`, and the key (see `Policy.key`) that it asked for."""
 
 
 class Phase(Enum):
@@ -89,21 +99,65 @@ class Question:
         """Something happened after it was sent, so its answer may be too old: ask again."""
 
 
-class Acquisition:
-    """One acquisition that is under way: its phase, and what is known of it."""
+class ClockPair(NamedTuple):
+    """The clocks at one answer: the local time before its question, and the store's time in it."""
 
-    # Defaults on the class, because acquiring a free lock writes only a few of these attributes.
+    sent: float
+    """Seconds."""
+    store: int
+    """Microseconds."""
+
+
+class Body(Protocol):
+    """The body of an ``async with`` that relies on an acquisition."""
+
+    task: asyncio.Task[Any] | None
+
+    def cancel(self) -> None:
+        """The lease is lost: cancel the body, unless ``on_lost`` is "signal"."""
+        ...
+
+
+class Handle(Protocol):
+    """A lease of an acquisition; acquiring a re-entrant lock once more gives one more."""
+
+    _shares: bool
+    _left_behind: bool
+    """It was entered, and its exit was garbage-collected, so nothing can leave its body."""
+
+    async def release(self) -> bool:
+        """Release it."""
+        ...
+
+
+class Acquisition:
+    """One acquisition: its phase, and what is known of it. A task may make it again and again."""
+
+    # Defaults on the class, because a lock that is acquired and released at once writes only a few
+    # of these attributes.
     phase = Phase.ASKING
+    label = ""
+    """The label that its user gave it."""
+    request: LockRequest | None = None
+    """The acquisition as passed to observers; None before the first event."""
+    crossed = False
+    """A question and a push crossed, or a question was sent twice. The store may read that question
+    after it made the grant, even after the release of the grant, and queue the waiter again. So the
+    last release names the waiter, not the grant: it removes all that the store has for it."""
+    wanted = 0
+    """Another client asks the holder of the grant with this fence to release it."""
+
+    # While it waits
+
     question: Question | None = None
     """The question that is not answered yet."""
     ticket = 0
     """Its place in the queue, once it was queued."""
     clocks: ClockPair | None = None
     """The clocks of the last answer that it is queued; None until the first."""
-    overtaken: Grant | None = None
-    """ASKING: the grant of a push that arrived, over the other connection, before the answer."""
-    grant: Grant | None = None
-    """From GRANTED on: the grant."""
+    overtaken: tuple[int, int, float] | None = None
+    """ASKING: the fence, lease and deadline of a push that arrived, over the other connection,
+    before the answer."""
     declined: Busy | Full | Done | None = None
     """DECLINED: the answer by which the store refused."""
     stopped: Exception | None = None
@@ -112,12 +166,6 @@ class Acquisition:
     """Grants up to this fence must not be entered: they were taken away, or returned too late."""
     limit: tuple[int, float] | None = None
     """A fence and a deadline: the store has shortened the lease of that grant."""
-    wanted = 0
-    """Another client asks the holder of the grant with this fence to release it."""
-    crossed = False
-    """A question and a push crossed, or a question was sent twice. The store may read that question
-    after it made the grant, even after the release of the grant, and queue the waiter again. So the
-    last release names the waiter, not the grant: it removes all that the store has for it."""
     failing_since: float | None = None
     """QUEUED: when a question first failed since the last answer."""
     waits_for: asyncio.Future[Any] | None = None
@@ -128,12 +176,60 @@ class Acquisition:
     """It has no timeout."""
     stands_still = False
     """QUEUED: its owner task awaits it, and so does nothing else meanwhile."""
-    label = ""
-    """The label that its user gave it."""
-    request: LockRequest | None = None
-    """The acquisition as passed to observers; None before the first event."""
+
+    # The grant
+
+    fence = 0
+    """The fence of its grant; 0 before it has one."""
+    granted_for = 0
+    """The length of the lease in ms, counted from when the store made the grant."""
+    deadline = 0.0
+    """The local time until which its lease has certainly not ended at the store.
+
+    Client and store have different clocks, and only their rates are assumed to be equal. So a lease
+    is always counted from a local time that is certainly before the store began it."""
+    unconfirmed = False
+    """Whether its lease is only a claim, which must be renewed once to become the full ttl."""
     handed_off_by: LockRequest | None = None
     """GRANTED: the acquisition of this client that held the lock directly before, for observers."""
+
+    # While it is held
+
+    state = LeaseState.HELD
+    reason: LossReason | str = ""
+    """The reason for its loss; a text if only a later version's store knows that reason."""
+    renewals: Renewals | None = None
+    """Its renewals, from the first on."""
+    slot = -1
+    """Its slot of the watchdog's timer wheel; -1 if it has none."""
+    since = 0.0
+    """When the watchdog began to keep it."""
+    ends: float | None = None
+    """When ``max_hold`` has passed, by the local clock; None for no such limit."""
+    counts_from = 0.0
+    """Without renewal: the local time from which its lease counts, not later than the grant."""
+    bodies: tuple[ref[Body], ...] = ()
+    """The bodies that rely on it. Weak references: a body belongs to the exit that ends it, and is
+    to be collected with it."""
+    leases: tuple[Handle, ...] = ()
+    """The leases that the owner can release by name, with `Lock.release`."""
+    speaking = 0
+    """How many leases that refer to it have not ended."""
+    lost: asyncio.Event | None = None
+    requested: asyncio.Event | None = None
+    """Set when its release is asked for (see `wanted`); made when it is first read."""
+    where = ""
+    """The line that acquired it, if that was looked up."""
+    released: asyncio.Future[int] | None = None
+    """The store's answer to its release."""
+    handed_off = False
+    """It was handed off: a report follows instead of a release (see `LocalHandoff`)."""
+    finishes = False
+    """It is released by `Finish`."""
+    shared = False
+    """It was downgraded. (A lock that was shared from the first has `Policy.shared`.)"""
+    downgraded: asyncio.Future[int] | None = None
+    """The store's answer to its downgrading."""
 
     def __init__(
         self, waiter: WaiterId, policy: Policy, owner: asyncio.Task[Any] | None, began: float
@@ -141,7 +237,10 @@ class Acquisition:
         self.waiter = waiter
         self.policy = policy
         self.owner = owner
+        """The task that called `acquire`; None once that has ended, and only a lease is left."""
         self.began = self.last_asked = began
+        self.ttl = policy.lease
+        """The length of its renewals, in ms."""
 
     def __repr__(self) -> str:
         return f"<Acquisition {self.waiter} {self.phase.value}>"
@@ -162,7 +261,7 @@ class Acquisition:
 
     @property
     def ended(self) -> bool:
-        """Whether nothing more can happen to it."""
+        """Whether it is not acquired any more: it was, or was not, or was given up."""
         return not self.phase.steps
 
     # Questions
@@ -200,9 +299,8 @@ class Acquisition:
             return False  # a push arrived before it
         if isinstance(answer, Granted):
             fence, lease, _, claim = answer
-            deadline = question.sent + lasts(lease)
             claim = claim or lease < self.policy.lease
-            self._granted(Grant(fence, lease, deadline, claim))
+            self._granted(fence, lease, question.sent + lasts(lease), claim=claim)
         elif isinstance(answer, Queued):
             self._queued(question.sent, answer)
         elif isinstance(answer, Differs):
@@ -222,7 +320,8 @@ class Acquisition:
             self._go(Phase.QUEUED)
             if self.overtaken is not None:
                 # Used only now, because until this answer the task awaited the answer, not a push.
-                self._granted(self.overtaken)
+                fence, lease, deadline = self.overtaken
+                self._granted(fence, lease, deadline, claim=True)
 
     def fails(self, question: Question) -> bool:
         """A question failed, so its answer is unknown; True if that matters."""
@@ -250,14 +349,14 @@ class Acquisition:
         """
         if fence <= self.stale_fence or self.phase not in (Phase.ASKING, Phase.QUEUED):
             return False  # the question or release that follows finds the grant at the store
-        grant = Grant(fence, lease, self._deadline(lease, granted, now), claim=True)
+        deadline = self._deadline(lease, granted, now)
         if self.phase is Phase.ASKING:
             # Two connections keep no order between them: the answer "queued" is still to come.
-            self.overtaken = grant
+            self.overtaken = fence, lease, deadline
             return False
         if self.question is not None:
             self.crossed = True
-        self._granted(grant)
+        self._granted(fence, lease, deadline, claim=True)
         return True
 
     def _deadline(self, lease: int, granted: int, now: float) -> float:
@@ -275,30 +374,31 @@ class Acquisition:
             latest = clocks.sent + (granted - clocks.store) / 1e6
         return min(latest, now) + lasts(lease)
 
-    def _granted(self, grant: Grant) -> None:
-        self.grant = grant
+    def _granted(self, fence: int, lease: int, deadline: float, *, claim: bool) -> None:
+        self.fence, self.granted_for = fence, lease
+        self.deadline, self.unconfirmed = deadline, claim
         self._go(Phase.GRANTED)
-        self._limit()
+        if self.limit is not None:
+            self._limit(*self.limit)
 
     def shortened(self, fence: int, until: float) -> None:
         """The lease of this grant is certain until then only. The grant may still be on its way."""
         self.limit = fence, until
-        self._limit()
+        self._limit(fence, until)
 
-    def _limit(self) -> None:
-        grant, limit = self.grant, self.limit
-        if grant is not None and limit is not None and grant.fence == limit[0]:
-            self.grant = grant._replace(deadline=min(grant.deadline, limit[1]))
+    def _limit(self, fence: int, until: float) -> None:
+        if fence == self.fence:
+            self.deadline = min(self.deadline, until)
 
     @property
     def waits(self) -> bool:
         """Whether its task waits in the queue, and has not been woken."""
         return self.phase is Phase.QUEUED and not (self.waits_for is None or self.waits_for.done())
 
-    def handed_off(self, grant: Grant) -> None:
+    def receives(self, fence: int, claim: int, deadline: float) -> None:
         """Its own client hands it the lock, before the store does. The acquisition `waits`."""
         assert self.waits_for is not None
-        self._granted(grant)
+        self._granted(fence, claim, deadline, claim=True)
         self.waits_for.set_result(None)
 
     def taken_away(self, fence: int) -> None:
@@ -314,9 +414,8 @@ class Acquisition:
         process that was suspended or blocked: another client may have the lock now. A waiter of a
         latch, event or barrier goes on without holding anything, so it accepts any grant.
         """
-        grant = self.grant
-        assert grant is not None
-        return self.policy.passes or (now < grant.deadline and grant.fence > self.stale_fence)
+        assert self.fence
+        return self.policy.passes or (now < self.deadline and self.fence > self.stale_fence)
 
     @property
     def must_confirm(self) -> bool:
@@ -326,38 +425,35 @@ class Acquisition:
         began on the claim, as other bodies do, and its process died before the confirmation, the
         store would let the same period begin again.
         """
-        assert self.grant is not None
-        return self.policy.every is not None and self.grant.claim
+        assert self.fence
+        return self.policy.every is not None and self.unconfirmed
 
-    def confirms(self) -> Grant:
-        """Its grant is to be renewed now."""
+    def confirms(self) -> None:
+        """Its grant is to be renewed now, before it is entered."""
         self._go(Phase.CONFIRMING)
-        assert self.grant is not None
-        return self.grant
 
     def confirmed(self, deadline: float) -> None:
         """Its grant was renewed, for the whole ttl."""
-        assert self.grant is not None
-        self._granted(Grant(self.grant.fence, self.policy.lease, deadline, claim=False))
+        self._granted(self.fence, self.policy.lease, deadline, claim=False)
 
     def gives_back(self) -> int:
         """Its grant came too late and is to be released; returns the fence of that grant."""
-        assert self.grant is not None
+        assert self.fence
         self._go(Phase.RETURNING)
-        self.taken_away(self.grant.fence)
+        self.taken_away(self.fence)
         self.withdraws()
-        return self.grant.fence
+        return self.fence
 
     def returned(self) -> None:
         """The store has answered the release, so its next grant is certainly a new one."""
         self._go(Phase.ASKING)
-        self.overtaken = self.grant = None
+        self.overtaken, self.fence = None, 0
 
     def kept(self) -> None:
         """The watchdog renews the grant from now on."""
         self._go(Phase.HELD)
 
-    # The end
+    # The end of the waiting
 
     def stop(self, error: Exception) -> None:
         """End its waiting with an error, unless it has been woken already."""
@@ -373,11 +469,66 @@ class Acquisition:
             return False
         self._go(Phase.GIVEN_UP)
         # No release is needed if the only question was certainly not carried out.
-        known = self.clocks is not None or self.grant is not None
+        known = self.clocks is not None or self.fence
         question = self.question
         refused = not known and question is not None and _was_refused(question.answer)
         self.withdraws()
         return not refused
+
+    # While it is held
+
+    @property
+    def inside(self) -> list[Body]:
+        """The bodies that can still be left."""
+        return [body for each in self.bodies if (body := each()) is not None]
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether another client has asked for its release."""
+        return self.wanted == self.fence
+
+    @property
+    def is_limited(self) -> bool:
+        """Whether the answer to a renewal is due without which its lease is not certain."""
+        return self.renewals is not None and bool(self.renewals.limits)
+
+    def renews(self, ttl: int, now: float, *, extends: bool = False) -> int:
+        """A renewal is sent, for ``ttl`` ms; returns its number."""
+        if self.renewals is None:
+            self.renewals = Renewals()
+        self.renewals.sends(ttl, now, extends=extends)
+        return self.renewals.sent
+
+    def renewed(self, number: int, sent: float, ttl: int) -> bool:
+        """The store has carried out the renewal of this number, which was sent at ``sent``.
+
+        False if it has confirmed a later one already.
+        """
+        assert self.renewals is not None
+        certain = self.renewals.confirms(number, sent, ttl)
+        if certain is not None:
+            self.deadline, self.unconfirmed = certain
+        return certain is not None
+
+    def shorten(self, until: float) -> None:
+        """Its lease is certain until then only; renewals sent before do not change that."""
+        self.deadline = min(self.deadline, until)
+        if self.renewals is None:
+            self.renewals = Renewals()
+        self.renewals.shorten(until)
+
+
+Owned = Mapping[asyncio.Task[Any] | None, Mapping[str, Acquisition]]
+"""What each task holds, by key."""
+Holders = Mapping[str, Mapping[asyncio.Task[Any] | None, Acquisition]]
+"""The same by key, and then by task."""
+
+
+def without(items: tuple[Item, ...], item: object) -> tuple[Item, ...]:
+    """The items without this one."""
+    if len(items) == 1 and items[0] is item:
+        return ()
+    return tuple(each for each in items if each is not item)
 
 
 def _was_refused(answer: asyncio.Future[Any]) -> bool:

@@ -8,9 +8,8 @@ from collections.abc import Generator, Mapping
 from contextvars import Context
 from typing import Final, NamedTuple
 
-from aiolock._engine.acquisition import Acquisition
+from aiolock._engine.acquisition import Acquisition, Holders
 from aiolock._engine.deadlock import SUSPICIOUS, Task, log
-from aiolock._engine.hold import Hold, Holders
 from aiolock._engine.policy import Policy
 from aiolock.errors import WouldDeadlock
 from aiolock.protocol import Rule
@@ -33,7 +32,7 @@ class _Edge(NamedTuple):
     waiting: Task
     acquisition: Acquisition
     holder: Task
-    hold: Hold
+    hold: Acquisition
 
 
 class Searches:
@@ -217,12 +216,12 @@ class Search:
         return _excludes(edge.hold, edge.acquisition.policy)
 
 
-def _is_inside(task: Task, hold: Hold) -> bool:
+def _is_inside(task: Task, hold: Acquisition) -> bool:
     """Whether the task itself is in a body of this hold, so no other task releases the hold."""
     return any(body.task is task for body in hold.inside)
 
 
-def _excludes(hold: Hold, wanted: Policy) -> bool:
+def _excludes(hold: Acquisition, wanted: Policy) -> bool:
     """Whether the wanted lock is not granted before this hold is released."""
     policy = hold.policy
     of_several = (policy.rule, wanted.rule) != (Rule.ALWAYS, Rule.ALWAYS)

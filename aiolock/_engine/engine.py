@@ -16,8 +16,8 @@ from typing import Any, Final, TypeVar
 
 from aiolock._engine.acquirer import Acquirer
 from aiolock._engine.events import Events
-from aiolock._engine.hold import LeaseState, LossReason
 from aiolock._engine.labels import labelled
+from aiolock._engine.lease_state import LeaseState, LossReason
 from aiolock._engine.limits import Limits
 from aiolock._engine.local_handoff import LocalHandoff
 from aiolock._engine.policy import Policy

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
 from aiolock._engine.acquisition import Acquisition
-from aiolock._engine.hold import Hold, LossReason
+from aiolock._engine.lease_state import LossReason
 from aiolock._engine.policy import Policy
 from aiolock.observer import Deadlock, GaveUp, Link, LockRequest, LostBody, Observer
 from aiolock.protocol import Participant, WaiterId
@@ -60,12 +60,6 @@ class Events:
             shared=policy.shared,
         )
 
-    def of_hold(self, hold: Hold) -> LockRequest:
-        """The description of the acquisition that led to this hold."""
-        if hold.request is None:
-            hold.request = self.request(hold.policy, hold.waiter, hold.label, hold.owner[0])
-        return hold.request
-
     def of_acquisition(self, acquisition: Acquisition) -> LockRequest:
         """The description of this acquisition."""
         if acquisition.request is None:
@@ -81,15 +75,14 @@ class Events:
         if acquisition.policy.kind != _UNREPORTED:
             self._notify(self._wants["waiting"], self.of_acquisition(acquisition))
 
-    def acquired(self, hold: Hold, acquisition: Acquisition, now: float) -> None:
+    def acquired(self, acquisition: Acquisition) -> None:
         """The acquisition was granted."""
         if acquisition.policy.kind != _UNREPORTED:
-            hold.request = self.of_acquisition(acquisition)
             self._notify(
                 self._wants["acquired"],
-                hold.request,
-                fence=hold.fence,
-                waited=now - acquisition.began,
+                self.of_acquisition(acquisition),
+                fence=acquisition.fence,
+                waited=acquisition.since - acquisition.began,
                 handed_on_by=acquisition.handed_off_by,
             )
 
@@ -99,14 +92,14 @@ class Events:
             request = self.of_acquisition(acquisition)
             self._notify(self._wants["gave_up"], request, waited=now - acquisition.began, why=why)
 
-    def released(self, hold: Hold, now: float) -> None:
-        """The hold is released."""
+    def released(self, hold: Acquisition, now: float) -> None:
+        """What was held is released."""
         if hold.policy.kind != _UNREPORTED:
             wants = self._wants["released"]
-            self._notify(wants, self.of_hold(hold), fence=hold.fence, held=now - hold.since)
+            self._notify(wants, self.of_acquisition(hold), fence=hold.fence, held=now - hold.since)
 
-    def lost(self, hold: Hold, now: float) -> None:
-        """The hold is lost, for the reason in `Hold.reason`."""
+    def lost(self, hold: Acquisition, now: float) -> None:
+        """The hold is lost, for the reason in `Acquisition.reason`."""
         wants = self._wants["lost"]
         if not wants or hold.policy.passes:  # a waiter that passes does not need its grant
             return
@@ -114,7 +107,7 @@ class Events:
         why = f"the store said {reason!r}"
         if isinstance(reason, LossReason):
             word, why = reason.name.lower(), reason.value
-        request = self.of_hold(hold)
+        request = self.of_acquisition(hold)
         held = now - hold.since
         body: LostBody = "none"
         if hold.inside:
@@ -142,9 +135,9 @@ class Events:
         request = self.of_acquisition(acquisition)
         self._notify((to.waits_long,), request, waited=waited, holders=holders, others=others)
 
-    def holds_long(self, to: Observer, hold: Hold, now: float) -> None:
+    def holds_long(self, to: Observer, hold: Acquisition, now: float) -> None:
         """A lock has been held for longer than this observer's limit."""
-        request = self.of_hold(hold)
+        request = self.of_acquisition(hold)
         self._notify((to.holds_long,), request, fence=hold.fence, held=now - hold.since)
 
     @property

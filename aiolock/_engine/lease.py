@@ -1,7 +1,7 @@
-"""A lease: the user's view of one hold of a lock.
+"""A lease: the user's view of one acquisition that holds its lock.
 
-A `Hold` belongs to the engine, and a `Lease` to the user: if the user drops every lease of a hold,
-nothing can release it any more, and the engine does so (see `Lease.__del__`).
+An `Acquisition` belongs to the engine, and a `Lease` to the user: if the user drops every lease of
+what is held, nothing can release it any more, and the engine does so (see `Lease.__del__`).
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from contextvars import copy_context
 from functools import partial
 from typing import Any, Final
 
-from aiolock._engine.hold import ALIVE, Hold, LeaseState, LossReason, without
+from aiolock._engine.acquisition import Acquisition, without
+from aiolock._engine.lease_state import ALIVE, LeaseState, LossReason
 from aiolock._engine.policy import to_ms
 from aiolock._engine.scope import Scope
 from aiolock._engine.watchdog import Watchdog
@@ -64,7 +65,7 @@ class Lease(
 
     __slots__ = ("__weakref__", "_ended", "_hold", "_left_behind", "_shares", "_watchdog")
 
-    def __init__(self, watchdog: Watchdog, hold: Hold, *, shares: bool) -> None:
+    def __init__(self, watchdog: Watchdog, hold: Acquisition, *, shares: bool) -> None:
         self._watchdog = watchdog
         self._hold = hold
         self._shares = shares
@@ -127,7 +128,7 @@ class Lease(
         event = self._hold.requested
         if event is None:
             event = self._hold.requested = asyncio.Event()
-            if self._hold.wanted:
+            if self._hold.is_wanted:
                 event.set()
         return event
 
@@ -227,7 +228,7 @@ class Lease(
         if not await self._ask(self._watchdog.affordable(self._hold, wanted)):
             raise self._loss()
         self._still_ours()  # it may have ended before the answer came
-        self._hold.ttl, self._hold.began = wanted, began
+        self._hold.ttl, self._hold.counts_from = wanted, began
 
     async def verify(self) -> bool:
         """Ask the store whether the lock is still ours: one round trip, changes nothing.
@@ -313,7 +314,7 @@ def _resume(answered: Prompt, _: asyncio.Future[int]) -> None:
         answered.resolve(None)
 
 
-def not_entered(watchdog: Watchdog, hold: Hold, lease: Lease | None) -> None:
+def not_entered(watchdog: Watchdog, hold: Acquisition, lease: Lease | None) -> None:
     """Release what could not be entered: the lease, or the hold if there is no lease of it.
 
     A hold of a re-entrant lock may have other leases: it is kept for those.

@@ -28,8 +28,7 @@ from typing import Any, Final, TypeVar
 
 from aiolock._engine.acquisition import Acquisition, Phase
 from aiolock._engine.closed_store import ClosedStore
-from aiolock._engine.grant import Grant
-from aiolock._engine.hold import Hold, LossReason
+from aiolock._engine.lease_state import LossReason
 from aiolock._engine.releases import FIRST_PAUSE, LONGEST, LONGEST_PAUSE
 from aiolock._futures import failure_of, succeeded
 from aiolock._turns import turns
@@ -84,7 +83,7 @@ class _HandoffChain:
 class _Batch:
     """Hand-offs of one chain that are reported in one command."""
 
-    def __init__(self, chain: _HandoffChain, source: Hold) -> None:
+    def __init__(self, chain: _HandoffChain, source: Acquisition) -> None:
         self.chain = chain
         self.form = source.policy.form
         self.source = source.waiter
@@ -150,8 +149,8 @@ class LocalHandoff:
         self,
         store: Store,
         time: Callable[[], float],
-        holds: Mapping[WaiterId, Hold],
-        lose: Callable[[Hold, LossReason], None],
+        holds: Mapping[WaiterId, Acquisition],
+        lose: Callable[[Acquisition, LossReason], None],
         release: Callable[[str, WaiterId, Form, int], object],
     ) -> None:
         """``release`` must release a grant and, if that fails, try again (see `Releases`)."""
@@ -273,19 +272,19 @@ class LocalHandoff:
         chain = self._names[name].handed_off[waiter][1]
         return chain.present.waiter, chain.fence
 
-    def in_doubt(self, hold: Hold) -> bool:
+    def in_doubt(self, hold: Acquisition) -> bool:
         """Whether the report of this hold has failed, so that the store may not have the hold."""
         queue = self._names.get(hold.policy.key)
         return queue is not None and any(hold.fence == batch.fence for batch in queue.failed)
 
-    def was_unknown(self, hold: Hold) -> bool:
+    def was_unknown(self, hold: Acquisition) -> bool:
         """Whether the store carried out the release of this hold before the report of it."""
         queue = self._names.get(hold.policy.key)
         return queue is not None and queue.chain.unknown and hold.fence == queue.chain.fence
 
     # Hand-offs
 
-    def hand_off(self, hold: Hold) -> asyncio.Future[int] | None:
+    def hand_off(self, hold: Acquisition) -> asyncio.Future[int] | None:
         """Hand the lock to the waiter directly behind this hold, if that is known and possible.
 
         Returns the future of the release's answer, which the report will give. None if the release
@@ -322,18 +321,18 @@ class LocalHandoff:
         batch.releases.append(released)
         hold.handed_off = True
         acquisition.handed_off_by = hold.request
-        acquisition.handed_off(Grant(fence, claim, deadline, claim=True))
+        acquisition.receives(fence, claim, deadline)
         if len(batch.via) >= _TOGETHER:
             self._send(queue)
         return released
 
-    def _may_hand_off(self, queue: _NameQueue, hold: Hold, acquisition: Acquisition) -> bool:
+    def _may_hand_off(self, queue: _NameQueue, hold: Acquisition, acquisition: Acquisition) -> bool:
         """Whether the store would grant the lock to this waiter, as far as the client can know."""
         form = hold.policy.form
         same = acquisition.policy.form is form or acquisition.policy.form == form
         # Only the simple case, in which the decision of the store is certain: a plain lock, whose
         # lease no renewal under way shortens, and which no copy of a question may still change.
-        if not same or not form.plain or hold.crossed or hold.limits:
+        if not same or not form.plain or hold.crossed or hold.is_limited:
             return False
         # With a question under way, the answer may be that its place is lost.
         if not acquisition.waits or acquisition.question is not None:
@@ -413,7 +412,7 @@ class LocalHandoff:
         if hold is not None and hold.fence == chain.fence:
             assert batch.sent is not None
             # A hold that was renewed since, or is being renewed, has a better deadline already.
-            if hold.unconfirmed and not hold.limits:
+            if hold.unconfirmed and not hold.is_limited:
                 hold.deadline = max(hold.deadline, batch.sent + lasts(batch.form.claim))
         elif chain.fence == batch.fence and present.ended and (chain.unknown or not chain.released):
             # The present holder has ended. Its release reached the store before this report, or was
@@ -440,11 +439,7 @@ class LocalHandoff:
         for fence, acquisition in enumerate(batch.via, start=first):
             # Except those that hold it still, and one whose grant came too late: it gave that grant
             # back and has asked for its place again.
-            had = (
-                acquisition.grant.fence
-                if acquisition.phase is Phase.HELD and acquisition.grant
-                else 0
-            )
+            had = acquisition.fence if acquisition.phase is Phase.HELD else 0
             if had == fence and acquisition.waiter not in self._holds:
                 self._release(queue.name, acquisition.waiter, batch.form, 0)
 

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final
 
-from aiolock._engine.hold import Hold
+from aiolock._engine.acquisition import Acquisition
 from aiolock._engine.releases import FIRST_PAUSE, LONGEST, LONGEST_PAUSE
 from aiolock._engine.timers import shared_timers
 from aiolock.errors import StoreError
@@ -27,7 +27,7 @@ _PATIENCE: Final = 9.0
 class _Finish:
     """One finish: the command that is sent each time, and the future that its caller awaits."""
 
-    def __init__(self, hold: Hold, remember: int, now: float) -> None:
+    def __init__(self, hold: Acquisition, remember: int, now: float) -> None:
         self.hold = hold
         self.remember = remember
         self.began = now
@@ -59,7 +59,7 @@ class PendingFinishes:
     def __len__(self) -> int:
         return len(self._failed)
 
-    def finish(self, hold: Hold, remember: int) -> asyncio.Future[int]:
+    def finish(self, hold: Acquisition, remember: int) -> asyncio.Future[int]:
         """Finish a hold, and try that until its lease ends; ``remember`` is in ms.
 
         The answer is a `StoreError` after nine seconds of failures, or at the end of the lease.

@@ -11,7 +11,8 @@ import logging
 from typing import TYPE_CHECKING, Any, Final
 from weakref import ref
 
-from aiolock._engine.hold import Body, LeaseState, without
+from aiolock._engine.acquisition import Body, without
+from aiolock._engine.lease_state import LeaseState
 from aiolock.copying import Uncopyable
 from aiolock.errors import ClientClosed, LeaseLost, StoreError
 from aiolock.protocol import WAS_ABSENT

@@ -21,7 +21,6 @@ from weakref import WeakKeyDictionary
 
 from aiolock._engine.acquisition import Acquisition, Phase
 from aiolock._engine.deadlock_search import find_deadlocks
-from aiolock._engine.hold import Hold
 from aiolock._engine.labels import Labels, PostedLabel, labelled
 from aiolock._engine.timers import shared_timers
 from aiolock._engine.wait_graph import BLOCKING
@@ -137,7 +136,7 @@ class _SlowWaits:
         return found
 
 
-class _SlowHolds(_Aging[Hold]):
+class _SlowHolds(_Aging[Acquisition]):
     """The long holds that one observer wants."""
 
     def __init__(self, observer: Observer, limit: float) -> None:
@@ -273,7 +272,7 @@ class SlowMonitor:
             # `awake` stays false, so that a new acquisition wakes it earlier.
             self._timer = self._call_later(max(_EVERY, due), self._look)
 
-    def _is_held(self, hold: Hold) -> bool:
+    def _is_held(self, hold: Acquisition) -> bool:
         return self._holds.get(hold.waiter) is hold
 
     def _add_new(self, now: float) -> Generator[int, None, int]:
@@ -312,9 +311,9 @@ class SlowMonitor:
             found.append(acquisition)
         return found
 
-    def _new_holds(self, now: float) -> list[Hold]:
+    def _new_holds(self, now: float) -> list[Acquisition]:
         """Holds that began after the last run, the latest first."""
-        found = list[Hold]()
+        found = list[Acquisition]()
         for hold in reversed(self._holds.values()):
             if hold.since < self._looked:
                 break
@@ -331,7 +330,7 @@ class SlowMonitor:
             self._holds.get(WaiterId(self._client, seq)),
         )
         if hold is not None:
-            label = self._label(hold.owner[0], hold.label, still=False)
+            label = self._label(hold.owner, hold.label, still=False)
         elif acquisition is not None and acquisition.phase is Phase.QUEUED:
             label = self._label(
                 acquisition.owner, acquisition.label, still=acquisition.stands_still

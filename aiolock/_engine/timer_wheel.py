@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from itertools import count, islice
 from typing import Final
 
-from aiolock._engine.hold import Hold
+from aiolock._engine.acquisition import Acquisition
 from aiolock._engine.timers import shared_timers
 
 _SLOTS: Final = 20
@@ -34,7 +34,7 @@ class TimerWheel:
     def __init__(
         self,
         time: Callable[[], float],
-        process: Callable[[Sequence[Hold], float], None],
+        process: Callable[[Sequence[Acquisition], float], None],
         *,
         longest: float,
     ) -> None:
@@ -47,24 +47,24 @@ class TimerWheel:
         self._process = process
         self._longest = longest
         self._call_later = shared_timers()
-        self._slots: dict[int, dict[Hold, None]] = {}
+        self._slots: dict[int, dict[Acquisition, None]] = {}
         # The numbers of the slots in use. Slots that have become empty may still be among them.
         self._order: list[int] = []
         self._ordered: set[int] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._timer_slot = 0
         # New holds without a slot, and when each is due.
-        self._young: dict[Hold, float] = {}
+        self._young: dict[Acquisition, float] = {}
         # Holds that are due within the present slot, and when: see `_set_alarm`.
-        self._alarms: dict[Hold, float] = {}
-        self._alarm_order: list[tuple[float, int, Hold]] = []
+        self._alarms: dict[Acquisition, float] = {}
+        self._alarm_order: list[tuple[float, int, Acquisition]] = []
         self._alarm_timer: asyncio.TimerHandle | None = None
         self._alarm_at = 0.0
         self._numbers = count()
         self._promoting = 0  # how many of the young, the oldest first, are to get a slot now
         self._young_timer: asyncio.TimerHandle | None = None
 
-    def schedule(self, hold: Hold, when: float, now: float) -> None:
+    def schedule(self, hold: Acquisition, when: float, now: float) -> None:
         """Process a hold at ``when`` or slightly earlier; this replaces an earlier plan for it."""
         self.forget(hold)
         slot, current = int(when * _SLOTS), int(now * _SLOTS)
@@ -86,7 +86,7 @@ class TimerWheel:
                 self._arm(slot, now)
         due[hold] = None
 
-    def schedule_new(self, hold: Hold, when: float, now: float) -> None:
+    def schedule_new(self, hold: Acquisition, when: float, now: float) -> None:
         """`schedule` for a hold that has just begun, at less cost if it ends soon."""
         if when - now < 2 * _YOUNG:
             self.schedule(hold, when, now)
@@ -108,7 +108,7 @@ class TimerWheel:
             pause = 0 if self._promoting else _YOUNG
             self._young_timer = self._call_later(pause, self._promote)
 
-    def forget(self, hold: Hold) -> None:
+    def forget(self, hold: Acquisition) -> None:
         """Do not process this hold any more."""
         if hold in self._young:
             del self._young[hold]
@@ -138,7 +138,7 @@ class TimerWheel:
     def _on_timer(self) -> None:
         self._timer = None
         now = self._time()
-        due: list[Hold] = []
+        due: list[Acquisition] = []
         try:
             while self._order and self._order[0] / _SLOTS <= now and len(due) < _MOST:
                 slot = self._slots.get(self._order[0], {})
@@ -167,7 +167,7 @@ class TimerWheel:
     # Alarms: holds that are due within the present slot, in exact order. There are few of them,
     # unless many leases end together.
 
-    def _set_alarm(self, hold: Hold, when: float, now: float) -> None:
+    def _set_alarm(self, hold: Acquisition, when: float, now: float) -> None:
         self._alarms[hold] = when
         heapq.heappush(self._alarm_order, (when, next(self._numbers), hold))
         if self._alarm_timer is None or when < self._alarm_at:
@@ -182,7 +182,7 @@ class TimerWheel:
     def _on_alarm(self) -> None:
         self._alarm_timer = None
         now = self._time()
-        order, due = self._alarm_order, list[Hold]()
+        order, due = self._alarm_order, list[Acquisition]()
         # The timer may come a little early, by the loop's own clock.
         until = max(now, self._alarm_at)
         while order and order[0][0] <= until and len(due) < _MOST:

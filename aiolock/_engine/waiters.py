@@ -18,7 +18,7 @@ from typing import Any, Final
 
 from aiolock._engine.acquisition import Acquisition, Phase, Question
 from aiolock._engine.backstop import LocalQueue
-from aiolock._engine.hold import LossReason
+from aiolock._engine.lease_state import LossReason
 from aiolock._engine.timers import shared_timers
 from aiolock._engine.watchdog import Watchdog
 from aiolock._prompt import Prompt
@@ -356,7 +356,7 @@ class Waiters:
         hold = self._watchdog.holds.get(waiter)
         waiting = self._acquisition(name, waiter)
         if hold is not None and hold.fence == fence:
-            hold.wanted = True
+            hold.wanted = fence
             if hold.requested is not None:
                 hold.requested.set()
         elif waiting is not None:

@@ -21,9 +21,10 @@ from typing import Any, Final
 
 from aiolock._clock import clock
 from aiolock._dropped import DroppedLease, on_dropped
+from aiolock._engine.acquisition import Acquisition, Handle, Owner, without
 from aiolock._engine.answer_deadlines import AnswerDeadlines
 from aiolock._engine.events import Events
-from aiolock._engine.hold import ALIVE, Handle, Hold, LeaseState, LossReason, Owner, without
+from aiolock._engine.lease_state import ALIVE, LeaseState, LossReason
 from aiolock._engine.limits import Limits
 from aiolock._engine.local_handoff import LocalHandoff
 from aiolock._engine.pending_finishes import PendingFinishes
@@ -65,8 +66,8 @@ if hasattr(os, "register_at_fork"):  # not on Windows, which cannot fork
     os.register_at_fork(after_in_child=_forked)
 
 
-_Sent = tuple[Hold, Renewal, int]
-"""A renewal that was sent, with its number for that hold (see `Hold.sent`); 0 for a question."""
+_Sent = tuple[Acquisition, Renewal, int]
+"""A renewal that was sent, and its number (see `Renewals.sent`); 0 for a question."""
 
 
 class Watchdog:
@@ -87,14 +88,14 @@ class Watchdog:
         self.current_task = partial(asyncio.current_task, loop)
         self._forks = _forks
         self._shard_of = store.features.shard_of
-        self.holds: dict[WaiterId, Hold] = {}
+        self.holds: dict[WaiterId, Acquisition] = {}
         self.handoff = self._store = LocalHandoff(
             store, self.time, self.holds, self.lose, self._give_up
         )
-        self.owned: dict[asyncio.Task[Any] | None, dict[str, Hold]] = {}
-        self.holders: dict[str, dict[asyncio.Task[Any] | None, Hold]] = {}
+        self.owned: dict[asyncio.Task[Any] | None, dict[str, Acquisition]] = {}
+        self.holders: dict[str, dict[asyncio.Task[Any] | None, Acquisition]] = {}
         """The same, by key. Changed without a call, because every acquisition comes this way."""
-        self._watched: dict[asyncio.Task[Any] | None, dict[Hold, None]] = {}
+        self._watched: dict[asyncio.Task[Any] | None, dict[Acquisition, None]] = {}
         longest = math.inf if self.time == loop.time else _AWAKE
         self._wheel = TimerWheel(self.time, self._due, longest=longest)
         self._jitter = 1.0
@@ -131,7 +132,7 @@ class Watchdog:
                 "this client was opened in another event loop: open one in each event loop"
             )
 
-    def held_by(self, owner: Owner) -> Hold | None:
+    def held_by(self, owner: Owner) -> Acquisition | None:
         """The owner's hold of this key, if it has one and has not lost it."""
         task, key = owner
         if task not in self.owned:
@@ -141,9 +142,9 @@ class Watchdog:
             self.check(hold)
         return None if hold is None or hold.state not in ALIVE else hold
 
-    def keep(self, hold: Hold, lease: int) -> None:
+    def keep(self, hold: Acquisition, lease: int) -> None:
         """Begin to keep a hold whose present lease is ``lease`` ms long."""
-        task, key = hold.owner
+        task, key = hold.owner, hold.policy.key
         try:
             self.holds[hold.waiter] = hold
             if key in self.holders:
@@ -161,7 +162,7 @@ class Watchdog:
             self._forget(hold)
             raise
 
-    def _due_at(self, hold: Hold, lease: int, now: float) -> float:
+    def _due_at(self, hold: Acquisition, lease: int, now: float) -> float:
         """When a hold is due next: after a third of its lease; without renewal, at its deadline.
 
         The time left until the deadline counts, too: less is left if a grant or an answer was
@@ -173,12 +174,12 @@ class Watchdog:
 
     # Holds that were forgotten: no task can release them any more
 
-    def watch(self, hold: Hold) -> None:
+    def watch(self, hold: Acquisition) -> None:
         """When the hold's owner task ends, keep the hold only while its user has a lease of it.
 
         The task can release it by name, so it is not forgotten before: see `unreachable`.
         """
-        task = hold.owner[0]
+        task = hold.owner
         if task is None:
             self._disown(hold)
             return
@@ -188,8 +189,8 @@ class Watchdog:
             watched = self._watched[task] = {}
         watched[hold] = None
 
-    def _unwatch(self, hold: Hold) -> None:
-        task = hold.owner[0]
+    def _unwatch(self, hold: Acquisition) -> None:
+        task = hold.owner
         watched = self._watched.get(task) if task is not None else None
         if task is None or watched is None:
             return
@@ -202,13 +203,12 @@ class Watchdog:
         for hold in self._watched.pop(task, {}):
             self._disown(hold)
 
-    def _disown(self, hold: Hold) -> None:
-        key = hold.owner[1]
+    def _disown(self, hold: Acquisition) -> None:
         self._remove_owned(hold)
-        hold.owner = (None, key)
+        hold.owner = None
         hold.leases = ()  # this may be the last reference to a lease
 
-    def left_behind(self, hold: Hold, lease: Handle) -> None:
+    def left_behind(self, hold: Acquisition, lease: Handle) -> None:
         """A body's exit was garbage-collected: treat its lease as one that was acquired by call.
 
         Called by the garbage collector, in any thread.
@@ -217,7 +217,7 @@ class Watchdog:
             with contextlib.suppress(RuntimeError):  # the loop is closed
                 self._loop.call_soon_threadsafe(self._left_behind, hold, lease)
 
-    def _left_behind(self, hold: Hold, lease: Handle) -> None:
+    def _left_behind(self, hold: Acquisition, lease: Handle) -> None:
         hold.bodies = tuple([each for each in hold.bodies if each() is not None])
         self.body_ended()
         if hold.state not in ALIVE or lease not in hold.leases:
@@ -228,7 +228,7 @@ class Watchdog:
         else:  # such a kind has no release by name, so only its user's own reference counts
             hold.leases = without(hold.leases, lease)
 
-    def unreachable(self, hold: Hold) -> None:
+    def unreachable(self, hold: Acquisition) -> None:
         """Its last lease was garbage-collected without a release: warn, and release it.
 
         Called by the garbage collector, in any thread.
@@ -252,20 +252,20 @@ class Watchdog:
             source=self,
         )
 
-    def was_dropped(self, hold: Hold) -> None:
+    def was_dropped(self, hold: Acquisition) -> None:
         """Call `on_dropped` for a hold whose release was forgotten. In any thread."""
         policy = hold.policy
         for callback in list(on_dropped):
             callback(DroppedLease(hold.waiter.client, policy.kind, policy.name, hold.fence))
 
-    def abandon(self, hold: Hold) -> None:
+    def abandon(self, hold: Acquisition) -> None:
         """Release without waiting; a release that is not answered is sent again (`Releases`)."""
         if (released := self.release(hold)) is not None:
             released.add_done_callback(partial(self.release_answered, hold))
 
     # The end of a hold
 
-    def release(self, hold: Hold, *, finished: int = 0) -> asyncio.Future[int] | None:
+    def release(self, hold: Acquisition, *, finished: int = 0) -> asyncio.Future[int] | None:
         """Release a hold now; the future of the answer, or None if it was not ours any more.
 
         With ``finished``, the store remembers for so many ms that the work of a `once` is done.
@@ -301,12 +301,12 @@ class Watchdog:
                     hold.released.add_done_callback(partial(self.release_answered, hold))
         return hold.released if hold.state is LeaseState.RELEASED else None
 
-    def release_answered(self, hold: Hold, released: asyncio.Future[int]) -> None:
+    def release_answered(self, hold: Acquisition, released: asyncio.Future[int]) -> None:
         """Process the answer, or the failure, of a release that no task awaits."""
         if isinstance(failure := failure_of(released), StoreError):
             self.release_failed(hold, failure)
 
-    def release_failed(self, hold: Hold, failure: StoreError) -> None:
+    def release_failed(self, hold: Acquisition, failure: StoreError) -> None:
         """Send a release again that has failed; its caller has been given the error.
 
         Finishes and hand-offs are sent again by `PendingFinishes` and `LocalHandoff`.
@@ -323,13 +323,13 @@ class Watchdog:
     def _give_up(self, key: str, waiter: WaiterId, form: Form, fence: int) -> None:
         _ = self.releases.release(key, waiter, form, form.claim, fence=fence)
 
-    def check(self, hold: Hold) -> None:
+    def check(self, hold: Acquisition) -> None:
         """Notice a deadline that has passed, before the timer does: the loop may have blocked."""
         alive = hold.state in ALIVE
         if alive and self.time() >= hold.deadline:
             self.lose(hold, LossReason.EXPIRED)
 
-    def lose(self, hold: Hold, reason: LossReason | str) -> None:
+    def lose(self, hold: Acquisition, reason: LossReason | str) -> None:
         """A hold is not ours any more: set its event and cancel its bodies. Idempotent."""
         if hold.state in (LeaseState.LOST, LeaseState.RELEASED):
             return
@@ -354,30 +354,30 @@ class Watchdog:
             # the queue for a while. (With a lock_delay, this release counts as a loss.)
             self.release(hold)
 
-    def shorten(self, hold: Hold, until: float) -> None:
+    def shorten(self, hold: Acquisition, until: float) -> None:
         """A hold's lease is certain until then only, and no answer under way changes that."""
         hold.shorten(until)
         now = self.time()
         self._wheel.schedule(hold, now, now)  # it is renewed at once, if it can be
 
-    def affordable(self, hold: Hold, ttl: int) -> int:
+    def affordable(self, hold: Acquisition, ttl: int) -> int:
         """``ttl`` ms, or the rest of ``max_hold``, if that is less."""
         if hold.ends is None:
             return ttl
         return max(1, min(ttl, int((hold.ends - self.time()) * 1000)))
 
-    def ask(self, hold: Hold, ttl: int) -> asyncio.Future[list[bool | None]]:
+    def ask(self, hold: Acquisition, ttl: int) -> asyncio.Future[list[bool | None]]:
         """Ask the store whether a hold is still ours; renew it for ``ttl`` ms (0: only ask)."""
-        now = self.time()
+        now, number = self.time(), 0
         if ttl:
             # The answer may be lost, so rely only on the shortest lease that the store may have
             # set: the new one may be shorter than the old one, or than that of a renewal that is
             # still under way.
             hold.deadline = min(hold.deadline, now + lasts(ttl))
-            hold.sends(ttl, now, extends=True)
+            number = hold.renews(ttl, now, extends=True)
             self._wheel.schedule(hold, self._due_at(hold, ttl, now), now)
         renewal = Renewal(hold.policy.key, hold.waiter, hold.policy.form, hold.fence, ttl)
-        batch = [(hold, renewal, hold.sent if ttl else 0)]
+        batch = [(hold, renewal, number)]
         answer = self._renew(batch)
         answer.add_done_callback(partial(self._renewed, batch, now))
         return answer
@@ -389,9 +389,10 @@ class Watchdog:
         """
         until = self.time() + _COPIES
         for hold in self.holds.values():
-            hold.may_come_twice(until)
+            if hold.renewals is not None:
+                hold.renewals.may_come_twice(until)
 
-    def downgrade(self, hold: Hold) -> asyncio.Future[int]:
+    def downgrade(self, hold: Acquisition) -> asyncio.Future[int]:
         """Let a writer's hold share the lock; the future of the store's answer."""
         downgraded = self._store.submit(
             Downgrade(hold.policy.key, hold.waiter, hold.policy.form, hold.fence)
@@ -405,7 +406,7 @@ class Watchdog:
         Waits for those bodies, at most until the last of their leases has ended.
         """
         self._body_ended = asyncio.Event()
-        bodies, end = deque[Hold](), 0.0
+        bodies, end = deque[Acquisition](), 0.0
         left, take = deque(self.holds.values()), turns().take
         try:
             self.finishes.aclose()
@@ -428,7 +429,9 @@ class Watchdog:
                         bodies.popleft()
         self._wheel.aclose()
 
-    def _close(self, hold: Hold, caller: asyncio.Task[Any] | None, bodies: deque[Hold]) -> bool:
+    def _close(
+        self, hold: Acquisition, caller: asyncio.Task[Any] | None, bodies: deque[Acquisition]
+    ) -> bool:
         """End a hold; True if it has bodies of other tasks, which are cancelled and still run."""
         if any(body.task is not caller for body in hold.inside):
             bodies.append(hold)
@@ -444,16 +447,16 @@ class Watchdog:
 
     # Renewing
 
-    def _forget(self, hold: Hold) -> None:
+    def _forget(self, hold: Acquisition) -> None:
         self.holds.pop(hold.waiter, None)
         self._remove_owned(hold)
         if self._watched:
             self._unwatch(hold)
         self._wheel.forget(hold)
 
-    def _remove_owned(self, hold: Hold) -> None:
+    def _remove_owned(self, hold: Acquisition) -> None:
         """Remove it from both indexes; each by itself, as `keep` may have been interrupted."""
-        task, key = hold.owner
+        task, key = hold.owner, hold.policy.key
         if task in self.owned and key in (owned := self.owned[task]) and owned[key] is hold:
             del owned[key]
             if not owned:
@@ -463,12 +466,12 @@ class Watchdog:
             if not held:
                 del self.holders[key]
 
-    def _due(self, holds: Sequence[Hold], now: float) -> None:
+    def _due(self, holds: Sequence[Acquisition], now: float) -> None:
         """Renew or expire the holds that are due."""
         # Without jitter, a thousand processes that started together would renew together for ever.
         self._jitter = random.uniform(0.85, 1.0)  # noqa: S311  # not a secret
         renewals: list[_Sent] = []
-        expired: list[Hold] = []
+        expired: list[Acquisition] = []
         for hold in holds:
             if now >= hold.deadline:
                 expired.append(hold)
@@ -489,8 +492,8 @@ class Watchdog:
             shards.setdefault(self._shard_of(sent[1].name), []).append(sent)
         return shards.values()
 
-    def _renew_if_due(self, hold: Hold, now: float, renewals: list[_Sent]) -> None:
-        if hold.asking:
+    def _renew_if_due(self, hold: Acquisition, now: float, renewals: list[_Sent]) -> None:
+        if hold.renewals is not None and hold.renewals.asking:
             # The renewal before is not answered. It is not sent again here: a store that sent it
             # repeats it by itself, or fails it, and then `_renewed` plans the next one.
             hold.state = LeaseState.AT_RISK
@@ -500,12 +503,13 @@ class Watchdog:
         if hold.policy.renew or hold.unconfirmed:
             ttl = self.affordable(hold, hold.ttl)
             if not hold.policy.renew:  # the claim becomes the full ttl, counted from the grant
-                ttl = max(1, min(ttl, int((hold.began - now) * 1000) + hold.ttl))
+                ttl = max(1, min(ttl, int((hold.counts_from - now) * 1000) + hold.ttl))
             if now + lasts(ttl) > hold.deadline + 0.001:
-                hold.sends(ttl, now)
-                hold.asking = hold.sent
+                number = hold.renews(ttl, now)
+                assert hold.renewals is not None
+                hold.renewals.asking = number
                 renewal = Renewal(hold.policy.key, hold.waiter, hold.policy.form, hold.fence, ttl)
-                renewals.append((hold, renewal, hold.sent))
+                renewals.append((hold, renewal, number))
                 self._wheel.schedule(hold, min(hold.deadline, now + max(0.05, ttl / 6000)), now)
                 return
             if ttl == hold.ttl:  # it was extended for longer than renewals last: renew it in time
@@ -530,10 +534,10 @@ class Watchdog:
         unknown = not succeeded(answer)
         held: Sequence[bool | None] = [None] * len(batch) if unknown else answer.result()
         now = self.time()
-        refused = list[Hold]()
+        refused = list[Acquisition]()
         for (hold, renewal, number), still in zip(batch, held, strict=True):
-            if hold.asking == number:
-                hold.asking = 0
+            if hold.renewals is not None and hold.renewals.asking == number:
+                hold.renewals.asking = 0
             if hold.state not in ALIVE:
                 continue
             doubt = still is None or (not still and self.handoff.in_doubt(hold))
@@ -547,7 +551,7 @@ class Watchdog:
                 self._wheel.schedule(hold, min(hold.deadline, now + again), now)
             else:
                 hold.state = LeaseState.HELD
-                if renewal.ttl and hold.confirms(number, sent, renewal.ttl):
+                if renewal.ttl and hold.renewed(number, sent, renewal.ttl):
                     self._wheel.schedule(hold, self._due_at(hold, renewal.ttl, now), now)
         if len(batch) > 1:
             self._refused.add(refused)
@@ -556,7 +560,7 @@ class Watchdog:
                 self.lose(hold, LossReason.REFUSED)
 
 
-def _closes_as_lost(hold: Hold) -> bool:
+def _closes_as_lost(hold: Acquisition) -> bool:
     """Whether its release must count as a loss at the store, for the sake of ``lock_delay``.
 
     The lease has ended by our clock, which is a little before it ends by the store's: for the store

@@ -14,8 +14,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Final
 
-from aiolock._engine.hold import ALIVE, LeaseState
 from aiolock._engine.lease import Lease, LostEvent
+from aiolock._engine.lease_state import ALIVE, LeaseState
 from aiolock._engine.policy import Policy, to_ms
 from aiolock._futures import retrieve
 from aiolock._locks.lock import Lock

@@ -11,9 +11,9 @@ from functools import partial
 from types import FrameType, TracebackType
 from typing import Any, Final, TypeVar, Unpack, cast
 
+from aiolock._engine.acquisition import Handle, Owner
 from aiolock._engine.deadlock import remember
 from aiolock._engine.engine import Engine
-from aiolock._engine.hold import Handle, Owner
 from aiolock._engine.lease import Lease, not_entered
 from aiolock._engine.policy import Policy
 from aiolock._engine.scope import Scope

@@ -15,8 +15,8 @@ from functools import partial
 from types import MappingProxyType, TracebackType
 from typing import Any, Final, Self, TypeVar, Unpack
 
-from aiolock._engine.hold import LeaseState
 from aiolock._engine.lease import Lease, LostEvent
+from aiolock._engine.lease_state import LeaseState
 from aiolock._locks.async_only import AsyncOnly
 from aiolock._locks.lock import AcquireContext, Lock, watch
 from aiolock._turns import PART, turns

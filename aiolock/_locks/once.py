@@ -15,8 +15,8 @@ from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple, ParamSpec, TypeVar
 
 from aiolock._engine.acquirer import AlreadyDone
-from aiolock._engine.hold import ALIVE
 from aiolock._engine.lease import Lease
+from aiolock._engine.lease_state import ALIVE
 from aiolock._engine.policy import Policy, to_ms
 from aiolock._engine.releases import FIRST_PAUSE
 from aiolock._locks.async_only import AsyncOnly

@@ -17,7 +17,6 @@ from hypothesis.stateful import (
 )
 
 from aiolock._engine.acquisition import STEPS, Acquisition, Phase, Question
-from aiolock._engine.grant import Grant
 from aiolock._engine.policy import Policy
 from aiolock.errors import LimitMismatch, StoreError
 from aiolock.protocol import Answer, Busy, Differs, Done, Full, Granted, Queued, WaiterId
@@ -88,8 +87,7 @@ def test_acquisition_granted_by_the_first_answer_is_held() -> None:
     assert answer(a, ask(a), Granted(7, LEASE))
     assert phase(a) is Phase.GRANTED
     assert a.accepts(1.0)
-    assert a.grant is not None
-    assert not a.grant.claim
+    assert (a.fence, a.granted_for, a.unconfirmed) == (7, LEASE, False)
     a.kept()
     assert phase(a) is Phase.HELD
     assert not a.gives_up()
@@ -183,10 +181,10 @@ def test_periodic_claim_must_be_confirmed_and_becomes_a_full_grant() -> None:
     answer(a, ask(a), PLACE)
     a.pushed(7, 3_000, SECOND, 1.0)
     assert a.must_confirm
-    assert a.confirms() == a.grant
+    a.confirms()
     a.confirmed(9.0)
     assert phase(a) is Phase.GRANTED
-    assert a.grant == Grant(7, LEASE, 9.0, claim=False)
+    assert (a.fence, a.granted_for, a.deadline, a.unconfirmed) == (7, LEASE, 9.0, False)
     assert (a.must_confirm, a.accepts(8.9)) == (False, True)
     for granted, must_confirm in (
         (Granted(7, LEASE), False),
@@ -317,17 +315,17 @@ class AnyOrder(RuleBasedStateMachine):
     @rule()
     def task_runs(self) -> None:
         """It enters, or confirms that it may, or lets go."""
-        grant = self.acquisition.grant
-        assert grant is not None
+        fence = self.acquisition.fence
+        assert fence
         if not self.acquisition.accepts(self.now):
-            assert self.acquisition.gives_back() == grant.fence
+            assert self.acquisition.gives_back() == fence
             self.acquisition.waits_for = future()
         elif self.acquisition.must_confirm:
             self.acquisition.confirms()
             self.acquisition.waits_for = future()
         else:
-            assert grant.fence > self.acquisition.stale_fence
-            assert self.now < grant.deadline
+            assert fence > self.acquisition.stale_fence
+            assert self.now < self.acquisition.deadline
             self.acquisition.kept()
 
     @precondition(lambda self: self.acquisition.phase is Phase.CONFIRMING)
@@ -362,7 +360,7 @@ class AnyOrder(RuleBasedStateMachine):
         self.ended = ended
         assert (self.acquisition.declined is not None) == (self.acquisition.phase is Phase.DECLINED)
         assert self.acquisition.stopped is not None or self.acquisition.phase is not Phase.STOPPED
-        assert self.acquisition.grant is not None or self.acquisition.phase not in HAS_GRANT
+        assert self.acquisition.fence or self.acquisition.phase not in HAS_GRANT
 
     def teardown(self) -> None:
         """Whatever has not ended can be given up, once."""

@@ -228,7 +228,7 @@ async def test_loop_with_ten_thousand_leases_stays_responsive(
         watchdog = client._engine.watchdog
         now = watchdog.time()
         for hold in watchdog.holds.values():
-            hold.sent = hold.confirmed = 0
+            hold.renewals = None
             hold.deadline = now + 100
             watchdog._wheel.schedule(hold, now + 0.5, now)
 
@@ -237,7 +237,8 @@ async def test_loop_with_ten_thousand_leases_stays_responsive(
     await check_short(lambda: asyncio.sleep(2.5))  # looks for what is new
     await check_short(renewed, all_due)
     assert {lease.state for lease in leases} == {aiolock.LeaseState.HELD}
-    assert all(hold.confirmed for hold in client._engine.watchdog.holds.values())
+    holds = client._engine.watchdog.holds.values()
+    assert all(hold.renewals and hold.renewals.confirmed for hold in holds)
     found = await other.snapshot()
     assert [status.name for status in found] == sorted(f"name:{n}" for n in range(MANY))
     await check_short(other.snapshot)

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import pytest
 
 import aiolock
-from aiolock._engine.hold import LossReason
+from aiolock._engine.lease_state import LossReason
 from aiolock.protocol import AskAgain, Break, Operation, Renew, Renewal
 from aiolock.store import Store
 from aiolock.stores.memory import MemoryServer, MemoryStore
@@ -88,12 +88,12 @@ def test_deadline_shortened_after_a_renewal_was_sent_ignores_its_answer() -> Non
         async with aiolock.connect(MemoryServer(), ttl=9) as client:
             lease = await client.lock("n").acquire()
             hold = lease._hold
-            hold.sends(9000, 0.0)
+            hold.renews(9000, 0.0)
             hold.shorten(2.0)
-            assert hold.confirms(1, 0.0, 9000)
+            assert hold.renewed(1, 0.0, 9000)
             assert hold.deadline == 2.0
-            hold.sends(9000, 0.0)
-            assert hold.confirms(2, 0.0, 9000)
+            hold.renews(9000, 0.0)
+            assert hold.renewed(2, 0.0, 9000)
             assert hold.deadline > 8
             await lease.release()
 

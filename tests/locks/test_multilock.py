@@ -11,7 +11,7 @@ import pytest
 
 import aiolock
 from aiolock import AcquireTimeout, LeaseLost, LockError, NotHeld, StoreError, WouldDeadlock
-from aiolock._engine.hold import LossReason
+from aiolock._engine.lease_state import LossReason
 from aiolock.observer import LockRequest
 from aiolock.options import MultiLockOptions
 from aiolock.protocol import LinkChanged

@@ -17,7 +17,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 import aiolock
-from aiolock._engine.hold import LossReason
+from aiolock._engine.lease_state import LossReason
 from aiolock.observe import _labels, _prometheus
 from aiolock.observer import LockRequest
 from aiolock.stores.memory import MemoryServer

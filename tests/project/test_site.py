@@ -21,7 +21,7 @@ import yaml
 import aiolock
 import aiolock.errors
 from aiolock._engine.engine import State
-from aiolock._engine.hold import LossReason
+from aiolock._engine.lease_state import LossReason
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"

@@ -330,7 +330,7 @@ async def test_quorum_loop_with_ten_thousand_leases_stays_responsive() -> None:
         watchdog = client._engine.watchdog
         now = watchdog.time()
         for hold in watchdog.holds.values():
-            hold.sent = hold.confirmed = 0
+            hold.renewals = None
             hold.deadline = now + 50
             watchdog._wheel.schedule(hold, now + 0.5, now)
 
