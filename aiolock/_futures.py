@@ -1,9 +1,18 @@
-"""What became of a future."""
+"""Futures and tasks: what became of them, and which task runs."""
 
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+import sys
+from collections.abc import Callable
+from typing import Any, Final
+
+# In 3.11 the public function is one in Python, and this is called for each answer.
+_tasks: Any = asyncio.tasks
+running_task: Final[Callable[[asyncio.AbstractEventLoop], asyncio.Task[Any] | None]] = (
+    _tasks._current_tasks.get if sys.version_info < (3, 12) else asyncio.current_task
+)
+"""The task that runs in an event loop; None while a callback runs."""
 
 
 def failure_of(future: asyncio.Future[Any]) -> BaseException | None:

@@ -8,7 +8,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from contextvars import Context
-from typing import Any
+from functools import partial
+from typing import Any, Final
+
+from aiolock._futures import running_task
+
+_set_result: Final = asyncio.Future[Any].set_result
 
 
 class Prompt(asyncio.Future[Any]):
@@ -22,17 +27,26 @@ class Prompt(asyncio.Future[Any]):
     """The callback of the task that awaits it; the only callback there is."""
     _context: Context | None = None
     _ordinary = False
-    """It behaves as any future from now on: several callbacks must be called in their order."""
+    """It behaves as any future from now on: it is done, or several callbacks must be called in
+    their order."""
 
     def add_done_callback(
         self, fn: Callable[[Prompt], object], /, *, context: Context | None = None
     ) -> None:
         """As of any future. A task that awaits it is recognised by the ``context`` it passes."""
-        if context is None or self._ordinary or self._step is not None or self.done():
+        if context is None or self._ordinary or self._step is not None:
             self._become_ordinary()
             super().add_done_callback(fn, context=context)
         else:
             self._step, self._context = fn, context
+
+    def when_resolved(self, function: Callable[[Prompt], object]) -> None:
+        """Call this in the very call that resolves it; if it fails, as any future would."""
+        if self._ordinary or self._step is not None:
+            self._become_ordinary()
+            super().add_done_callback(function, context=Context())
+        else:
+            self._step = function
 
     def remove_done_callback(self, fn: Callable[[Prompt], object], /) -> int:
         """As of any future."""
@@ -43,21 +57,30 @@ class Prompt(asyncio.Future[Any]):
         self._ordinary = True
         step, self._step = self._step, None
         if step is not None:
-            super().add_done_callback(step, context=self._context)
+            super().add_done_callback(step, context=self._context or Context())
 
     def resolve(self, result: Any) -> None:
         """Set the result, and let the waiting task continue in this very call.
 
         Called from a task, it only does what `set_result` does: a task cannot step another one.
         """
-        if self._step is None or asyncio.current_task(self.get_loop()) is not None:
+        step = self._step
+        if step is None:
+            self.set_result(result)
+            return
+        if self._context is None:  # a function, and no task
+            self._ordinary, self._step = True, None
+            _set_result(self, result)
+            step(self)
+            return
+        if running_task(self._loop) is not None:
             self.set_result(result)
             return
         # The result is set first: a signal's handler may cancel the task at any point from here.
-        super().set_result(result)
+        _set_result(self, result)
+        self._ordinary = True
         step, self._step = self._step, None
         if step is not None:
-            assert self._context is not None
             try:
                 self._context.run(step, self)
             except (SystemExit, KeyboardInterrupt) as error:
@@ -69,7 +92,7 @@ class Prompt(asyncio.Future[Any]):
     def set_result(self, result: Any, /) -> None:
         """As of any future."""
         self._become_ordinary()
-        super().set_result(result)
+        _set_result(self, result)
 
     def set_exception(self, exception: type | BaseException, /) -> None:
         """As of any future."""
@@ -80,6 +103,29 @@ class Prompt(asyncio.Future[Any]):
         """As of any future."""
         self._become_ordinary()
         return super().cancel(msg)
+
+
+def when_answered(answer: asyncio.Future[Any], function: Callable[[Any], object]) -> None:
+    """Call this with the answer of a store, as soon as it is there."""
+    if type(answer) is Prompt:  # cheaper than `isinstance`
+        answer.when_resolved(function)
+    else:
+        answer.add_done_callback(function, context=Context())
+
+
+def following(answer: asyncio.Future[Any]) -> Prompt:
+    """A future that is resolved, with nothing, when the answer is there, or has failed.
+
+    For a task that awaits the answer to a command which it must not cancel.
+    """
+    prompt = Prompt(loop=answer.get_loop())
+    when_answered(answer, partial(_resume, prompt))
+    return prompt
+
+
+def _resume(prompt: Prompt, _: asyncio.Future[Any]) -> None:
+    if not prompt.done():
+        prompt.resolve(None)
 
 
 def _raise(error: BaseException) -> None:

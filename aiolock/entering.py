@@ -175,7 +175,12 @@ class Exit:
 
     async def leave(self, *call: Any) -> None:
         """Call and await it, as a coroutine function: `unittest` awaits nothing else."""
-        await self(*call)
+        own = self.body
+        if own is not None and own[0] is self.of:  # as by `__call__`, without that
+            self.used, self.body = True, None
+            await own[1].close(call[1])
+        else:
+            await self(*call)
 
 
 class _Entering:

@@ -25,11 +25,14 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from datetime import UTC, datetime
 from enum import Enum
-from typing import Final, Generic, NamedTuple, TypeVar
+from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 from aiolock.text import plain
 
 Answered = TypeVar("Answered", covariant=True)  # noqa: PLC0105  # named for what it is
+
+new: Final[Callable[..., Any]] = tuple.__new__  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]  # as typeshed has it
+"""Makes a named tuple of its fields, without a call in Python: ``new(WaiterId, (client, seq))``."""
 
 # Constants
 

@@ -34,7 +34,7 @@ async def test_acquire_timeout_names_lock_seconds_and_holder(
 ) -> None:
     """It names the lock, the seconds and the holder, and has them as attributes."""
     monkeypatch.setattr(
-        "aiolock._engine.acquirer._WHO_HOLDS", 10
+        "aiolock._engine.not_acquired._WHO_HOLDS", 10
     )  # however late a busy store says so
     async with world.client() as ours, world.client() as theirs:
         async with theirs.lock("order:42") as held:

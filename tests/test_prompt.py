@@ -224,9 +224,10 @@ async def test_prompt_cancelled_during_resolve_still_wakes_its_task(waits: Waits
     """As by a signal's handler, between two steps of that: its task is woken all the same."""
 
     class Cancels(Prompt):
-        def get_loop(self) -> asyncio.AbstractEventLoop:
+        @property
+        def _loop(self) -> asyncio.AbstractEventLoop:
             waits.task.cancel()
-            return super().get_loop()
+            return self.get_loop()
 
     def resolve() -> None:
         with contextlib.suppress(asyncio.InvalidStateError):

@@ -31,14 +31,23 @@ from aiolock._engine.lease_state import LeaseState, LossReason
 from aiolock._engine.policy import Policy
 from aiolock._engine.renewals import Renewals
 from aiolock._futures import failure_of
+from aiolock._prompt import Prompt
 from aiolock.errors import StoreError
 from aiolock.observer import LockRequest
-from aiolock.protocol import Answer, Busy, Differs, Done, Full, Granted, Queued, WaiterId, lasts
+from aiolock.protocol import (
+    Answer,
+    Busy,
+    Differs,
+    Done,
+    Full,
+    Granted,
+    Queued,
+    WaiterId,
+    lasts,
+    new,
+)
 
 Item = TypeVar("Item")
-
-Owner = tuple[asyncio.Task[Any] | None, str]
-"""The task that called `acquire`, and the key (see `Policy.key`) that it asked for."""
 
 
 class Phase(Enum):
@@ -83,20 +92,6 @@ STEPS: Final[dict[Phase, tuple[Phase, ...]]] = {
 
 for _phase, _steps in STEPS.items():
     _phase.steps = _steps
-
-
-class Question:
-    """One `Acquire`; an acquisition has at most one that is not answered."""
-
-    __slots__ = ("answer", "outdated", "sent")
-
-    def __init__(self, sent: float, answer: asyncio.Future[Answer]) -> None:
-        self.sent = sent
-        """The local time just before it was sent. Deadlines count from here: the store's lease
-        begins when the store reads the question, which is later by an unknown time."""
-        self.answer = answer
-        self.outdated = False
-        """Something happened after it was sent, so its answer may be too old: ask again."""
 
 
 class ClockPair(NamedTuple):
@@ -149,8 +144,11 @@ class Acquisition:
 
     # While it waits
 
-    question: Question | None = None
-    """The question that is not answered yet."""
+    question: asyncio.Future[Answer] | None = None
+    """The store's answer to its question, an `Acquire`, while it is not here yet. There is one
+    question at a time."""
+    outdated = False
+    """Something happened after the question was sent, so its answer may be too old: ask again."""
     ticket = 0
     """Its place in the queue, once it was queued."""
     clocks: ClockPair | None = None
@@ -168,14 +166,19 @@ class Acquisition:
     """A fence and a deadline: the store has shortened the lease of that grant."""
     failing_since: float | None = None
     """QUEUED: when a question first failed since the last answer."""
-    waits_for: asyncio.Future[Any] | None = None
-    """The future that its task awaits."""
+    waits_for: Prompt
+    """The future that its task awaits; the first is made with the first question."""
     behind: WaiterId | None = None
     """QUEUED: the waiter or holder of its own client directly before it; None if not known."""
     patient = False
     """It has no timeout."""
     stands_still = False
-    """QUEUED: its owner task awaits it, and so does nothing else meanwhile."""
+    """Its owner task awaits it, and so does nothing else meanwhile. If another task awaits it, the
+    owner may do something else, such as to release the lock that blocks it."""
+    parent: ref[asyncio.Task[Any]] | None = None
+    """The parent of its owner, if that has used aiolock too: see `deadlock`."""
+    reported = False
+    """It was reported to observers that it waits."""
 
     # The grant
 
@@ -239,6 +242,9 @@ class Acquisition:
         self.owner = owner
         """The task that called `acquire`; None once that has ended, and only a lease is left."""
         self.began = self.last_asked = began
+        """The last: the local time just before the last question was sent. Deadlines count from
+        here: the store's lease begins when the store reads the question, later by an unknown
+        time."""
         self.ttl = policy.lease
         """The length of its renewals, in ms."""
 
@@ -266,12 +272,13 @@ class Acquisition:
 
     # Questions
 
-    def asks(self, question: Question) -> None:
-        """A question is sent: the first one, or a later one from the queue."""
+    def asks(self, question: asyncio.Future[Answer], sent: float) -> None:
+        """A question was sent, after ``sent``: the first one, or a later one from the queue."""
         assert self.question is None, "one question at a time"
-        assert self.phase in (Phase.ASKING, Phase.QUEUED), self
+        assert self.phase is Phase.ASKING or self.phase is Phase.QUEUED, self
         self.question = question
-        self.last_asked = question.sent
+        self.last_asked = sent
+        self.outdated = False
 
     def sends_again(self) -> None:
         """The connection broke: the question under way, if any, may be sent twice."""
@@ -286,44 +293,45 @@ class Acquisition:
         question follows anyway, or none is needed.
         """
         if self.question is not None:
-            self.question.outdated = True
+            self.outdated = True
             return False
         return self.phase is Phase.QUEUED
 
-    def answers(self, question: Question, answer: Answer) -> bool:
+    def answers(self, question: asyncio.Future[Answer], answer: Answer) -> bool:
         """The store answers; False if that comes too late to matter."""
         if question is not self.question:
             return False  # the question was withdrawn
         self.question = None
         if self.phase is not Phase.ASKING and self.phase is not Phase.QUEUED:
             return False  # a push arrived before it
-        if isinstance(answer, Granted):
+        if type(answer) is Granted:  # cheaper than `isinstance`
             fence, lease, _, claim = answer
             claim = claim or lease < self.policy.lease
-            self._granted(fence, lease, question.sent + lasts(lease), claim=claim)
-        elif isinstance(answer, Queued):
-            self._queued(question.sent, answer)
+            self._granted(fence, lease, self.last_asked + lasts(lease), claim=claim)
+        elif type(answer) is Queued:
+            self._queued(answer)
         elif isinstance(answer, Differs):
             # Not DECLINED: the store may still have a place for it.
             self.stopped = error_factories.mismatch(self.policy, answer)
             self._go(Phase.STOPPED)
         elif not (isinstance(answer, Busy) and answer.until < 0):  # otherwise it asks again
+            assert isinstance(answer, Busy | Full | Done)
             self.declined = answer
             self._go(Phase.DECLINED)
         return True
 
-    def _queued(self, sent: float, answer: Queued) -> None:
+    def _queued(self, answer: Queued) -> None:
         self.ticket = answer.ticket
-        self.clocks = ClockPair(sent, answer.now)
+        self.clocks = new(ClockPair, (self.last_asked, answer.now))
         self.failing_since = None
         if self.phase is Phase.ASKING:
-            self._go(Phase.QUEUED)
+            self.phase = Phase.QUEUED
             if self.overtaken is not None:
                 # Used only now, because until this answer the task awaited the answer, not a push.
                 fence, lease, deadline = self.overtaken
                 self._granted(fence, lease, deadline, claim=True)
 
-    def fails(self, question: Question) -> bool:
+    def fails(self, question: asyncio.Future[Answer]) -> bool:
         """A question failed, so its answer is unknown; True if that matters."""
         if question is not self.question:
             return False
@@ -337,7 +345,7 @@ class Acquisition:
         release that follows: it would queue the waiter again.
         """
         if self.question is not None:
-            self.question.answer.cancel()
+            self.question.cancel()
             self.question = None
 
     # Pushes
@@ -377,7 +385,8 @@ class Acquisition:
     def _granted(self, fence: int, lease: int, deadline: float, *, claim: bool) -> None:
         self.fence, self.granted_for = fence, lease
         self.deadline, self.unconfirmed = deadline, claim
-        self._go(Phase.GRANTED)
+        assert Phase.GRANTED in self.phase.steps, self  # as `_go`, without a call
+        self.phase = Phase.GRANTED
         if self.limit is not None:
             self._limit(*self.limit)
 
@@ -393,13 +402,11 @@ class Acquisition:
     @property
     def waits(self) -> bool:
         """Whether its task waits in the queue, and has not been woken."""
-        return self.phase is Phase.QUEUED and not (self.waits_for is None or self.waits_for.done())
+        return self.phase is Phase.QUEUED and not self.waits_for.done()
 
     def receives(self, fence: int, claim: int, deadline: float) -> None:
-        """Its own client hands it the lock, before the store does. The acquisition `waits`."""
-        assert self.waits_for is not None
+        """Its own client hands it the lock, before the store does. It `waits`; wake it then."""
         self._granted(fence, claim, deadline, claim=True)
-        self.waits_for.set_result(None)
 
     def taken_away(self, fence: int) -> None:
         """The grant of this fence is not ours any more. It may still be on its way."""
@@ -451,17 +458,17 @@ class Acquisition:
 
     def kept(self) -> None:
         """The watchdog renews the grant from now on."""
-        self._go(Phase.HELD)
+        assert Phase.HELD in self.phase.steps, f"{self!r} cannot become held"
+        self.phase = Phase.HELD
 
     # The end of the waiting
 
     def stop(self, error: Exception) -> None:
         """End its waiting with an error, unless it has been woken already."""
         self.stopped = error
-        future = self.waits_for
-        if future is not None and not future.done() and Phase.STOPPED in self.phase.steps:
+        if not self.waits_for.done() and Phase.STOPPED in self.phase.steps:
             self._go(Phase.STOPPED)
-            future.set_exception(error)
+            self.waits_for.set_exception(error)
 
     def gives_up(self) -> bool:
         """The lock is not wanted any more; True if a release must be sent."""
@@ -471,7 +478,7 @@ class Acquisition:
         # No release is needed if the only question was certainly not carried out.
         known = self.clocks is not None or self.fence
         question = self.question
-        refused = not known and question is not None and _was_refused(question.answer)
+        refused = not known and question is not None and _was_refused(question)
         self.withdraws()
         return not refused
 

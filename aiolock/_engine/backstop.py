@@ -52,20 +52,24 @@ class LocalQueue:
         noticed. A waiter further back gets no push about grants to the waiters before it. The lease
         that it knows of may have been replaced by a claim, so it asks after a claim at the latest.
         """
+        # With few calls, because every waiter comes this way.
         waiter = acquisition.waiter
-        self._acquisitions[waiter] = acquisition
-        self._asked.pop(waiter, None)
+        if waiter in self._acquisitions:
+            is_first = next(iter(self._acquisitions)) == waiter
+            del self._asked[waiter]
+        else:
+            is_first = not self._acquisitions
+            self._acquisitions[waiter] = acquisition
         self._asked[waiter] = acquisition
-        until = (
-            answer.until
-            if answer.place == 1
-            else min(answer.until, acquisition.policy.lease, CLAIM)
-        )
-        if next(iter(self._acquisitions)) == waiter:
+        if answer.place == 1:
+            until = min(answer.until, KEEP_ALIVE * 1000)
+        else:
+            until = min(answer.until, acquisition.policy.lease, CLAIM)
+        if is_first:
             # Only an answer to the first may postpone its next question. Otherwise a stream of
             # newcomers could keep a waiter that lost its place from asking for ever.
             self.ask_at = math.inf
-        self._ask_by(self._time() + min(until / 1000, KEEP_ALIVE) + JUST_AFTER)
+        self._ask_by(self._time() + until / 1000 + JUST_AFTER)
 
     @property
     def first(self) -> Acquisition:
@@ -80,15 +84,19 @@ class LocalQueue:
 
     def leave(self, acquisition: Acquisition) -> bool:
         """The waiter does not wait any more; True if none is left."""
-        self._asked.pop(acquisition.waiter, None)
-        if self._acquisitions.pop(acquisition.waiter, None) is not None and self._acquisitions:
+        waiter = acquisition.waiter
+        if waiter in self._acquisitions:
+            del self._acquisitions[waiter], self._asked[waiter]
+            if not self._acquisitions:
+                if self._timer is not None:
+                    self._timer.cancel()
+                return True
             # It may have been granted the lock after it gave up. The next one is then granted the
             # lock at the end of that claim at the latest.
-            ends = min(acquisition.policy.lease, CLAIM) / 1000
+            lease = acquisition.policy.lease
+            ends = (min(CLAIM, lease)) / 1000
             shares = acquisition.policy.shared and not acquisition.policy.passes
             self._ask_by(self._time() + (min(SOON, ends) if shares else ends))
-        if not self._acquisitions and self._timer is not None:
-            self._timer.cancel()
         return not self._acquisitions
 
     def _ask_by(self, when: float) -> None:

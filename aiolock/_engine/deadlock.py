@@ -36,17 +36,13 @@ context of the task that creates it, so if the two differ, the second is taken f
 first."""
 
 
-def remember(task: Task | None) -> None:
-    """Make this task known to the tasks that it creates."""
+def remember(task: Task | None) -> ref[Task] | None:
+    """Make this task known to the tasks that it creates; returns its own parent, if it has one."""
     known = _lineage.get()
     if task is not None and (known is None or known[0]() is not task):
-        _lineage.set((ref(task), None if known is None else known[0]))
-
-
-def parent() -> Task | None:
-    """The parent of the current task, which has called `remember`; None if it has none."""
-    known = _lineage.get()
-    return None if known is None or known[1] is None else known[1]()
+        known = ref(task), None if known is None else known[0]
+        _lineage.set(known)
+    return None if known is None else known[1]
 
 
 class Children:

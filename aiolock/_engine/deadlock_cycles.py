@@ -61,7 +61,6 @@ class Searches:
         search = Search(self, acquisition, task)
         if not search.go_on(_AT_ONCE):
             self.add(search)
-        search.at_once = False
         return search
 
     def add(self, search: Search) -> None:
@@ -94,8 +93,6 @@ class Search:
 
     def __init__(self, searches: Searches, acquisition: Acquisition, task: Task) -> None:
         self.acquisition = acquisition
-        self.at_once = True
-        """Whether the task does not wait yet, so that nothing has changed since it began."""
         self._searches = searches
         self._task = task
         self._steps: Generator[None] | None = self._look()
@@ -198,8 +195,6 @@ class Search:
 
     def _blocked(self, task: Task) -> Acquisition | None:
         """What the task waits for; None if it does not, or has been woken and goes on."""
-        if task is self._task and self.at_once:
-            return self.acquisition
         acquisition = self._searches.blocked.get(task)
         return acquisition if acquisition is not None and acquisition.waits else None
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Generator
-from contextvars import copy_context
 from functools import partial
 from typing import Any, Final
 
@@ -19,7 +18,7 @@ from aiolock._engine.policy import to_ms
 from aiolock._engine.scope import Scope
 from aiolock._engine.watchdog import Watchdog
 from aiolock._futures import failure_of
-from aiolock._prompt import Prompt
+from aiolock._prompt import Prompt, following
 from aiolock.copying import Uncopyable
 from aiolock.entering import AsyncEnterable, Entered, Entry, current_task
 from aiolock.errors import LeaseLost, StoreError, Unsupported
@@ -160,19 +159,38 @@ class Lease(
         if released is None:
             return self._hold.state is not LeaseState.LOST
         try:
-            was = await self._answer(released)
+            await self._answer(released)
+        except asyncio.CancelledError:
+            released.add_done_callback(partial(self._watchdog.release_answered, self._hold))
+            raise
+        return self._is_released(released)
+
+    def _answer(self, released: asyncio.Future[int]) -> Prompt:
+        """Await this for the answer to a release: cancelling it does not stop that."""
+        watchdog, deadline = self._watchdog, self._hold.deadline
+        # Only needed if the lease ends before the store itself gives up on the command.
+        if deadline - watchdog.time() < _PATIENCE:
+            watchdog.answer_deadlines.add(released, deadline)
+        return following(released)
+
+    def _is_released(self, released: asyncio.Future[int]) -> bool:
+        """Whether it was still ours when it was released, by the store's answer."""
+        hold, watchdog = self._hold, self._watchdog
+        watchdog.answer_deadlines.remove(released)
+        try:
+            was = released.result()
+        except asyncio.CancelledError:
+            was = WAS_HOLDER  # there is no answer; the lock was ours when it was sent
         except StoreError as failure:
-            self._watchdog.release_failed(self._hold, failure)
-            raise self._hold.policy.with_context(failure)  # noqa: B904  # it has the cause of the other
-        lost = was in (WAS_ABSENT, WAS_QUEUED) and not self._watchdog.handoff.was_unknown(
-            self._hold
-        )
-        if lost and self._hold.state is LeaseState.RELEASED:
-            self._hold.state = LeaseState.LOST
-            self._hold.reason = LossReason.REFUSED
+            watchdog.release_failed(hold, failure)
+            raise hold.policy.with_context(failure)  # noqa: B904  # it has the cause of the other
+        lost = was == WAS_ABSENT or was == WAS_QUEUED  # noqa: PLR1714  # no tuple for each release
+        if lost and hold.state is LeaseState.RELEASED and not watchdog.handoff.was_unknown(hold):
+            hold.state = LeaseState.LOST
+            hold.reason = LossReason.REFUSED
             self.lost.set()
-            self._watchdog.events.lost(self._hold, self._watchdog.time())
-        return self._hold.state is not LeaseState.LOST
+            watchdog.events.lost(hold, watchdog.time())
+        return hold.state is not LeaseState.LOST
 
     def release_nowait(self) -> None:
         """Release the lock without waiting for the store's answer, as from a callback.
@@ -183,26 +201,6 @@ class Lease(
         if (released := self._give_back()) is not None:
             released.add_done_callback(partial(self._watchdog.release_answered, self._hold))
 
-    async def _answer(self, released: asyncio.Future[int]) -> int:
-        """The store's answer to a release that was sent; a cancellation does not stop that."""
-        if not released.done():
-            # Another future than the release's own: a cancellation of this task cancels the future
-            # that it awaits, and then a failure of the release would remain unnoticed.
-            answered = Prompt(loop=released.get_loop())
-            released.add_done_callback(partial(_resume, answered), context=copy_context())
-            answer_deadlines, deadline = self._watchdog.answer_deadlines, self._hold.deadline
-            # Only needed if the lease ends before the store itself gives up on the command.
-            if deadline - self._watchdog.time() < _PATIENCE:
-                answer_deadlines.add(released, deadline)
-            try:
-                await answered
-            except asyncio.CancelledError:
-                released.add_done_callback(partial(self._watchdog.release_answered, self._hold))
-                raise
-            answer_deadlines.remove(released)
-        # A cancelled release has no answer. The lock was ours when it was sent.
-        return WAS_HOLDER if released.cancelled() else released.result()
-
     def _give_back(self) -> asyncio.Future[int] | None:
         """`release` without waiting: the future of the answer, or None if there is none."""
         hold = self._hold
@@ -210,7 +208,7 @@ class Lease(
         if not self._ended:
             self._ended = True
             hold.speaking -= 1
-            hold.leases = without(hold.leases, self)
+            hold.leases = () if hold.leases == (self,) else without(hold.leases, self)
         return None if hold.speaking else self._watchdog.release(hold)
 
     async def extend(self, ttl: Seconds) -> None:
@@ -306,12 +304,6 @@ class Lease(
         error.fence = self.fence
         error.closed = self._hold.reason is LossReason.CLOSED
         return error
-
-
-def _resume(answered: Prompt, _: asyncio.Future[int]) -> None:
-    """The store has answered: let the task that waits for the answer continue."""
-    if not answered.done():
-        answered.resolve(None)
 
 
 def not_entered(watchdog: Watchdog, hold: Acquisition, lease: Lease | None) -> None:

@@ -31,6 +31,7 @@ from aiolock._engine.closed_store import ClosedStore
 from aiolock._engine.lease_state import LossReason
 from aiolock._engine.releases import FIRST_PAUSE, LONGEST, LONGEST_PAUSE
 from aiolock._futures import failure_of, succeeded
+from aiolock._prompt import Prompt, when_answered
 from aiolock._turns import turns
 from aiolock.errors import StoreError
 from aiolock.protocol import (
@@ -54,6 +55,8 @@ from aiolock.store import Store
 
 Value = TypeVar("Value")
 
+_IN_A_TURN: Final = 16
+"""Waiters that continue in one iteration of the event loop, because a lock was handed to them."""
 _TOGETHER: Final = 8
 """Hand-offs in one report: with more, the tasks that have released wait longer for its answer."""
 _REPORT: Final = 4
@@ -91,7 +94,7 @@ class _Batch:
         """The fences of the first and of the last of its grants."""
         self.via: list[Acquisition] = []
         """The acquisitions that got the lock after ``source``, each under the next fence."""
-        self.releases: list[asyncio.Future[int]] = []
+        self.releases: list[Prompt] = []
         """The futures of the releases that became hand-offs; the report answers all of them."""
         self.sent: float | None = None
         """When it was first reported."""
@@ -161,14 +164,16 @@ class LocalHandoff:
         self._holds = holds
         self._lose = lose
         self._release = release
-        self._names: dict[str, _NameQueue] = {}
+        self.names: dict[str, _NameQueue] = {}
+        """Names of which an order is known, or something is to be reported."""
         self._closed = False
+        self._next = deque[Prompt]()
+        """The futures of the waiters that were handed a lock, and continue soon, in order."""
+        self._resuming = False
+        self._context = Context()
 
     def __repr__(self) -> str:
         return repr(self._store)
-
-    def __len__(self) -> int:
-        return len(self._names)
 
     async def open(self, client: str, deliver: Deliver) -> None:
         """As the store."""
@@ -185,45 +190,51 @@ class LocalHandoff:
     ) -> None:
         """A newcomer was queued; ``known`` are the client's waiters for this name."""
         name = acquisition.policy.key
-        queue = self._names.get(name)
-        if queue is not None:
+        queue = None
+        if name in self.names:
+            queue = self.names[name]
             if answer.ticket < queue.last_ticket:
                 queue.behind.clear()  # the newcomer is before some of the others
-            queue.last_ticket = max(queue.last_ticket, answer.ticket)
+            else:
+                queue.last_ticket = answer.ticket
         # An acquisition that crossed may have been queued a second time, at another place.
         if answer.before is None or acquisition.crossed or self._closed:
             return
         if queue is not None and queue.overtaken:
             return
         before, fence = answer.before
-        hold, waiting = self._holds.get(before), known.get(before)
-        if hold is not None:
-            if fence not in (0, hold.fence):
+        if before in self._holds:
+            if fence and fence != self._holds[before].fence:
                 return  # the answer is about an earlier grant of that waiter
-        elif waiting is None or waiting.phase not in (Phase.QUEUED, Phase.GRANTED):
+        elif before not in known:
             return
+        else:
+            phase = known[before].phase
+            if phase is not Phase.QUEUED and phase is not Phase.GRANTED:
+                return
         if queue is None:
-            queue = self._names[name] = _NameQueue(name)
+            queue = self.names[name] = _NameQueue(name)
             queue.last_ticket = answer.ticket
         queue.behind[before] = acquisition
         acquisition.behind = before
 
     def leaves(self, acquisition: Acquisition) -> None:
         """This acquisition does not wait any more: it was granted, or gave up."""
-        queue = self._names.get(acquisition.policy.key)
-        if queue is None:
+        name = acquisition.policy.key
+        if name not in self.names:
             return
-        before = queue.unlink(acquisition)
+        queue = self.names[name]
+        before = None if acquisition.behind is None else queue.unlink(acquisition)
         # Granted, it still stands before the waiter behind it, as the holder. Having given up, it
         # does not, and its neighbours become neighbours of each other.
         if acquisition.phase is not Phase.GRANTED:
             self._close_gap(queue, acquisition, before)
-        else:  # its hold may be lost, and is never handed off then
+        elif not queue.behind:  # its hold may be lost, and is never handed off then
             self._forget_if_idle(queue)
 
     def returns(self, acquisition: Acquisition) -> None:
         """A grant came too late: its acquisition has no place in the queue until it asks again."""
-        queue = self._names.get(acquisition.policy.key)
+        queue = self.names.get(acquisition.policy.key)
         if queue is not None:
             queue.unlink(acquisition)
             self._close_gap(queue, acquisition, None)
@@ -241,21 +252,21 @@ class LocalHandoff:
 
     def forget_order(self, name: str | None = None) -> None:
         """The order of the waiters may have changed, for this name or for all."""
-        for each in list(self._names) if name is None else (name,):
-            if (queue := self._names.get(each)) is not None:
+        for each in list(self.names) if name is None else (name,):
+            if (queue := self.names.get(each)) is not None:
                 queue.behind.clear()
                 self._forget_if_idle(queue)
 
     def was_overtaken(self, name: str) -> None:
         """Another client's waiter was queued directly before one of ours."""
-        queue = self._names.get(name)
+        queue = self.names.get(name)
         if queue is not None:
             queue.overtaken = bool(queue.handed_off)
             self.forget_order(name)
 
     def was_handed_off(self, name: str, waiter: WaiterId, fence: int) -> bool:
         """Whether this grant was handed off, and the store may not have the report yet."""
-        queue = self._names.get(name)
+        queue = self.names.get(name)
         return (
             queue is not None
             and waiter in queue.handed_off
@@ -269,17 +280,17 @@ class LocalHandoff:
         """
         if not self.was_handed_off(name, waiter, fence):
             return waiter, fence
-        chain = self._names[name].handed_off[waiter][1]
+        chain = self.names[name].handed_off[waiter][1]
         return chain.present.waiter, chain.fence
 
     def in_doubt(self, hold: Acquisition) -> bool:
         """Whether the report of this hold has failed, so that the store may not have the hold."""
-        queue = self._names.get(hold.policy.key)
+        queue = self.names.get(hold.policy.key)
         return queue is not None and any(hold.fence == batch.fence for batch in queue.failed)
 
     def was_unknown(self, hold: Acquisition) -> bool:
         """Whether the store carried out the release of this hold before the report of it."""
-        queue = self._names.get(hold.policy.key)
+        queue = self.names.get(hold.policy.key)
         return queue is not None and queue.chain.unknown and hold.fence == queue.chain.fence
 
     # Hand-offs
@@ -290,11 +301,17 @@ class LocalHandoff:
         Returns the future of the release's answer, which the report will give. None if the release
         must be sent to the store.
         """
-        queue = self._names.get(hold.policy.key)
-        if queue is None:
+        name, waiter = hold.policy.key, hold.waiter
+        if name not in self.names:
             return None
-        acquisition = queue.behind.pop(hold.waiter, None)
-        if acquisition is None or not self._may_hand_off(queue, hold, acquisition):
+        queue = self.names[name]
+        if waiter not in queue.behind:
+            self._forget_if_idle(queue)
+            return None
+        acquisition = queue.behind[waiter]
+        del queue.behind[waiter]
+        now = self._time()
+        if not self._may_hand_off(queue, hold, acquisition, now):
             self._forget_if_idle(queue)
             return None
         acquisition.behind = None
@@ -306,27 +323,46 @@ class LocalHandoff:
             batch = _Batch(chain, hold)
             chain.reports += 1
             queue.unsent.append(batch)
-            self._loop.call_soon(self._report_if_idle, queue, batch, 0, 0)
+            self._loop.call_soon(self._report_if_idle, queue, batch, 0, 0, context=self._context)
         fence, claim = hold.fence + 1, batch.form.claim
         # Until the report is carried out, the store knows the old lease; from then on it keeps a
         # claim, counted from a time that is certainly later than now. The earlier end is certain.
-        deadline = min(hold.deadline, self._time() + lasts(claim))
+        deadline = min(hold.deadline, now + lasts(claim))
         chain.present, chain.fence = acquisition, fence
         chain.released = chain.unknown = False
         queue.handed_off[hold.waiter] = hold.fence, chain
         batch.fence = fence
         batch.via.append(acquisition)
         # The report answers the release: only the store can confirm that the lock was still ours.
-        released: asyncio.Future[int] = self._loop.create_future()
+        released = Prompt(loop=self._loop)
         batch.releases.append(released)
         hold.handed_off = True
         acquisition.handed_off_by = hold.request
         acquisition.receives(fence, claim, deadline)
+        self._next.append(acquisition.waits_for)
+        if not self._resuming:
+            self._resuming = True
+            self._loop.call_soon(self._resume, context=self._context)
         if len(batch.via) >= _TOGETHER:
             self._send(queue)
         return released
 
-    def _may_hand_off(self, queue: _NameQueue, hold: Acquisition, acquisition: Acquisition) -> bool:
+    def _resume(self) -> None:
+        """Let those continue that were handed a lock, each of which may hand it to the next."""
+        following = self._next
+        for _ in range(_IN_A_TURN):
+            if not following:
+                break
+            waiter = following.popleft()
+            if not waiter.done():  # otherwise it was cancelled meanwhile
+                waiter.resolve(None)
+        self._resuming = bool(following)
+        if following:
+            self._loop.call_soon(self._resume, context=self._context)
+
+    def _may_hand_off(
+        self, queue: _NameQueue, hold: Acquisition, acquisition: Acquisition, now: float
+    ) -> bool:
         """Whether the store would grant the lock to this waiter, as far as the client can know."""
         form = hold.policy.form
         same = acquisition.policy.form is form or acquisition.policy.form == form
@@ -339,7 +375,7 @@ class LocalHandoff:
             return False
         if self._closed or queue.failed or len(queue.handed_off) >= MAX_AHEAD:
             return False
-        return self._time() + form.claim / 1000 / _MARGIN < hold.deadline
+        return now + form.claim / 1000 / _MARGIN < hold.deadline
 
     def _report_if_idle(self, queue: _NameQueue, batch: _Batch, size: int, idle: int) -> None:
         """Report a batch once no hand-off has been added for some iterations of the event loop."""
@@ -350,7 +386,8 @@ class LocalHandoff:
         if idle >= _IDLE_TURNS:
             self._send(queue)
         else:
-            self._loop.call_soon(self._report_if_idle, queue, batch, len(batch.via), idle)
+            more = queue, batch, len(batch.via), idle
+            self._loop.call_soon(self._report_if_idle, *more, context=self._context)
 
     def _send(self, queue: _NameQueue) -> None:
         """Send all reports that are due, in order."""
@@ -375,7 +412,7 @@ class LocalHandoff:
             if batch.sent is None:
                 batch.sent = self._time()  # before it is sent: the claim counts from here
             answer = self._store.submit(handed_off)
-            answer.add_done_callback(partial(self._answered, queue, batch))
+            when_answered(answer, partial(self._answered, queue, batch))
 
     def _answered(self, queue: _NameQueue, batch: _Batch, answer: asyncio.Future[int]) -> None:
         queue.under_way -= 1
@@ -387,15 +424,16 @@ class LocalHandoff:
         if was == WAS_ABSENT and batch.again:
             # The first try may have been carried out, and the lock released since.
             was = WAS_UNKNOWN
-        for released in batch.releases:
-            if not released.done():
-                released.set_result(was)
         self._settle(queue, batch)
         if was == WAS_HOLDER:
             self._confirmed(queue, batch)
         elif was == WAS_ABSENT:
             self._refused(queue, batch)
         self._forget_if_idle(queue)
+        # Last, because each lets a task continue in that very call.
+        for released in batch.releases:
+            if not released.done():
+                released.resolve(was)
 
     def _settle(self, queue: _NameQueue, batch: _Batch) -> None:
         """The store has carried out or refused this report, or it is not sent again."""
@@ -464,21 +502,21 @@ class LocalHandoff:
             queue.timer = self._loop.call_later(pause, self._send, queue)
 
     def _forget_if_idle(self, queue: _NameQueue) -> None:
-        if queue.idle and self._names.get(queue.name) is queue:
-            del self._names[queue.name]
+        if queue.idle and self.names.get(queue.name) is queue:
+            del self.names[queue.name]
 
     # Operations of the store, each behind the reports that are due for its name
 
     def report(self, name: str) -> None:
         """Send the reports of this name that are due, before any other command."""
-        queue = self._names.get(name)
+        queue = self.names.get(name)
         if queue is not None and (queue.unsent or queue.failed):
             self._send(queue)
 
     async def flush_reports(self) -> None:
         """Hand off nothing any more, and send all reports once more, but not again after that."""
         self._closed = True
-        left, take = deque(self._names.values()), turns().take
+        left, take = deque(self.names.values()), turns().take
         try:
             while left:
                 await take(_REPORT)
@@ -493,9 +531,9 @@ class LocalHandoff:
 
     def submit(self, operation: Operation[Value]) -> asyncio.Future[Value]:
         """Start the operation, after the reports that it must not overtake."""
-        if not self._names:
+        if not self.names:
             return self._store.submit(operation)
-        queue = self._names.get(operation.name)
+        queue = self.names.get(operation.name)
         self._report_before(operation)
         answer = self._store.submit(operation)
         if queue is not None and isinstance(operation, Release):
@@ -515,7 +553,7 @@ class LocalHandoff:
                 for renewal in renewals:
                     self.report(renewal.name)
             case ReadPage(start):
-                for name in list(self._names) if not start else ():
+                for name in list(self.names) if not start else ():
                     self.report(name)
             case _:
                 self.report(operation.name)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 from weakref import ref
 
@@ -81,7 +82,7 @@ class Scope(Uncopyable):
         self.task = task
         self._before = task.cancelling() if task else 0
 
-    async def close(self, error: BaseException | None) -> None:
+    async def close(self, error: BaseException | None) -> None:  # noqa: C901  # flat, as `acquire`
         """Leave the body: release the lock, and raise `LeaseLost` if the lease was lost.
 
         The body's own exception and a `CancelledError` are never replaced: after one of them, the
@@ -90,11 +91,19 @@ class Scope(Uncopyable):
         """
         lease, hold = self.lease, self.lease._hold
         # First, so that a loss that is noticed below does not cancel a body that has ended.
-        hold.bodies = without(hold.bodies, self._own)
-        lease._watchdog.check(hold)
+        hold.bodies = () if hold.bodies == (self._own,) else without(hold.bodies, self._own)
+        if hold.speaking > 1:  # otherwise the release checks it
+            lease._watchdog.check(hold)
         try:
             if error is None and not self._cancelled and hold.policy.confirm:
-                await lease.release()
+                released = lease._give_back()
+                if released is not None:  # as in `Lease.release`, without a coroutine of its own
+                    try:
+                        await lease._answer(released)
+                    except asyncio.CancelledError:
+                        released.add_done_callback(partial(lease._watchdog.release_answered, hold))
+                        raise
+                    lease._is_released(released)
             elif (released := lease._give_back()) is not None:
                 released.add_done_callback(self._log_unconfirmed)
         except StoreError as failure:

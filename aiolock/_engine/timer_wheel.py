@@ -19,6 +19,8 @@ _SLOTS: Final = 20
 """Slots per second: holds that are due in one slot are processed together."""
 _YOUNG: Final = 0.1
 """Seconds after which a new hold gets a slot, unless it has ended by then, as most have."""
+SOON: Final = 2 * _YOUNG
+"""Seconds: a hold that is due within that gets its slot at once."""
 _FINE: Final = 64
 """The precision of a slot, as this part of the time until then. So there are few slots, however
 long the leases are, and a renewal is early by that part at most."""
@@ -53,8 +55,10 @@ class TimerWheel:
         self._ordered: set[int] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._timer_slot = 0
-        # New holds without a slot, and when each is due.
-        self._young: dict[Acquisition, float] = {}
+        self.young: dict[Acquisition, float] = {}
+        """New holds without a slot, and when each is due: not before `SOON` has passed. Whoever
+        adds one calls `promote_soon`, unless it `promotes` already."""
+        self.promotes = False
         # Holds that are due within the present slot, and when: see `_set_alarm`.
         self._alarms: dict[Acquisition, float] = {}
         self._alarm_order: list[tuple[float, int, Acquisition]] = []
@@ -86,32 +90,29 @@ class TimerWheel:
                 self._arm(slot, now)
         due[hold] = None
 
-    def schedule_new(self, hold: Acquisition, when: float, now: float) -> None:
-        """`schedule` for a hold that has just begun, at less cost if it ends soon."""
-        if when - now < 2 * _YOUNG:
-            self.schedule(hold, when, now)
-            return
-        self._young[hold] = when
-        if self._young_timer is None:
-            self._young_timer = self._call_later(_YOUNG, self._promote)
+    def promote_soon(self) -> None:
+        """Give slots to the young after a while."""
+        self.promotes = True
+        self._young_timer = self._call_later(_YOUNG, self._promote)
 
     def _promote(self) -> None:
         """Give slots to the new holds that have lasted until now."""
-        self._young_timer = None
+        self.promotes = False
         now = self._time()
-        self._promoting = self._promoting or len(self._young)
-        some = list(islice(self._young.items(), min(self._promoting, _MOST)))
+        self._promoting = self._promoting or len(self.young)
+        some = list(islice(self.young.items(), min(self._promoting, _MOST)))
         for hold, when in some:
             self.schedule(hold, when, now)  # which removes it from the young
-        self._promoting = self._promoting - len(some) if self._young else 0
-        if self._young:
+        self._promoting = self._promoting - len(some) if self.young else 0
+        if self.young:
             pause = 0 if self._promoting else _YOUNG
+            self.promotes = True
             self._young_timer = self._call_later(pause, self._promote)
 
     def forget(self, hold: Acquisition) -> None:
         """Do not process this hold any more."""
-        if hold in self._young:
-            del self._young[hold]
+        if hold in self.young:
+            del self.young[hold]
             return
         if self._alarms:
             self._alarms.pop(hold, None)

@@ -16,12 +16,12 @@ from functools import partial
 from itertools import islice
 from typing import Any, Final
 
-from aiolock._engine.acquisition import Acquisition, Phase, Question
+from aiolock._engine.acquisition import Acquisition, Phase
 from aiolock._engine.backstop import LocalQueue
 from aiolock._engine.lease_state import LossReason
 from aiolock._engine.timers import shared_timers
 from aiolock._engine.watchdog import Watchdog
-from aiolock._prompt import Prompt
+from aiolock._prompt import Prompt, when_answered
 from aiolock._turns import Backlog
 from aiolock.errors import StoreError
 from aiolock.protocol import (
@@ -65,8 +65,6 @@ _STILL_BROKEN: Final = 3.0
 _LOST: Final = {"expired": LossReason.EXPIRED, "broken": LossReason.BROKEN}
 """The reasons for a loss that a store gives; any other is from a later version."""
 
-_PLACED: Final = (Granted, Queued)
-
 _log = logging.getLogger("aiolock")
 
 
@@ -105,38 +103,49 @@ class Waiters:
 
     def add(self, acquisition: Acquisition) -> None:
         """The acquisition begins."""
-        self.acquisitions.setdefault(acquisition.policy.key, {})[acquisition.waiter] = acquisition
-        self.by_age[acquisition.waiter.seq] = acquisition
+        # Without a call, here and in `leave`, because every acquisition comes this way.
+        key, waiter = acquisition.policy.key, acquisition.waiter
+        if key in self.acquisitions:
+            self.acquisitions[key][waiter] = acquisition
+        else:
+            self.acquisitions[key] = {waiter: acquisition}
+        self.by_age[waiter.seq] = acquisition
 
-    def leave(self, acquisition: Acquisition) -> None:
+    def leave(self, acquisition: Acquisition) -> None:  # noqa: C901  # flat: it is always called
         """The acquisition does not wait any more, for any reason. Idempotent."""
-        acquisition.withdraws()
+        if acquisition.question is not None:
+            acquisition.withdraws()
         if self._failed:
             self._cancel_retry(acquisition)
-        if self._handoff:
+        key, waiter = acquisition.policy.key, acquisition.waiter
+        if key in self._handoff.names:
             self._handoff.leaves(acquisition)
-        key = acquisition.policy.key
-        queue = self._queues.get(key)
-        if queue is not None and queue.leave(acquisition):
+        if key in self._queues and self._queues[key].leave(acquisition):
             del self._queues[key]
-        self.by_age.pop(acquisition.waiter.seq, None)
-        waiters = self.acquisitions.get(key)
-        if (
-            waiters is not None
-            and waiters.pop(acquisition.waiter, None) is not None
-            and not waiters
-        ):
+        if waiter.seq in self.by_age:
+            del self.by_age[waiter.seq]
+        owner = acquisition.owner
+        if owner in self.blocked and self.blocked[owner] is acquisition:
+            del self.blocked[owner]
+        if key not in self.acquisitions:
+            return
+        waiters = self.acquisitions[key]
+        if waiter in waiters:
+            del waiters[waiter]
+        if not waiters:
             del self.acquisitions[key]
             if self._all_asked:
                 self._all_asked.pop(key, None)
 
     # Questions to the store
 
-    def ask(self, acquisition: Acquisition, *, wait: bool) -> Question:
+    def ask(self, acquisition: Acquisition, *, wait: bool) -> None:
         """Ask the store for the lock, or for the place in its queue."""
         policy = acquisition.policy
-        sent = self._time()  # before it is sent: see `Question.sent`
-        answer = self._handoff.submit(
+        if acquisition.phase is Phase.ASKING:
+            acquisition.waits_for = Prompt(loop=self._loop)
+        sent = self._time()  # before it is sent: see `Acquisition.last_asked`
+        question = self._handoff.submit(
             Acquire(
                 policy.key,
                 acquisition.waiter,
@@ -147,29 +156,29 @@ class Waiters:
                 max_waiters=policy.max_waiters or 0,
             )
         )
-        question = Question(sent, answer)
-        acquisition.asks(question)
-        return question
+        acquisition.asks(question, sent)
+        when_answered(question, partial(self._answered, acquisition))
 
-    def process_answer(self, acquisition: Acquisition, question: Question) -> bool:
-        """Process an answer, in its task or in a callback; False if the answer came too late."""
-        answer = question.answer.result()
+    def _process(
+        self, acquisition: Acquisition, question: asyncio.Future[Answer], answer: Answer
+    ) -> bool:
+        """Process an answer; False if it came too late."""
         newcomer = acquisition.ticket == 0
         before = acquisition.clocks
         if not acquisition.answers(question, answer):
             return False
-        if isinstance(answer, _PLACED) and answer.displaced:
+        if (type(answer) is Granted or type(answer) is Queued) and answer.displaced:
             self._was_displaced(acquisition, -math.inf if before is None else before.sent)
-        if isinstance(answer, Queued):
+        if type(answer) is Queued:
             key = acquisition.policy.key
             if key not in self._queues:
                 self._queues[key] = LocalQueue(self._ask_again, self._time)
             self._queues[key].queued(acquisition, answer)
-            if question.outdated:
+            if acquisition.outdated:
                 self._ask_again(acquisition)
-            elif newcomer and (answer.before is not None or self._handoff):
+            elif newcomer and (answer.before is not None or self._handoff.names):
                 self._handoff.queued(acquisition, answer, self.acquisitions[key])
-        elif question.outdated and isinstance(answer, Granted) and acquisition.policy.shared:
+        elif acquisition.outdated and isinstance(answer, Granted) and acquisition.policy.shared:
             # What made the question outdated may concern those that can share the lock with it.
             self._first_asks(acquisition.policy.key)
         return True
@@ -185,21 +194,43 @@ class Waiters:
         if acquisition.has_news():
             if self._failed:
                 self._cancel_retry(acquisition)
-            question = self.ask(acquisition, wait=True)
-            question.answer.add_done_callback(partial(self._answered, acquisition, question))
+            self.ask(acquisition, wait=True)
 
-    def _answered(
-        self, acquisition: Acquisition, question: Question, answer: asyncio.Future[Answer]
-    ) -> None:
-        """Process the answer to a later question of a waiter in the queue."""
-        if answer.cancelled():
+    def _answered(self, acquisition: Acquisition, question: asyncio.Future[Answer]) -> None:
+        """Process the answer to a question, and wake the task if it has to do something now."""
+        try:
+            answer = question.result()
+        except asyncio.CancelledError:
             return  # the question was withdrawn
-        if isinstance(failure := answer.exception(), Exception):
+        except Exception as failure:  # noqa: BLE001  # its task gets it, whatever it is
+            self._unanswered(acquisition, question, failure)
+            return
+        first = acquisition.phase is Phase.ASKING
+        if not self._process(acquisition, question, answer):
+            return
+        if acquisition.phase is not Phase.QUEUED:
+            _wake(acquisition)
+        elif first and (self._blocks(acquisition) or self._watchdog.events.often):
+            _wake(acquisition)  # to look for a deadlock, or to report that it waits
+
+    def _unanswered(
+        self, acquisition: Acquisition, question: asyncio.Future[Answer], failure: Exception
+    ) -> None:
+        if acquisition.phase is not Phase.ASKING:
             if acquisition.fails(question):
                 self._ask_later(acquisition, failure)
-            return
-        if self.process_answer(acquisition, question) and acquisition.phase is not Phase.QUEUED:
-            _wake(acquisition)
+        elif question is acquisition.question and not acquisition.waits_for.done():
+            # It stays its question: `Acquisition.gives_up` looks at what became of it.
+            acquisition.waits_for.set_exception(failure)
+
+    def _blocks(self, acquisition: Acquisition) -> bool:
+        """Whether its task, or the parent of that, holds something: then deadlocks are possible."""
+        task = acquisition.owner
+        if task is None or not (acquisition.patient and acquisition.stands_still):
+            return False
+        self.blocked[task] = acquisition
+        owned, parent = self._watchdog.owned, acquisition.parent
+        return task in owned or (parent is not None and parent() in owned)
 
     def _ask_later(self, acquisition: Acquisition, failure: Exception) -> None:
         """Ask again later: a waiter in the queue waits until its timeout, also during an outage.
@@ -413,9 +444,5 @@ _PROCESS: Final[dict[type[Event], Callable[[Waiters, Any], None]]] = {
 def _wake(acquisition: Acquisition) -> None:
     """Let its task continue, unless its future is resolved already."""
     future = acquisition.waits_for
-    if future is None or future.done():
-        return
-    if isinstance(future, Prompt):
+    if not future.done():
         future.resolve(None)
-    else:
-        future.set_result(None)

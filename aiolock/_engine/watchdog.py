@@ -15,13 +15,13 @@ import random
 import warnings
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from functools import partial
+from functools import cached_property, partial
 from operator import call
 from typing import Any, Final
 
 from aiolock._clock import clock
 from aiolock._dropped import DroppedLease, on_dropped
-from aiolock._engine.acquisition import Acquisition, Handle, Owner, without
+from aiolock._engine.acquisition import Acquisition, Handle, without
 from aiolock._engine.answer_deadlines import AnswerDeadlines
 from aiolock._engine.events import Events
 from aiolock._engine.lease_state import ALIVE, LeaseState, LossReason
@@ -29,8 +29,8 @@ from aiolock._engine.limits import Limits
 from aiolock._engine.local_handoff import LocalHandoff
 from aiolock._engine.pending_finishes import PendingFinishes
 from aiolock._engine.releases import Releases
-from aiolock._engine.timer_wheel import TimerWheel
-from aiolock._futures import failure_of, retrieve, succeeded
+from aiolock._engine.timer_wheel import SOON, TimerWheel
+from aiolock._futures import failure_of, retrieve, running_task, succeeded
 from aiolock._turns import Backlog, turns
 from aiolock.async_library import check_not_trio
 from aiolock.errors import ClientClosed, StoreError
@@ -85,7 +85,7 @@ class Watchdog:
         self._loop = loop = asyncio.get_running_loop()
         self.time = clock(loop)
         # The loop is passed: asking for the running loop costs a system call (getpid) each time.
-        self.current_task = partial(asyncio.current_task, loop)
+        self.current_task = partial(running_task, loop)
         self._forks = _forks
         self._shard_of = store.features.shard_of
         self.holds: dict[WaiterId, Acquisition] = {}
@@ -107,7 +107,11 @@ class Watchdog:
         """Set by each body that ends, while the client closes."""
         self.answer_deadlines = AnswerDeadlines(self.time)
         self.releases = Releases(self.handoff)
-        self.finishes = PendingFinishes(self.handoff, self.time)
+
+    @cached_property
+    def finishes(self) -> PendingFinishes:
+        """Made by the first `once` that ends."""
+        return PendingFinishes(self.handoff, self.time)
 
     @property
     def is_here(self) -> bool:
@@ -132,9 +136,8 @@ class Watchdog:
                 "this client was opened in another event loop: open one in each event loop"
             )
 
-    def held_by(self, owner: Owner) -> Acquisition | None:
-        """The owner's hold of this key, if it has one and has not lost it."""
-        task, key = owner
+    def held_by(self, task: asyncio.Task[Any] | None, key: str) -> Acquisition | None:
+        """The task's hold of this key, if it has one and has not lost it."""
         if task not in self.owned:
             return None
         hold = self.owned[task].get(key)
@@ -151,13 +154,25 @@ class Watchdog:
                 self.holders[key][task] = hold
             else:
                 self.holders[key] = {task: hold}
-            self.owned.setdefault(task, {})[key] = hold
-            hold.since = now = self.time()
-            if hold.deadline - now < lease / 2000 and (hold.policy.renew or hold.unconfirmed):
-                # Its grant was processed late, so more than half of the lease has passed.
-                self._wheel.schedule(hold, now, now)
+            if task in self.owned:
+                self.owned[task][key] = hold
             else:
-                self._wheel.schedule_new(hold, self._due_at(hold, lease, now), now)
+                self.owned[task] = {key: hold}
+            hold.since = now = self.time()
+            left, pause = hold.deadline - now, lease / 3000 * self._jitter
+            if not (hold.policy.renew or hold.unconfirmed):
+                pause = left
+            elif left < lease / 2000:
+                # Its grant was processed late, so more than half of the lease has passed.
+                pause = 0.0
+            elif left < 3 * pause:
+                pause = left / 3
+            if pause < SOON:
+                self._wheel.schedule(hold, now + pause, now)
+            else:
+                self._wheel.young[hold] = now + pause
+                if not self._wheel.promotes:
+                    self._wheel.promote_soon()
         except BaseException:
             self._forget(hold)
             raise
@@ -288,7 +303,7 @@ class Watchdog:
                     hold.released = self.finishes.finish(hold, finished)
                 elif (
                     mine
-                    and self.handoff
+                    and key in self.handoff.names
                     and (handed_off := self.handoff.hand_off(hold)) is not None
                 ):
                     hold.released = handed_off
@@ -319,6 +334,11 @@ class Watchdog:
                 lost=_closes_as_lost(hold),
             )
             self.releases.again(release, hold.ttl, failure)
+
+    def give_up(self, acquisition: Acquisition) -> None:
+        """Release whatever the store has for an acquisition that is not held."""
+        policy = acquisition.policy
+        _ = self.releases.release(policy.key, acquisition.waiter, policy.form, policy.lease)
 
     def _give_up(self, key: str, waiter: WaiterId, form: Form, fence: int) -> None:
         _ = self.releases.release(key, waiter, form, form.claim, fence=fence)
@@ -409,7 +429,8 @@ class Watchdog:
         bodies, end = deque[Acquisition](), 0.0
         left, take = deque(self.holds.values()), turns().take
         try:
-            self.finishes.aclose()
+            if "finishes" in self.__dict__:
+                self.finishes.aclose()
             await self.releases.aclose()
             while left:
                 await take(_ENDING)
@@ -448,11 +469,16 @@ class Watchdog:
     # Renewing
 
     def _forget(self, hold: Acquisition) -> None:
-        self.holds.pop(hold.waiter, None)
+        if hold.waiter in self.holds:
+            del self.holds[hold.waiter]
         self._remove_owned(hold)
         if self._watched:
             self._unwatch(hold)
-        self._wheel.forget(hold)
+        young = self._wheel.young
+        if hold in young:  # as most are
+            del young[hold]
+        else:
+            self._wheel.forget(hold)
 
     def _remove_owned(self, hold: Acquisition) -> None:
         """Remove it from both indexes; each by itself, as `keep` may have been interrupted."""

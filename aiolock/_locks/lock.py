@@ -11,10 +11,11 @@ from functools import partial
 from types import FrameType, TracebackType
 from typing import Any, Final, TypeVar, Unpack, cast
 
-from aiolock._engine.acquisition import Handle, Owner
+from aiolock._engine.acquirer import acquire
+from aiolock._engine.acquisition import Handle
 from aiolock._engine.deadlock import remember
 from aiolock._engine.engine import Engine
-from aiolock._engine.lease import Lease, not_entered
+from aiolock._engine.lease import Lease
 from aiolock._engine.policy import Policy
 from aiolock._engine.scope import Scope
 from aiolock._locks.async_only import AsyncOnly
@@ -82,11 +83,12 @@ class AcquireContext(
     def _begin(self, begins: Callable[[Lease], None]) -> Coroutine[Any, Any, Lease | None]:
         if self._coroutine is not None:
             raise RuntimeError("this acquisition was begun already: call acquire() again")
-        self._coroutine = self._lock._acquire(
-            begins,
-            self._owner,
+        self._coroutine = acquire(
+            self._lock._engine,
+            self._lock._policy,
             self._timeout,
-            raises=True,
+            begins,
+            owner=self._owner,
             label=self._label,
             since=self._since,
         )
@@ -257,42 +259,20 @@ class Lock(CopiedAsItself, AsyncEnterable[Lease], AsyncOnly):
         seconds, label = checked_wait(timeout), checked_label("label", label)
         self._engine.check()
         begins = partial(watch, where)
-        acquisition = self._acquire(begins, self._owner(), seconds, raises=False, label=label)
+        acquisition = acquire(
+            *(self._engine, self._policy, seconds, begins),
+            owner=self._owner(),
+            raises=False,
+            label=label,
+        )
         # Shown by the repr of a task that runs it.
         acquisition.__qualname__ = "Lock.try_acquire"  # type: ignore[attr-defined]  # of any coroutine
         return acquisition
 
-    def _owner(self) -> Owner:
+    def _owner(self) -> asyncio.Task[Any] | None:
         task = self._engine.watchdog.current_task()
         remember(task)
-        return task, self._policy.key
-
-    async def _acquire(
-        self,
-        begins: Callable[[Lease], None],
-        owner: Owner,
-        timeout: float | None,
-        *,
-        raises: bool,
-        label: str,
-        since: float | None = None,
-    ) -> Lease | None:
-        """A lease, with which ``begins`` is called first; if there is none, None or an error."""
-        engine, policy = self._engine, self._policy
-        engine.check()
-        hold = await engine.acquirer.acquire(
-            policy, owner, timeout=timeout, raises=raises, label=label, since=since
-        )
-        if hold is None:
-            return None
-        lease = None
-        try:
-            lease = Lease(engine.watchdog, hold, shares=policy.shared)
-            begins(lease)
-        except BaseException:
-            not_entered(engine.watchdog, hold, lease)
-            raise
-        return lease
+        return task
 
     async def release(self) -> bool:
         """End the lease that the current task holds; True if it was still ours.
@@ -328,7 +308,7 @@ class Lock(CopiedAsItself, AsyncEnterable[Lease], AsyncOnly):
     def _ours(self) -> Handle | None:
         """The current task's last lease of this lock, of the same mode: shared or exclusive."""
         watchdog, policy = self._engine.watchdog, self._policy
-        hold = watchdog.held_by((watchdog.current_task(), policy.key))
+        hold = watchdog.held_by(watchdog.current_task(), policy.key)
         if hold is not None:
             for lease in reversed(hold.leases):
                 if (hold.shared or lease._shares) == policy.shared:
@@ -401,28 +381,14 @@ class Lock(CopiedAsItself, AsyncEnterable[Lease], AsyncOnly):
     def _entered(self) -> Entered:
         return self._engine.entered
 
-    async def _enter(self, entry: Entry, of: AnyEnterable[Any] | None = None) -> Lease:
+    def _enter(
+        self, entry: Entry, of: AnyEnterable[Any] | None = None
+    ) -> Coroutine[Any, Any, Lease]:
         """Acquire the lock for an ``async with``: of ``of``, or else of the lock itself."""
-        engine, policy = self._engine, self._policy
-        engine.check()
-        task = engine.watchdog.current_task()
-        remember(task)
-        hold = await engine.acquirer.acquire(
-            policy,
-            (task, policy.key),
-            timeout=policy.timeout,
-            raises=True,
-        )
-        assert hold is not None
-        lease = None
-        try:
-            lease = Lease(engine.watchdog, hold, shares=policy.shared)
-            scope = Scope(lease, task, cancels=policy.on_lost == "cancel")
-            entry.enters(self if of is None else of, scope)
-        except BaseException:
-            not_entered(engine.watchdog, hold, lease)
-            raise
-        return lease
+        policy = self._policy
+        cancels = policy.on_lost == "cancel"
+        begins = partial(_enters, entry, self if of is None else of, cancels)
+        return acquire(self._engine, policy, policy.timeout, begins, enters=True)  # type: ignore[return-value]  # never None, as it raises
 
     def _dropped(self) -> Inside | None:
         # Its exit was looked up and dropped, as by code that checks whether there is a method.
@@ -430,6 +396,11 @@ class Lock(CopiedAsItself, AsyncEnterable[Lease], AsyncOnly):
         if isinstance(lease, Lease) and lease._left_behind:
             return Scope(lease, None, cancels=False)
         return None
+
+
+def _enters(entry: Entry, of: AnyEnterable[Any], cancels: bool, lease: Lease) -> None:  # noqa: FBT001  # for `partial`
+    """The body of this lease begins, in the task that has acquired it."""
+    entry.enters(of, Scope(lease, lease._hold.owner, cancels=cancels))
 
 
 def caller(frame: FrameType) -> str:

@@ -15,6 +15,7 @@ from functools import partial
 from types import MappingProxyType, TracebackType
 from typing import Any, Final, Self, TypeVar, Unpack
 
+from aiolock._engine.acquirer import acquire
 from aiolock._engine.lease import Lease, LostEvent
 from aiolock._engine.lease_state import LeaseState
 from aiolock._locks.async_only import AsyncOnly
@@ -194,10 +195,9 @@ class MultiLock(CopiedAsItself, AsyncEnterable[MultiLease], AsyncOnly):
         leases: list[Lease] = []
         try:
             for lock in self._locks:
-                lease = await lock._acquire(
-                    begins,
-                    lock._owner(),
-                    timeout,
+                lease = await acquire(
+                    *(lock._engine, lock._policy, timeout, begins),
+                    enters=True,
                     raises=raises,
                     label=label,
                     since=began if leases else None,

@@ -14,7 +14,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple, ParamSpec, TypeVar
 
-from aiolock._engine.acquirer import AlreadyDone
+from aiolock._engine.late import AlreadyDone
 from aiolock._engine.lease import Lease
 from aiolock._engine.lease_state import ALIVE
 from aiolock._engine.policy import Policy, to_ms

@@ -16,8 +16,9 @@ from hypothesis.stateful import (
     rule,
 )
 
-from aiolock._engine.acquisition import STEPS, Acquisition, Phase, Question
+from aiolock._engine.acquisition import STEPS, Acquisition, Phase
 from aiolock._engine.policy import Policy
+from aiolock._prompt import Prompt
 from aiolock.errors import LimitMismatch, StoreError
 from aiolock.protocol import Answer, Busy, Differs, Done, Full, Granted, Queued, WaiterId
 
@@ -48,29 +49,26 @@ def phase(of: Acquisition) -> Phase:
     return of.phase  # through a call: what a method changes, a type checker must not narrow
 
 
-def future() -> asyncio.Future[Answer]:
+def future() -> Prompt:
     """What a store or a push completes."""
-    return asyncio.Future(loop=LOOP)
+    return Prompt(loop=LOOP)
 
 
-def ask(of: Acquisition, sent: float = 0.0) -> Question:
+def ask(of: Acquisition, sent: float = 0.0) -> asyncio.Future[Answer]:
     """It asks."""
-    question = Question(sent, future())
-    of.asks(question)
+    question = future()
+    of.asks(question, sent)
     if of.phase is Phase.ASKING:
-        of.waits_for = question.answer
+        of.waits_for = future()
     return question
 
 
-def answer(of: Acquisition, question: Question, says: Answer) -> bool:
-    """The store answers, and whoever waits for that takes it in."""
-    if question.answer.cancelled():
+def answer(of: Acquisition, question: asyncio.Future[Answer], says: Answer) -> bool:
+    """The store answers."""
+    if question.cancelled():
         return False
-    question.answer.set_result(says)
-    mattered = of.answers(question, says)
-    if mattered and of.phase is Phase.QUEUED:
-        of.waits_for = future()
-    return mattered
+    question.set_result(says)
+    return of.answers(question, says)
 
 
 def test_steps_of_every_phase_but_the_ends_include_given_up() -> None:
@@ -170,7 +168,7 @@ def test_news_during_an_open_question_is_reported_after_its_answer() -> None:
     a = acquisition()
     question = ask(a)
     assert not a.has_news()
-    assert question.outdated
+    assert a.outdated
     answer(a, question, PLACE)
     assert a.has_news()
 
@@ -222,7 +220,7 @@ def test_gives_up_after_a_store_error_needs_no_release_if_refused(refused: bool)
     a = acquisition()
     error = StoreError("no")
     error.refused = refused
-    ask(a).answer.set_exception(error)
+    ask(a).set_exception(error)
     assert a.gives_up() is not refused
     assert phase(a) is Phase.GIVEN_UP
 
@@ -234,9 +232,9 @@ def test_acquisition_taking_an_illegal_step_raises_assertion_error() -> None:
         a.kept()
     with pytest.raises(AssertionError, match="cannot become asking"):
         a.returned()
-    ask(a)
+    _ = ask(a)
     with pytest.raises(AssertionError, match="one question at a time"):
-        ask(a)
+        _ = ask(a)
 
 
 class AnyOrder(RuleBasedStateMachine):
@@ -262,7 +260,7 @@ class AnyOrder(RuleBasedStateMachine):
         """Again, from the queue."""
         self.question = ask(self.acquisition, self.now)
 
-    @precondition(lambda self: not self.question.answer.done())
+    @precondition(lambda self: not self.question.done())
     @rule(says=st.sampled_from(["granted", "queued", "busy", "full", "done", "differs"]))
     def is_answered(self, says: str) -> None:
         """In any way, whether or not anybody cares any more."""
@@ -279,13 +277,11 @@ class AnyOrder(RuleBasedStateMachine):
         }
         answer(self.acquisition, self.question, answers[says])
 
-    @precondition(
-        lambda self: self.acquisition.phase is Phase.QUEUED and not self.question.answer.done()
-    )
+    @precondition(lambda self: self.acquisition.phase is Phase.QUEUED and not self.question.done())
     @rule()
     def is_not_answered(self) -> None:
         """Nobody knows what became of a question from the queue."""
-        self.question.answer.set_exception(StoreError("no"))
+        self.question.set_exception(StoreError("no"))
         assert self.acquisition.fails(self.question)
 
     @rule(old=st.booleans())

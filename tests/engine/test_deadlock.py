@@ -152,7 +152,7 @@ async def _readers(
         for task in (holding, *readers):
             task.cancel()
         await asyncio.gather(holding, *readers, return_exceptions=True)
-    assert not client._engine.acquirer._searches._left
+    assert not client._engine.acquirer.late.deadlocks.searches._left
     assert not client._engine.waiters.blocked
 
 
@@ -191,11 +191,11 @@ async def test_cycle_that_opens_during_the_search_raises_no_would_deadlock(step:
         await begun.wait()
         async with _readers(client, far) as readers:
             asks.set()
-            while not client._engine.acquirer._searches._left:  # noqa: ASYNC110  # it sets no Event
+            while not client._engine.acquirer.late.deadlocks.searches._left:  # noqa: ASYNC110  # it sets no Event
                 await asyncio.sleep(0)
             for _ in range(step):
                 await asyncio.sleep(0)
-            told = not client._engine.acquirer._searches._left
+            told = not client._engine.acquirer.late.deadlocks.searches._left
             readers[-1].cancel()
         await asyncio.wait([writing])
         assert (isinstance(writing.exception(), WouldDeadlock), bool(entered)) == (told, not told)
@@ -220,11 +220,11 @@ async def test_cycle_that_opens_behind_the_search_raises_no_would_deadlock(step:
         between = asyncio.create_task(_holding(near, far))
         await queued(far, 0)
         async with _readers(client, client.lock("busy"), near) as readers:
-            while not client._engine.acquirer._searches._left:  # noqa: ASYNC110  # it sets no Event
+            while not client._engine.acquirer.late.deadlocks.searches._left:  # noqa: ASYNC110  # it sets no Event
                 await asyncio.sleep(0)
             for _ in range(step):
                 await asyncio.sleep(0)
-            told = not client._engine.acquirer._searches._left
+            told = not client._engine.acquirer.late.deadlocks.searches._left
             readers[0].cancel()
         ends = await asyncio.gather(writing, between, return_exceptions=True)
         assert (isinstance(ends[0], WouldDeadlock), bool(entered)) == (told, not told)
@@ -247,7 +247,7 @@ async def test_cycle_search_for_a_task_that_stops_waiting_ends(ends: str) -> Non
         async with _readers(client, client.lock("busy")):
             writing = asyncio.create_task(write())
             wants_far = asyncio.create_task(_holding(client.lock("other"), far))
-            while not client._engine.acquirer._searches._left:  # noqa: ASYNC110  # as above
+            while not client._engine.acquirer.late.deadlocks.searches._left:  # noqa: ASYNC110  # as above
                 await asyncio.sleep(0)
             if ends == "cancelled":
                 writing.cancel()
@@ -255,7 +255,7 @@ async def test_cycle_search_for_a_task_that_stops_waiting_ends(ends: str) -> Non
                 await client.aclose()
             await asyncio.wait([writing])
             await settled()
-            assert not client._engine.acquirer._searches._left
+            assert not client._engine.acquirer.late.deadlocks.searches._left
             assert writing.cancelled() == (ends == "cancelled")
             wants_far.cancel()
             ended = await asyncio.gather(writing, wants_far, return_exceptions=True)
@@ -423,7 +423,7 @@ async def test_warning_of_many_waiting_children_is_one_line_with_their_number() 
             with pytest.raises(aiolock.AcquireTimeout):
                 await gone
             await asyncio.gather(*children)
-            assert client._engine.acquirer._children == {}
+            assert client._engine.acquirer.late.deadlocks.children == {}
             async with lock:
                 children = [asyncio.create_task(enter()) for _ in range(2)]
                 await asyncio.sleep(5)

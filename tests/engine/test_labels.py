@@ -91,8 +91,10 @@ async def test_labels_of_holders_and_waiters_are_shown_in_every_status(
         assert names(status.holders) == ["billing: job 17"]
         assert names(status.waiters) == ["billing: request 8", "nightly"]
     assert "billing: request 8" in str(seen)
-    monkeypatch.setattr("aiolock._engine.acquirer._WHAT_CALLED", 10)  # however busy the store is
-    monkeypatch.setattr("aiolock._engine.acquirer._WHO_HOLDS", 10)
+    monkeypatch.setattr(
+        "aiolock._engine.not_acquired._WHAT_CALLED", 10
+    )  # however busy the store is
+    monkeypatch.setattr("aiolock._engine.not_acquired._WHO_HOLDS", 10)
     with pytest.raises(AcquireTimeout, match=r"'billing: job 17' in process [0-9]+ of .* has held"):
         async with theirs.acquire(timeout=1):
             pass

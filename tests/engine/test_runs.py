@@ -65,7 +65,7 @@ async def scene() -> AsyncGenerator[Scene]:
     ):
         yield Scene(server, faulty, ours, theirs)
         assert not (await theirs.lock("l").status()).waiters
-        assert len(ours._engine.handoff) == 0, "nothing is kept of a run that is over"
+        assert len(ours._engine.handoff.names) == 0, "nothing is kept of a run that is over"
 
 
 @virtual
@@ -437,7 +437,7 @@ async def test_handoff_without_answers_stops_at_max_ahead_unreported_grants() ->
         async def enter() -> None:
             async with s.lock as lease:
                 fences.append(lease.fence)
-                assert len(s.ours._engine.handoff._names[KEY].handed_off) <= MAX_AHEAD
+                assert len(s.ours._engine.handoff.names[KEY].handed_off) <= MAX_AHEAD
 
         held = await s.lock.acquire()
         assert held is not None
@@ -547,7 +547,7 @@ async def test_report_handoff_that_keeps_failing_ends_within_an_hour() -> None:
         s.faulty.refuse("renew", 10**6)
         await asyncio.sleep(3700)
         assert lease.state == "lost"
-        assert len(s.ours._engine.handoff) == 0
+        assert len(s.ours._engine.handoff.names) == 0
         tried = s.faulty.calls["report_handoff"]
         assert tried < 3700 / 20
         await asyncio.sleep(3700)

@@ -11,7 +11,7 @@ import pytest
 
 import aiolock
 from aiolock import AcquireTimeout
-from aiolock._engine.acquirer import _TimedOut
+from aiolock._engine.time_limit import TimedOut
 from aiolock.protocol import (
     WAS_HOLDER,
     WAS_QUEUED,
@@ -311,7 +311,7 @@ def test_push_too_late_at_the_timeout_raises_acquire_timeout_at_once() -> None:
         await asyncio.sleep(6.0)
         s.push(7, 0.1)  # for 5 s from then
         s.client._engine.waiters.acquisitions["lock:n"][s.waiter].stop(
-            _TimedOut()
+            TimedOut()
         )  # by its timer, before the task
         await settle()
         assert task.done()

@@ -6,6 +6,8 @@ import asyncio
 from collections import deque
 from typing import Any, Final, Generic, Protocol, TypeVar
 
+from aiolock._prompt import Prompt
+
 Asked = TypeVar("Asked")
 Asked_contra = TypeVar("Asked_contra", contravariant=True)
 
@@ -31,7 +33,7 @@ class Reply(Protocol):
         """Whether it has been told, or wants it no more."""
         ...
 
-    def set_result(self, answer: Any, /) -> None:
+    def resolve(self, answer: Any, /) -> None:
         """Tell it."""
         ...
 
@@ -61,7 +63,7 @@ class OperationQueue(Generic[Asked]):
 
     def submit(self, operation: Asked) -> asyncio.Future[Any]:
         """The future of an operation's answer."""
-        future: asyncio.Future[Any] = self.loop.create_future()
+        future = Prompt(loop=self.loop)
         self.put(future, operation)
         return future
 
@@ -83,7 +85,7 @@ class OperationQueue(Generic[Asked]):
         if part == self._part:  # the first answer of that part: it is another iteration now
             self._begin_part()
         if not reply.done():
-            reply.set_result(answer)
+            reply.resolve(answer)
 
     def _begin_part(self) -> None:
         self._part += 1

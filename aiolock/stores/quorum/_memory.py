@@ -393,7 +393,7 @@ class _Reply:
     def done(self) -> bool:
         return False
 
-    def set_result(self, answer: Any) -> None:
+    def resolve(self, answer: Any) -> None:
         self._on_reply(answer, None)
 
     def set_exception(self, error: Exception) -> None:

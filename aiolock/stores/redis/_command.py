@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from typing import Any
 
+from aiolock._prompt import Prompt
 from aiolock.errors import StoreError
 from aiolock.stores._retry_window import RetryWindow
 from aiolock.stores.redis._errors import Refusal
@@ -29,7 +29,7 @@ class Called:
         """Whether it was answered, or will not be."""
         return self._done
 
-    def set_result(self, result: Any, /) -> None:
+    def resolve(self, result: Any, /) -> None:
         """It is answered."""
         self._done = True
         self._on_reply(result, None)
@@ -77,7 +77,7 @@ class Command:
         script: Script,
         count: int,
         arguments: bytes,
-        future: asyncio.Future[Any] | Called,
+        future: Prompt | Called,
         now: float,
         *,
         must_run: bool,
@@ -110,7 +110,7 @@ class Command:
             rest = rest[end + 2 :]
         return leading
 
-    def stand_in(self, nobody: asyncio.Future[Any]) -> Command:
+    def stand_in(self, nobody: Prompt) -> Command:
         """A command that takes its place for the reply that is due, while it is sent elsewhere."""
         other = Command(self.script, self.count, self.arguments, nobody, self.sent, must_run=False)
         other.together, other.waiter, other.times = self.together, self.waiter, self.times

@@ -102,9 +102,7 @@ class Outbox:
         """
         now = self.time()
         few = len(self.sent) < FEW
-        future: asyncio.Future[Any] = reply or (
-            Prompt(loop=self.loop) if few else self.loop.create_future()
-        )
+        future = reply or Prompt(loop=self.loop)
         if self.closed:
             error = StoreError("the client was closed")
             error.refused = True
@@ -140,7 +138,7 @@ class Outbox:
                     count += 1
                     arguments += copies.tombstone(now) if copies.copies_may_arrive else _NONE
                 known = script in self.known and not in_full
-                head = script.call(count) if known else self._in_full(script, count)
+                head = script.heads[count] if known else self._in_full(script, count)
                 wire.write(head + arguments, at_once=few)
         if not self.watched:
             self.watch()
@@ -154,7 +152,7 @@ class Outbox:
         script, count, arguments = command.script, command.count, command.arguments
         if command.stamp is not None:
             count, arguments = count + 1, arguments + command.stamp(self.copies, command.sent)
-        head = script.call(count) if script in self.known else self._in_full(script, count)
+        head = script.heads[count] if script in self.known else self._in_full(script, count)
         wire.write(head + arguments, at_once=at_once)
 
     def send(self, wire: Wire, command: Command, now: float) -> None:
@@ -201,9 +199,9 @@ class Outbox:
                 taken.append(command)
         return taken
 
-    def nobody(self) -> asyncio.Future[Any]:
+    def nobody(self) -> Prompt:
         """A future for a reply that no task waits for."""
-        nobody: asyncio.Future[Any] = self.loop.create_future()
+        nobody = Prompt(loop=self.loop)
         nobody.cancel()
         return nobody
 
@@ -234,7 +232,7 @@ class Outbox:
         waiters = b"".join([bulk(command.waiter) for command in gathered])
         arguments = head + waiters + first.stamp(self.copies, first.sent)
         script, count = ACQUIRE_SEVERAL, 9 + len(gathered)
-        call = script.call(count) if script in self.known else self._in_full(script, count)
+        call = script.heads[count] if script in self.known else self._in_full(script, count)
         wire.write(call + arguments, at_once=True)
 
     def _in_full(self, script: Script, count: int) -> bytes:

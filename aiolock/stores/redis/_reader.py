@@ -13,7 +13,6 @@ from typing import Any, Final
 
 from redis.exceptions import InvalidResponse
 
-from aiolock._prompt import Prompt
 from aiolock.protocol import Queued
 from aiolock.stores.redis._codec import waiter_of
 from aiolock.stores.redis._command import Called, Command
@@ -29,7 +28,6 @@ from aiolock.stores.redis._scripts import (
     RENEW,
     bulk,
 )
-from aiolock.stores.redis._wire import FEW
 
 _AGAIN: Final = 5
 """How often a command is written again after a refusal that should not come a second time."""
@@ -82,8 +80,6 @@ class Reader:
         self._on_queued = on_queued
         self._on_refusal = on_refusal
         self._loop = asyncio.get_running_loop()
-        self._scheduled = False
-        """A task continues in the next iteration, so every later answer waits for that, too."""
         self.probe: Command | None = None
         """The first command on this connection, until it is answered; it is for `on_probe`."""
         self.proved = False
@@ -106,7 +102,7 @@ class Reader:
             self._on_probe(command, reply)
         elif command.together > 1:
             self._answered_together(command, reply)
-        elif isinstance(reply, Refusal):
+        elif type(reply) is Refusal:
             self._refused(command, reply)
         else:
             self._answered(command, reply)
@@ -120,7 +116,7 @@ class Reader:
         self.quiet_since = command.sent
         self.proved = True
         try:
-            if script.pushes and isinstance(reply, bytes):
+            if script.pushes and type(reply) is bytes:
                 # The push comes first: the next holder need not wait for the last one.
                 self._on_push(reply.decode("utf-8", "replace"))
         finally:
@@ -135,12 +131,9 @@ class Reader:
                 else:
                     if script in _CLOCKS and isinstance(answer, Opened | Present | Queued):
                         self._outbox.copies.read_clock(command.sent, answer.now)
-                    if self._on_queued is not None and isinstance(answer, Queued):
+                    if self._on_queued is not None and type(answer) is Queued:
                         self._on_queued()
-                    if isinstance(future, Called):
-                        future.set_result(answer)  # its function does the rest
-                    else:
-                        self._resolve(future, answer)
+                    future.resolve(answer)
             else:
                 self._unawaited(command, reply)
 
@@ -193,23 +186,7 @@ class Reader:
             self._on_queued()
         for command, answer in zip(commands, answers, strict=True):
             if not command.future.done():
-                assert not isinstance(command.future, Called), "a member gathers nothing"
-                self._resolve(command.future, answer)
-
-    def _resolve(self, future: asyncio.Future[Any], answer: Any) -> None:
-        # Its task continues at once if few replies are due. Otherwise it continues in the next
-        # iteration, so that the commands of all tasks go out together; and so does every task that
-        # is answered after it, to keep their order.
-        if len(self._sent) < FEW and isinstance(future, Prompt) and not self._scheduled:
-            future.resolve(answer)
-            return
-        future.set_result(answer)
-        if not self._scheduled:
-            self._scheduled = True
-            self._loop.call_soon(self._next_turn)
-
-    def _next_turn(self) -> None:
-        self._scheduled = False
+                command.future.resolve(answer)
 
     # Refusals
 

@@ -23,14 +23,17 @@ from aiolock.protocol import (
     Posted,
     Queued,
     WaiterId,
+    new,
 )
 from aiolock.stores.redis._codec import decode_any, waiter_of
 
 
 def answer(reply: Any) -> Answer:
-    if isinstance(reply, bytes):
+    if type(reply) is bytes:
         fence, lease, displaced = reply.split()
-        return Granted(int(fence), int(lease), displaced == b"1")
+        # Made without a call in Python, because every acquisition comes this way.
+        granted: Granted = new(Granted, (int(fence), int(lease), displaced == b"1", False))
+        return granted
     kind, *rest = cast(list[int], reply)
     return _ANSWERS[kind](*rest)
 
@@ -93,8 +96,8 @@ def several(reply: Any, waiters: Sequence[WaiterId]) -> list[Answer]:
         raise ValueError("nobody can stand behind one that does not")  # noqa: TRY004  # no bug of ours
     answers: list[Answer] = [first]
     for ticket, before in enumerate(waiters[:-1], start=reply[1]):
-        behind = Before(before, fence)
-        answers.append(Queued(ticket, place, until, now, displaced=False, before=behind))
+        behind = new(Before, (before, fence))
+        answers.append(new(Queued, (ticket, place, until, now, False, behind)))
         place, fence = 2, 0
     return answers
 
@@ -120,7 +123,7 @@ def flags(reply: Any) -> list[bool | None]:
 
 
 def was(reply: Any) -> int:
-    return WAS_HOLDER if isinstance(reply, bytes) else int(reply)
+    return WAS_HOLDER if type(reply) is bytes else int(reply)
 
 
 def was_before(reply: Any) -> int:

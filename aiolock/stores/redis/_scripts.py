@@ -158,7 +158,9 @@ class Script:
         self.pushes = pushes
         self.decode = decode
         self.decode_again = decode_again or decode
-        self._heads: dict[int, bytes] = {}
+        self.heads: dict[int, bytes] = _Heads(self)
+        """The head of a call by the number of arguments: of the keys' number, the keys, and the
+        values."""
 
     @cached_property
     def source(self) -> str:
@@ -170,18 +172,21 @@ class Script:
         """By which Redis knows it, its SHA-1; nothing here depends on that being hard to forge."""
         return hashlib.sha1(self.source.encode(), usedforsecurity=False).hexdigest()
 
-    def call(self, count: int) -> bytes:
-        """The head of a call with ``count`` arguments (number of keys, the keys, the values)."""
-        try:
-            return self._heads[count]
-        except KeyError:
-            by_digest = b"$7\r\nEVALSHA\r\n" + bulk(self.digest)
-            head = self._heads[count] = b"*%d\r\n%b" % (count + 2, by_digest)
-            return head
-
     def call_in_full(self, count: int) -> bytes:
         """The head of a call to a server that does not know the script yet, and then learns it."""
         return b"*%d\r\n$4\r\nEVAL\r\n%b" % (count + 2, bulk(self.source))
+
+
+class _Heads(dict[int, bytes]):
+    """The heads of the calls of one script, made when they are first needed."""
+
+    def __init__(self, script: Script) -> None:
+        self._script = script
+
+    def __missing__(self, count: int) -> bytes:
+        digest = bulk(self._script.digest)
+        head = self[count] = b"*%d\r\n$7\r\nEVALSHA\r\n%b" % (count + 2, digest)
+        return head
 
 
 OPEN: Final = Script("open", opened)

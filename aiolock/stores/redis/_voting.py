@@ -117,6 +117,7 @@ class _Persistence(Script):
 
     def __init__(self) -> None:
         self.name, self.source, self.digest, self.pushes = "", "", "", False
+        self.heads = {0: self.call_in_full(0)}
         self.decode = self.decode_again = self._read
 
     @staticmethod
@@ -124,11 +125,8 @@ class _Persistence(Script):
         texts = [each.decode() for each in reply]
         return dict(zip(texts[::2], texts[1::2], strict=True))
 
-    def call(self, count: int) -> bytes:
+    def call_in_full(self, count: int) -> bytes:  # it has no arguments
         return command("CONFIG", "GET", "append*")
-
-    def call_in_full(self, count: int) -> bytes:
-        return self.call(count)
 
 
 def _was(reply: Any) -> int:

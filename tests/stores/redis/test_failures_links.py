@@ -127,7 +127,9 @@ async def test_waiters_taken_for_dead_at_a_handoff_return_to_their_places(
     proxy.accept()
     await peek.queued(3)
     assert peek.queue()[:2] == queue
-    await until(lambda: not client._engine.handoff)  # it has heard that somebody stands between
+    await until(
+        lambda: not client._engine.handoff.names
+    )  # it has heard that somebody stands between
     for waiter in (*waiting, behind):
         await lease.release()
         lease = await asyncio.wait_for(waiter, 5)

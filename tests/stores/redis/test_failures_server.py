@@ -14,7 +14,7 @@ import pytest
 from redis.exceptions import BusyLoadingError, RedisError
 
 import aiolock
-from aiolock._engine.acquirer import _TimedOut
+from aiolock._engine.time_limit import TimedOut
 from aiolock.stores.redis import RedisStore, _scripts
 from aiolock.stores.redis._deadlines import REPLY_TIMEOUT
 from aiolock.stores.redis._errors import ACL_RULE
@@ -429,7 +429,7 @@ async def test_grant_too_late_whose_release_meets_a_script_flush_is_not_entered(
     """A grant that was given back unused lets nobody in, though its release had to be repeated."""
     ttl = 2.5
     # A margin so wide that a lease can be over for us and not yet for the server.
-    for module in ("acquirer", "acquisition"):
+    for module in ("late", "acquisition"):
         monkeypatch.setattr(f"aiolock._engine.{module}.lasts", lambda lease: lease * 0.0004)
     async with Locker(server.url, prefix) as holder:
         await holder.lock(ttl=ttl)
@@ -507,7 +507,7 @@ async def test_full_server_refuses_new_locks_and_serves_the_held_ones(
     given_up.cancel()
     await peek.queued(2)
     (last,) = client._engine.waiters.acquisitions["lock:lock"].values()
-    last.stop(_TimedOut())  # as its timer would, but not before all of the above
+    last.stop(TimedOut())  # as its timer would, but not before all of the above
     with pytest.raises(aiolock.AcquireTimeout):
         await timed_out
     await peek.queued(1)

@@ -13,13 +13,15 @@ from unittest.mock import Mock
 import pytest
 
 import aiolock
-from aiolock._engine.acquisition import Acquisition, Question
+from aiolock._engine.acquisition import Acquisition
 from aiolock._engine.waiters import Waiters
+from aiolock._prompt import Prompt
 from aiolock.protocol import (
     WAS_ABSENT,
     WAS_HOLDER,
     WAS_QUEUED,
     Acquire,
+    Answer,
     Event,
     Form,
     Granted,
@@ -220,7 +222,7 @@ async def test_command_from_another_node_times_out_by_its_own_age(
     pipe = await cut_off(store, proxy)
     young = look(store)
     born = asyncio.get_running_loop().time() - 59.5
-    answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+    answer = Prompt(loop=asyncio.get_running_loop())
     pipe.outbox.again([Command(READ, 0, b"", answer, born, must_run=True)])
     with pytest.raises(aiolock.StoreError):
         await asyncio.wait_for(answer, 10)
@@ -738,15 +740,15 @@ async def test_newcomers_with_an_unreadable_answer_raise_store_error_each(
 async def test_answers_are_processed_in_the_order_of_arrival(
     redis_server: RedisServer, prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Behind one that goes on in the next turn nobody goes on at once."""
+    """None of them waits for another turn of the loop while later ones are processed."""
     heard = list[int]()
-    hear = Waiters.process_answer
+    hear = Waiters._answered
 
-    def noted(waiters: Waiters, attempt: Acquisition, question: Question) -> bool:
-        heard.append(attempt.waiter.seq)
-        return hear(waiters, attempt, question)
+    def noted(waiters: Waiters, acquisition: Acquisition, question: asyncio.Future[Answer]) -> None:
+        heard.append(acquisition.waiter.seq)
+        hear(waiters, acquisition, question)
 
-    monkeypatch.setattr(Waiters, "process_answer", noted)
+    monkeypatch.setattr(Waiters, "_answered", noted)
     async with (
         aiolock.connect(redis_server.url, prefix=prefix) as other,
         aiolock.connect(redis_server.url, prefix=prefix) as client,
