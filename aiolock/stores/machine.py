@@ -4,7 +4,7 @@ From the state of one name, an operation, the store's clock and the set of liste
 the answer, the new state, and the pushes: `Step.run`. It is the reference for every store: the
 memory store runs this very code, SQLite and MySQL run it in a transaction, and the Redis scripts
 and PostgreSQL functions are tested against it. Read `Step` beside ``redis/lua/*.lua``: each method
-that takes an operation is the script of the same name, and `Step.report_handoff` is ``pass.lua``.
+that takes an operation is the script of the same name.
 
 What holds after every step: an exclusive holder is alone; a fence is higher than all earlier ones
 of its name, including those that a client may have given by local hand-offs; and a step that ends a
@@ -352,7 +352,7 @@ class Step:
         self._asker = waiter.client
         # First of all, and in whatever state the waiter is: outdated requests may still arrive.
         if self._copies_until:
-            self._give_up(waiter, -(-self._copies_until // 1000))
+            self._leave_tombstone(waiter, -(-self._copies_until // 1000))
         # One step for release, timeout and cancellation: it decides alone whether the waiter gave
         # up before or after its grant.
         if not fence:
@@ -689,7 +689,7 @@ class Step:
             ticket, head = state.queue[at]
             _, form = state.waiting[head]
             if looked >= min(self._part, self._front) and not self._passing:
-                self._leave(counted=counted, behind=behind)
+                self._leave_rest(counted=counted, behind=behind)
                 break
             looked += 1
             state.dequeue(head)
@@ -705,7 +705,7 @@ class Step:
             if granted >= protocol.GRANTS and head != asking and self._is_enough(form):
                 over.append((ticket, head, form))
                 if form.counts:
-                    self._leave(counted=counted, behind=behind)
+                    self._leave_rest(counted=counted, behind=behind)
                 else:
                     self._ask_again(head.client)
                 break
@@ -747,7 +747,7 @@ class Step:
             if grant.fence > fence and holder.end > self._ms and not holder.is_reserved:
                 yield grant
 
-    def _leave(self, *, counted: bool, behind: int | None) -> None:
+    def _leave_rest(self, *, counted: bool, behind: int | None) -> None:
         """Leave the rest of the waiters to another step, unless there is a rest already."""
         self.rest = self.rest or Rest("count" if counted else "advance", behind)
 
@@ -853,7 +853,7 @@ class Step:
         """
         self.fence = max(self.fence, holder.grant.fence + MAX_AHEAD)
 
-    def _give_up(self, waiter: WaiterId, until: int) -> None:
+    def _leave_tombstone(self, waiter: WaiterId, until: int) -> None:
         """Leave a tombstone, for as long as copies of the waiter's requests may still arrive."""
         state = self._state
         alive = {each: end for each, end in state.tombstones.items() if end > self._ms}

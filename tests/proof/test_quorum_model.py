@@ -395,7 +395,7 @@ class Differential(RuleBasedStateMachine):
         request = self.vote_request(text if mine is None else holder)
         text = TEXTS[request.waiter]
         values = (text, number, request.ticket, self.real.names.channels)
-        real = self.real.call(voting.GIVE_WAY, *values)
+        real = self.real.call(voting.YIELD_VOTE, *values)
         step = self.model.step()
         model = step.yield_vote(request, number)
         self.model.done(step)
@@ -474,7 +474,7 @@ class Differential(RuleBasedStateMachine):
 
     @rule()
     def query_done(self) -> None:
-        real: DoneRecord = self.real.call(voting.RECALL)
+        real: DoneRecord = self.real.call(voting.QUERY_DONE)
         not_voting = self.model.not_voting
         model = self.model.step().query_done(-1 if not not_voting else 0)
         assert (real.number, real.forgot) == (model.number, model.forgot)

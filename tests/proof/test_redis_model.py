@@ -425,7 +425,7 @@ class Scripts:
     ) -> int | Late:
         minted = fence + len(through)
         values = (f"{giver}:{fence}", f"{through[-1]}:{minted}", minted, claim, *through, not_after)
-        was: int | Late = self._call(scripts.PASS, self.keys, *values)
+        was: int | Late = self._call(scripts.REPORT_HANDOFF, self.keys, *values)
         return was
 
     def finish(self, waiter: str, fence: int, remember: int, *, tombstone_until: int = 0) -> int:

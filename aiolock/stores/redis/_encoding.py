@@ -101,7 +101,7 @@ class Encoding:
         values = (*grants, str(fence), str(form.claim), *others)
         encoded = "".join([f"${len(value)}\r\n{value}\r\n" for value in values]).encode("ascii")
         arguments = self._names.three(name) + encoded
-        return Call(scripts.PASS, 8 + len(via), arguments, expires=True)
+        return Call(scripts.REPORT_HANDOFF, 8 + len(via), arguments, expires=True)
 
     def _renew(self, operation: Renew) -> Call:
         renewals = operation.renewals

@@ -128,7 +128,7 @@ class RedisMember(Uncopyable):
         """The command connection; nothing is sent on it before the registration."""
         callbacks["probe"] = partial(self._registration, Memory.UNSAID)
         return Pipeline(
-            pool, prefix, probe_script=voting.ENROL, on_admitted=self._was_admitted, **callbacks
+            pool, prefix, probe_script=voting.REGISTER, on_admitted=self._was_admitted, **callbacks
         )
 
     def _on_event(self, event: Event) -> None:
@@ -167,11 +167,13 @@ class RedisMember(Uncopyable):
             else:
                 self._deliver(RegistrationRefused(self.named(error)))
 
-        self._call(voting.ENROL, *self._registration(memory), registered)
+        self._call(voting.REGISTER, *self._registration(memory), registered)
 
     async def _register_first(self) -> None:
         """Register it, before any other command is sent there."""
-        self._was_admitted(await self._pipe.call(voting.ENROL, *self._registration(Memory.UNSAID)))
+        self._was_admitted(
+            await self._pipe.call(voting.REGISTER, *self._registration(Memory.UNSAID))
+        )
         if self._config.durable:
             await self._check_durable()
 
@@ -264,7 +266,7 @@ class RedisMember(Uncopyable):
     def yield_vote(self, request: VoteRequest, number: int, on_reply: OnReply) -> None:
         who = self._text(request.name, request.waiter, request.form)
         values = bulk(who) + bulk(number) + bulk(request.ticket) + self._channels
-        self._call(voting.GIVE_WAY, 9, self._names.three(request.name) + values, on_reply)
+        self._call(voting.YIELD_VOTE, 9, self._names.three(request.name) + values, on_reply)
 
     def renew(
         self,
@@ -300,7 +302,7 @@ class RedisMember(Uncopyable):
         )
 
     def query_done(self, name: str, on_reply: OnReply) -> None:
-        self._call(voting.RECALL, 5, self._names.three(name), on_reply)
+        self._call(voting.QUERY_DONE, 5, self._names.three(name), on_reply)
 
     def take_away(self, name: str, waiter: WaiterId, on_reply: OnReply) -> None:
         values = self._channels + bulk(f":{waiter.client}:{waiter.seq}")

@@ -19,7 +19,7 @@ from aiolock.errors import QuorumMismatch, StoreError
 from aiolock.stores._member import QuorumConfig
 from aiolock.stores.redis._errors import Place, code_of, shown_of, store_error
 from aiolock.stores.redis._urls import pool_at
-from aiolock.stores.redis._voting import BEGIN, VoteNames
+from aiolock.stores.redis._voting import INIT, VoteNames
 
 _PAGE: Final = 1000
 """Keys that the server looks at for each page."""
@@ -62,7 +62,7 @@ class NewServer:
         """
         async with self._connected() as server:
             try:
-                told: Any = await server.eval(BEGIN.source, 1, self._names.marker, str(config))
+                told: Any = await server.eval(INIT.source, 1, self._names.marker, str(config))
             except redis.exceptions.ResponseError as error:
                 code, its = code_of(error), str(error).partition(" ")[2]
                 if code == "QUORUM":

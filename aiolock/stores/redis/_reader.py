@@ -20,8 +20,8 @@ from aiolock.stores.redis._errors import Refusal, code_of, did_nothing
 from aiolock.stores.redis._outbox import Outbox
 from aiolock.stores.redis._replies import Opened, Present, left, several
 from aiolock.stores.redis._scripts import (
+    ACQUIRE_HEARTBEAT,
     ACQUIRE_SEVERAL,
-    BEAT,
     GO_ON,
     OPEN,
     PRESENCE,
@@ -31,7 +31,7 @@ from aiolock.stores.redis._scripts import (
 
 _AGAIN: Final = 5
 """How often a command is written again after a refusal that should not come a second time."""
-_CLOCKS: Final = (OPEN, PRESENCE, BEAT)
+_CLOCKS: Final = (OPEN, PRESENCE, ACQUIRE_HEARTBEAT)
 """Scripts whose replies have the server's clock, and which are rarely called."""
 
 _ELSEWHERE: Final = ("READONLY", "LOADING", "MASTERDOWN", "BUSY", "NOREPLICAS")

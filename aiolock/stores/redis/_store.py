@@ -142,7 +142,10 @@ class Operations:
         place = _NEWCOMER if newcomer else bulk(ticket if operation.wait else -1)
         joins = newcomer and form.plain and not (form.priority or limit)
         health = self._health
-        script, health.beating = scripts.BEAT if health.beating else scripts.ACQUIRE, False
+        script, health.beating = (
+            scripts.ACQUIRE_HEARTBEAT if health.beating else scripts.ACQUIRE,
+            False,
+        )
         return self._pipe.call(
             script,
             10,

@@ -133,7 +133,7 @@ def _was(reply: Any) -> int:
     return WAS_HOLDER if isinstance(reply, bytes) else int(reply)
 
 
-def _recalled(reply: Any) -> DoneRecord:
+def _done_record(reply: Any) -> DoneRecord:
     return DoneRecord(*map(int, reply))
 
 
@@ -180,16 +180,16 @@ class SeenVotes:
         return replace(found, holders=tuple(holders))
 
 
-ENROL: Final = Script("quorum/enrol", _admitted)
-BEGIN: Final = Script("quorum/begin", int)
+REGISTER: Final = Script("quorum/register", _admitted)
+INIT: Final = Script("quorum/init", int)
 VOTE: Final = Script("quorum/vote", _answer)
 RELEASE: Final = Script("quorum/release", _was, lambda was: _was(was) or WAS_UNKNOWN, pushes=True)
-GIVE_WAY: Final = Script("quorum/give_way", _answer)
+YIELD_VOTE: Final = Script("quorum/yield_vote", _answer)
 RENEW: Final = Script("quorum/renew", _is_valid)
 RESERVE: Final = Script("quorum/reserve", int)
 BREAK: Final = Script("quorum/break", int, broken_before)
 FINISH: Final = Script("quorum/finish", int)
-RECALL: Final = Script("quorum/recall", _recalled)
+QUERY_DONE: Final = Script("quorum/query_done", _done_record)
 POST: Final = Script("quorum/post", int)
 READ: Final = Script("quorum/read", _kept)
 PERSISTENCE: Final = _Persistence()

@@ -799,12 +799,12 @@ async def test_idle_waiters_ask_at_most_once_in_each_interval(
         await asyncio.sleep(1.4)
         # A question is the heartbeat, sooner or later: where one is under way already when the
         # heart is to beat, that goes out by itself.
-        await until(lambda: _sent(b"".join(proxy.requests), _scripts.BEAT))
+        await until(lambda: _sent(b"".join(proxy.requests), _scripts.ACQUIRE_HEARTBEAT))
         proxy.recording = False
         sent = b"".join(proxy.requests)
         lasted = time.monotonic() - start
         asked = sent.count(_scripts.ACQUIRE.digest.encode())
-        beaten = _sent(sent, _scripts.BEAT) + _sent(sent, _scripts.PRESENCE)
+        beaten = _sent(sent, _scripts.ACQUIRE_HEARTBEAT) + _sent(sent, _scripts.PRESENCE)
         assert asked + beaten <= 2 + lasted / every  # one at either end of that time
         assert beaten <= 1 + lasted / 0.5
         labelled = _sent(sent, _scripts.POST)  # after a second or two, for who asks for a status

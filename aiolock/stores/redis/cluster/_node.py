@@ -32,7 +32,7 @@ from aiolock.stores.redis._pipeline import Pipeline
 from aiolock.stores.redis._presence import Presence
 from aiolock.stores.redis._reader import OnRefusal
 from aiolock.stores.redis._replies import Range
-from aiolock.stores.redis._scripts import WHO, bulk
+from aiolock.stores.redis._scripts import METADATA, bulk
 from aiolock.stores.redis._session import Session
 from aiolock.stores.redis._store import Operations
 from aiolock.stores.redis.cluster._deduplicator import Deduplicated
@@ -245,9 +245,9 @@ class Node:
         """Start the operation at this master, which serves us."""
         return self._table[operation.__class__](operation)
 
-    def who(self, client: str) -> asyncio.Future[bytes]:
+    def metadata(self, client: str) -> asyncio.Future[bytes]:
         """A client's metadata; empty if it has written none."""
-        return self._pipe.call(WHO, 2, bulk(1) + bulk(self._names.client(client)))
+        return self._pipe.call(METADATA, 2, bulk(1) + bulk(self._names.client(client)))
 
     def slots(self) -> asyncio.Future[list[Range]]:
         """The slots of each master, as this one knows them."""

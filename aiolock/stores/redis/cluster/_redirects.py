@@ -9,7 +9,7 @@ from typing import Final
 from aiolock.stores.redis._command import Command
 from aiolock.stores.redis._errors import REDIRECTS, Refusal, code_of, is_half_done
 from aiolock.stores.redis._outbox import Outbox
-from aiolock.stores.redis._scripts import LIST, PASS, PRESENCE, RENEW, SLOTS
+from aiolock.stores.redis._scripts import LIST, PRESENCE, RENEW, REPORT_HANDOFF, SLOTS
 from aiolock.stores.redis.cluster._slots import slot_of_key
 
 _IN_A_MOMENT: Final = 0.02
@@ -19,7 +19,7 @@ _ASKING: Final = b"*1\r\n$6\r\nASKING\r\n"
 OnRedirect = Callable[[list[Command], Refusal], None]
 """A function that gets the refused commands of one slot, in order, and the refusal."""
 
-_RELIED_ON: Final = (PASS, RENEW)
+_RELIED_ON: Final = (REPORT_HANDOFF, RENEW)
 """A renewal relies on the report that its waiter holds the lock, and on the renewal before it."""
 _OF_A_SERVER: Final = (PRESENCE, SLOTS, LIST)
 """Scripts about a server, and not about a name."""

@@ -47,7 +47,7 @@ class ClusterStore(Uncopyable):
         self._seeds = seeds
         self._prefix = prefix
         self._names = Names(prefix)
-        self._metadata = Metadata(self._who)
+        self._metadata = Metadata(self._metadata_of)
         self._masters: Masters | None = None
         # By slot: renewals of two slots must not wait for each other, even at one master. One of
         # the slots may move to another master meanwhile, and its answer be missing.
@@ -114,9 +114,9 @@ class ClusterStore(Uncopyable):
             waiters=await self._metadata.named(found.waiters),
         )
 
-    def _who(self, client: str) -> asyncio.Future[Any]:
+    def _metadata_of(self, client: str) -> asyncio.Future[Any]:
         slot = slot_of_key(self._names.client(client).encode())
-        return self._router.at(slot, methodcaller("who", client))
+        return self._router.at(slot, methodcaller("metadata", client))
 
     def _read_page(self, operation: ReadPage) -> asyncio.Future[Page]:
         return asyncio.ensure_future(self._page(self.masters, operation.start))

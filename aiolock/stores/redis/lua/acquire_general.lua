@@ -29,16 +29,16 @@ local function acquire_general(waiter, ticket, ttl, most, first)
   end
 
   -- What is known of this waiter: its grant, or that it gave up; and the number that others declared.
-  local standing = as_shared(waiter) or waiter -- its member among the holders, if it holds
-  local fence, given_up, numbers
+  local member = as_shared(waiter) or waiter -- its member among the holders, if it holds
+  local fence, tombstone, numbers
   if declared and declared ~= '' then
     numbers = redis.call('ZMSCORE', HOLDERS, 'used', 'limit', 'declared', waiter, '!' .. waiter)
-    fence, given_up = numbers[4], numbers[5]
+    fence, tombstone = numbers[4], numbers[5]
   elseif first[3] or first[1] and (shared or tonumber(first[2]) >= COUNTERS) then
-    local known = redis.call('ZMSCORE', HOLDERS, standing, '!' .. waiter)
-    fence, given_up = known[1], known[2]
+    local known = redis.call('ZMSCORE', HOLDERS, member, '!' .. waiter)
+    fence, tombstone = known[1], known[2]
   end
-  if given_up and given_up - COUNTERS > NOW then
+  if tombstone and tombstone - COUNTERS > NOW then
     return {0, 0}
   end
   local known = numbers and differs(step, declared, numbers)
@@ -48,8 +48,8 @@ local function acquire_general(waiter, ticket, ttl, most, first)
 
   local reaped = first[1] and tonumber(first[2]) <= NOW
   if reaped then
-    first = reap(step, waiter, fence and standing .. ':' .. string.format('%.0f', fence))
-    fence = (shared or standing ~= waiter) and redis.call('ZSCORE', HOLDERS, standing)
+    first = reap(step, waiter, fence and member .. ':' .. string.format('%.0f', fence))
+    fence = (shared or member ~= waiter) and redis.call('ZSCORE', HOLDERS, member)
   end
   local holder, lease_left -- the lease that ends first (ms)
   if first[1] and tonumber(first[2]) < COUNTERS then
@@ -60,7 +60,7 @@ local function acquire_general(waiter, ticket, ttl, most, first)
       advance(step) -- the leases that ended may have held back others
     end
     fence = string.format('%.0f', fence)
-    local ends = redis.call('ZSCORE', HOLDERS, standing .. ':' .. fence)
+    local ends = redis.call('ZSCORE', HOLDERS, member .. ':' .. fence)
     local claim = ends % 1 == UNCONFIRMED and 1 or 0
     return {1, tonumber(fence), ends - NOW, 0, claim}, step.rest
   end

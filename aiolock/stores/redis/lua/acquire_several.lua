@@ -4,14 +4,14 @@
 -- KEYS  1 holders  2 queue  3 fence
 -- ARGV  1 to 4 as of `acquire`  5… the waiters, in order  the last: not after (µs)
 -- returns  {the reply to the first, that to the second, …}           each as `acquire` would reply
---          {the reply to the first, the ticket of the second}        the others stand in the queue directly
+--          {the reply to the first, the ticket of the second}        the others are in the queue directly
 --                                    behind the first, in order, each with a ticket higher by one
 --@include names
 local CHANNELS = ARGV[4]
 --@include clock
 --@include late
 --@include grant_exclusive
---@include look_for_dead
+--@include remove_dead_sample
 --@include acquire_taken
 --@include with_rest
 
@@ -45,7 +45,7 @@ if ticket and #held == 1 and held[1]:byte() == EXCLUSIVE then
   if not known and redis.call('ZADD', QUEUE, 'NX', unpacked(places)) == #ARGV - 6 then
     redis.call('PEXPIRE', QUEUE, QUEUE_LASTS)
     for looks = ticket + LOOKERS - ticket % LOOKERS, ticket + #ARGV - 6, LOOKERS do
-      look_for_dead(looks, first:match(CLIENT))
+      remove_dead_sample(looks, first:match(CLIENT))
     end
     return with_rest({replies[1], ticket + 1}, rests[1])
   end

@@ -3,7 +3,7 @@
 -- The most frequent case is handled here: an exclusive waiter and an exclusive holder.
 --@include enqueue
 --@include busy
---@include anchored
+--@include with_placeholder
 --@include acquire_general
 local function acquire_taken(waiter, ticket, ttl, most)
   local shared = waiter:byte() == SHARED
@@ -11,7 +11,7 @@ local function acquire_taken(waiter, ticket, ttl, most)
   local holder, lease_left = first[1], first[2] and tonumber(first[2]) - NOW
   if shared or not holder or lease_left <= 0 or holder:byte() ~= EXCLUSIVE then
     if holder and lease_left <= 0 then
-      return anchored(function()
+      return with_placeholder(function()
         return acquire_general(waiter, ticket, ttl, most, first)
       end)
     end
@@ -19,8 +19,8 @@ local function acquire_taken(waiter, ticket, ttl, most)
   end
 
   -- Seldom needed: a tombstone of this waiter is possible only beside the one grant.
-  local given_up = first[3] and redis.call('ZSCORE', HOLDERS, '!' .. waiter)
-  if given_up and given_up - COUNTERS > NOW then
+  local tombstone = first[3] and redis.call('ZSCORE', HOLDERS, '!' .. waiter)
+  if tombstone and tombstone - COUNTERS > NOW then
     return {0, 0}
   elseif holder:sub(1, #waiter + 1) == waiter .. ':' then
     local claim = first[2] % 1 == UNCONFIRMED and 1 or 0

@@ -1,6 +1,6 @@
 -- advance(step, free, asking, ttl, counted, behind): grants the lock from the head of the queue, while waiters fit.
 --   free     there is no holder
---   asking   the waiter that is answered now, if any: if it is next, it gets `ttl` and no push
+--   asking   the waiter that is answered now, if any: if it is next, it gets a lease of `ttl` and no push
 --   counted  a count has been raised
 --   behind   the ticket of the last waiter that was passed over by an earlier call; nil: none
 -- Returns the fence of `asking`, nil if it did not enter; when the first of the new leases ends (ms), nil
@@ -15,11 +15,11 @@
 -- that asks enters, and no other: then `step.rest` says that another call goes on. So it does after many
 -- dead waiters, and before the first one that `remove_stuck` has not looked at.
 --@include listens
---@include tell
+--@include push
 --@include fits
 --@include grant_exclusive
 --@include grant_shared
---@include leave
+--@include leave_rest
 local function advance(step, free, asking, ttl, counted, behind)
   local fence_of_asking, first_end, push_with_reply
   local passed_over, granted, looked, most = 0, 0, 0, math.min(PART, step.front or PART)
@@ -27,11 +27,11 @@ local function advance(step, free, asking, ttl, counted, behind)
     local next_one = redis.call('ZRANGEBYSCORE', QUEUE, '(' .. behind, '+inf', 'LIMIT', 0, 1)[1]
     passed_over = next_one and redis.call('ZRANK', QUEUE, next_one) or redis.call('ZCARD', QUEUE)
   end
-  -- pcall: a queue that has just become empty may be another node's, see `anchored`.
+  -- pcall: a queue that has just become empty may be another node's, see `with_placeholder`.
   local waiter = redis.pcall('ZRANGE', QUEUE, passed_over, passed_over)[1]
   while waiter do
     if looked >= most and step.passing == 0 then
-      leave(step, counted, passed_over)
+      leave_rest(step, counted, passed_over)
       break
     end
     looked = looked + 1
@@ -48,9 +48,9 @@ local function advance(step, free, asking, ttl, counted, behind)
       passed_over = passed_over + 1
     elseif enters and granted >= GRANTS and waiter ~= asking and rule ~= '&' then
       if rule == '^' then
-        leave(step, counted, passed_over)
+        leave_rest(step, counted, passed_over)
       else
-        tell(waiter, client, 'd ' .. HOLDERS)
+        push(waiter, client, 'd ' .. HOLDERS)
       end
       break
     else
@@ -70,11 +70,11 @@ local function advance(step, free, asking, ttl, counted, behind)
       if waiter == asking then
         fence_of_asking = fence
       else
-        local push = 'g ' .. waiter .. ' ' .. fence .. ' ' .. lease .. ' ' .. STAMP .. ' ' .. HOLDERS
+        local message = 'g ' .. waiter .. ' ' .. fence .. ' ' .. lease .. ' ' .. STAMP .. ' ' .. HOLDERS
         if client == step.reply_to and not push_with_reply then
-          push_with_reply = push
+          push_with_reply = message
         else
-          tell(waiter, client, push)
+          push(waiter, client, message)
         end
       end
       first_end = math.min(first_end or math.huge, tonumber(lease))

@@ -9,9 +9,9 @@
 if redis.call('PEXPIRE', KEYS[1], ARGV[1]) == 0 then
   redis.call('SET', KEYS[1], '', 'PX', ARGV[1])
 end
-local said = redis.pcall('INFO', 'replication')
-if type(said) ~= 'string' then
-  return redis.error_reply('NOWAIT ' .. said.err) -- a right that nothing else needs
+local info = redis.pcall('INFO', 'replication')
+if type(info) ~= 'string' then
+  return redis.error_reply('NOWAIT ' .. info.err) -- a right that nothing else needs
 end
-local _, following = said:gsub('state=online', '')
-return {said:match('master_replid:(%w+)') or '', following}
+local _, following = info:gsub('state=online', '')
+return {info:match('master_replid:(%w+)') or '', following}

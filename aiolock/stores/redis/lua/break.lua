@@ -7,9 +7,9 @@
 local CHANNELS = ARGV[1]
 --@include clock
 --@include new_step
---@include anchored
+--@include with_placeholder
 --@include end_grant
---@include keep_floor
+--@include raise_fence
 --@include advance
 --@include with_rest
 
@@ -19,11 +19,11 @@ for i = 2, #ARGV do
   local fence = ARGV[i]
   local waiter = redis.call('ZRANGEBYSCORE', HOLDERS, fence, fence)[1]
   local grant = waiter and waiter .. ':' .. fence or first and first:match(FENCE_OF) == fence and first
-  if grant and grant:match(CLIENT) ~= NOBODY then
+  if grant and grant:match(CLIENT) ~= RESERVED then
     grants[#grants + 1] = grant
   end
 end
-local reply = anchored(function()
+local reply = with_placeholder(function()
   local step, broken = new_step(), 0
   for _, grant in ipairs(grants) do
     local ends = redis.call('ZSCORE', HOLDERS, grant)
@@ -33,7 +33,7 @@ local reply = anchored(function()
     end
   end
   if broken > 0 then
-    keep_floor(step)
+    raise_fence(step)
     advance(step)
   end
   return with_rest(broken, step.rest)

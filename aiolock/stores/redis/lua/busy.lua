@@ -2,10 +2,10 @@
 -- grant with that lease, and its client's metadata.
 local function busy(lease_left, holder)
   local client = holder and holder:match(CLIENT)
-  if not client or client == NOBODY then
+  if not client or client == RESERVED then
     return {0, lease_left}
   end
   local key = CHANNELS:gsub('push:$', 'client:') .. client
-  local says = redis.pcall('GET', key) -- pcall: it is in another slot than our keys
-  return {0, lease_left, holder, type(says) == 'string' and says or ''}
+  local metadata = redis.pcall('GET', key) -- pcall: it is in another slot than our keys
+  return {0, lease_left, holder, type(metadata) == 'string' and metadata or ''}
 end

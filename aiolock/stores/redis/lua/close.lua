@@ -7,7 +7,7 @@
 -- a waiter confirms its grant before it enters.
 --@include keep
 --@include count_permits
---@include tell
+--@include push
 local function close(step, grant, lost, claim)
   local mode, rule, terms, fence = grant:match(MODE_RULE_TERMS_FENCE)
   if not terms then
@@ -24,13 +24,13 @@ local function close(step, grant, lost, claim)
     return false
   end
   rule = rule:match('^[*&^]%d+/?%d*') or ''
-  local closed = mode .. 'f0' .. rule .. ':' .. NOBODY .. ':0:' .. fence
+  local closed = mode .. 'f0' .. rule .. ':' .. RESERVED .. ':0:' .. fence
   redis.call('ZADD', HOLDERS, opens, closed)
   count_permits(step, closed, 1)
   keep(opens - NOW + KEPT)
   local first = redis.call('ZRANGE', QUEUE, 0, 0)[1]
   if first then
-    tell(first, first:match(CLIENT) or first, 'd ' .. HOLDERS)
+    push(first, first:match(CLIENT) or first, 'd ' .. HOLDERS)
   end
   return true
 end

@@ -25,7 +25,7 @@ elseif tonumber(ends) <= NOW then
 end
 allow_writes()
 redis.call('ZADD', HOLDERS, ends, sharing, fence, as_shared(waiter))
-redis.call('ZREM', HOLDERS, grant) -- now that they do not vanish, see `anchored`
+redis.call('ZREM', HOLDERS, grant) -- now that they do not vanish, see `with_placeholder`
 keep(math.floor(ends) - NOW + KEPT)
 local step = new_step()
 step.floor = tonumber(fence)

@@ -3,9 +3,9 @@
 -- (1, or 2 for any that is further back); and, for a newcomer, the waiter directly before it. If the queue is
 -- full: nil, and how many wait.
 --@include remove_dead
---@include look_for_dead
---@include overtake
---@include void
+--@include remove_dead_sample
+--@include insert_in_order
+--@include push_order_unknown
 local function enqueue(waiter, ticket, most)
   local known
   if ticket > 0 or most > 0 then
@@ -24,10 +24,10 @@ local function enqueue(waiter, ticket, most)
       local last = redis.call('ZRANGE', QUEUE, -2, -1)
       ticket = tonumber(STAMP)
       if last[#last] ~= waiter or waiter:find('!', 1, true) then
-        ticket = overtake(waiter)
+        ticket = insert_in_order(waiter)
         last = redis.call('ZRANGE', QUEUE, -2, -1)
       end
-      if look_for_dead(ticket, waiter:match(CLIENT)) then
+      if remove_dead_sample(ticket, waiter:match(CLIENT)) then
         last = redis.call('ZRANGE', QUEUE, -2, -1)
       end
       if last[#last] ~= waiter then
@@ -38,7 +38,7 @@ local function enqueue(waiter, ticket, most)
     known = redis.call('ZSCORE', QUEUE, waiter) -- a newcomer whose question was sent twice
   elseif not known then
     redis.call('ZADD', QUEUE, string.format('%.0f', ticket), waiter)
-    void(waiter)
+    push_order_unknown(waiter)
   end
   redis.call('PEXPIRE', QUEUE, QUEUE_LASTS)
   return known and tonumber(known) or ticket, known and 0 or 1

@@ -23,7 +23,7 @@ end
 remembered = math.max(remembered, math.ceil(copies / 1000) - NOW)
 redis.call('PEXPIRE', HOLDERS, remembered + KEPT) -- first: at maxmemory it is allowed, then so is ZADD
 redis.call('ZADD', HOLDERS, NOW + remembered, done)
-redis.call('ZREM', HOLDERS, grant) -- now that they do not vanish, see `anchored`
+redis.call('ZREM', HOLDERS, grant) -- now that they do not vanish, see `with_placeholder`
 local step = {}
 dismiss(step, '-inf')
 return with_rest(1, step.rest)

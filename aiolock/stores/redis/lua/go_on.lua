@@ -11,7 +11,7 @@ local CHANNELS = ARGV[1]
 --@include remove_stuck
 --@include dismiss
 --@include advance
---@include tell
+--@include push
 --@include with_rest
 
 local work, behind = ARGV[2], ARGV[3]
@@ -27,7 +27,7 @@ else
     end
     -- Some of them may have come back before they were removed: they ask once more.
     for client, grant in pairs(remove_stuck(step, ended, behind)) do
-      tell(grant, client, 'l ' .. grant .. ' expired ' .. HOLDERS)
+      push(grant, client, 'l ' .. grant .. ' expired ' .. HOLDERS)
     end
   end
   advance(step, nil, nil, nil, work == 'c', work == 'c' and behind)

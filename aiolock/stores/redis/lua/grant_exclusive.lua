@@ -2,10 +2,10 @@
 --   mark  UNCONFIRMED if the lease is a claim, else 0
 --   kept  for how long to keep the holders (ms); nil: as its terms demand
 --@include next_fence
---@include outlives
+--@include closes_for
 local function grant_exclusive(waiter, lease, mark, floor, kept)
   local fence = next_fence(floor)
   redis.call('ZADD', HOLDERS, NOW + lease + mark, waiter .. ':' .. fence)
-  redis.call('PEXPIRE', HOLDERS, kept or lease + KEPT + outlives(waiter))
+  redis.call('PEXPIRE', HOLDERS, kept or lease + KEPT + closes_for(waiter))
   return fence
 end

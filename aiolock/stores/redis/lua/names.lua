@@ -1,7 +1,7 @@
--- names: the constants of the scripts; those that the client has too, as PRIORITY, MAX_AHEAD, GRANTS and KEPT,
--- come from `_scripts.py`, `aiolock/protocol.py` and `_member.py`. Each is replaced by its value before a script is sent (see
--- `_scripts.py`), so a name costs nothing. Apart from these, a function uses only its parameters, its
--- includes, STAMP and NOW (see `clock`), and CHANNELS, the prefix of the clients' channels.
+-- names: the constants of the scripts. Those that the client has too, such as PRIORITY, GRANTS and KEPT, come from
+-- `_scripts.py`, `aiolock/protocol.py` and `_member.py`. Each is replaced by its value before a script is sent (see
+-- `_scripts.py`), so a name costs nothing. Apart from these, a function uses only its parameters, its includes,
+-- STAMP and NOW (see `clock`), and CHANNELS, the prefix of the clients' channels.
 --
 -- The holders are a sorted set. A grant is `<waiter>:<fence>`; its score is when the lease ends (ms),
 -- plus UNCONFIRMED if that lease is the claim of a pushed grant, until a renewal writes another.
@@ -15,8 +15,8 @@
 --   `count`     the count (see `post`)
 --   `t:…`       a token that was counted, so that it is not counted again
 --   `!…`        a tombstone: given up or done, while copies may still come; its score is COUNTERS and
---               until when, so from TOMBSTONES on (see `give_up`)
---   `!`         nothing: it keeps the key from vanishing in the middle of a script, see `anchored`
+--               until when, so from TOMBSTONES on (see `leave_tombstone`)
+--   `!`         nothing: it keeps the key from vanishing in the middle of a script, see `with_placeholder`
 local HOLDERS = KEYS[1]
 local QUEUE = KEYS[2]
 local FENCE = KEYS[3]
@@ -29,8 +29,8 @@ local QUEUE_LASTS = 300000 -- ms since a waiter last asked
 -- of a later version may write more, so each pattern passes over what it does not know.
 local EXCLUSIVE = 120 -- the first byte: x
 local SHARED = 115 -- s
-local NOBODY = '-' -- the client of a grant that only keeps others out, see `close`
-local ANCHOR = '!'
+local RESERVED = '-' -- the client of a grant that only keeps others out, see `close`
+local PLACEHOLDER = '!'
 local DONE = 'xfo0:-:' -- how such a grant begins that was left by `finish`
 local CLIENT = '^%a+%d+[^:]*:([^:]+):'
 local FLAGS_CLIENT = '^%a(%a*)%d+[^:]*:([^:]+):'
@@ -42,5 +42,5 @@ local MODE_RULE_TERMS_FENCE = '^(%a)%a*%d+([^:+~@]*)([+~@][^:]+):[^:]+:%d+:(%d+)
 local PRIORITY_OF = '^[^:]*!(%-?%d+)'
 local WANTS_ONCE = '^x%a*o'
 local DOWNGRADES = '^x%a*d'
-local TAG = '^[^:]*#(%w+)' -- of a slot in which its client has a channel, see `tell`
+local TAG = '^[^:]*#(%w+)' -- of a slot in which its client has a channel, see `push`
 local FENCE_OF = '%d+$'

@@ -7,9 +7,9 @@
 -- back at their old places. If a lease was not to be renewed (f), its end means nothing; but the claim of a
 -- pushed grant must be confirmed all the same.
 --@include end_grant
---@include keep_floor
+--@include raise_fence
 --@include remove_stuck
---@include tell
+--@include push
 local function reap(step, asking, own)
   local most, stuck = GRANTS, {}
   local function ends(grant, score)
@@ -28,16 +28,16 @@ local function reap(step, asking, own)
   for i = 1, #ended, 2 do
     ends(ended[i], tonumber(ended[i + 1]))
   end
-  keep_floor(step)
+  raise_fence(step)
   if stuck[1] then
     remove_stuck(step, stuck, '-inf')
   end
   local left = redis.call('ZRANGE', HOLDERS, 0, 0, 'WITHSCORES')
   if left[1] and tonumber(left[2]) <= NOW then
-    -- pcall: a queue that has just become empty may be another node's, see `anchored`.
+    -- pcall: a queue that has just become empty may be another node's, see `with_placeholder`.
     local first = redis.pcall('ZRANGE', QUEUE, 0, 0)[1]
     if first and first ~= asking then
-      tell(first, first:match(CLIENT) or first, 'd ' .. HOLDERS)
+      push(first, first:match(CLIENT) or first, 'd ' .. HOLDERS)
     end
   end
   return left

@@ -1,7 +1,7 @@
 -- release: removes a waiter from the holders or the queue, and grants the lock to the next.
 -- It is one script for release, timeout and cancellation, so "given up while being granted" is one
 -- decision. The first write (ZREM) is allowed at maxmemory, and after it all the others. A grant is
--- removed after the next was added, see `anchored`.
+-- removed after the next was added, see `with_placeholder`.
 --
 -- KEYS  1 holders  2 queue  3 fence
 -- ARGV  1 waiter  2 fence of the grant (0: whatever the waiter is now)  3 prefix of the channels
@@ -12,7 +12,7 @@
 --          'g …' it was a holder, and the next is of the same client: its push, sent with the reply
 --@include names
 local CHANNELS = ARGV[3]
---@include hand_over
+--@include hand_off
 --@include release_general
 --@include with_rest
 
@@ -26,5 +26,5 @@ local head = redis.call('ZRANGE', QUEUE, 0, 0)[1]
 if not head and redis.call('ZREM', HOLDERS, grant) == 1 then
   return 1
 end
-return head and redis.call('ZSCORE', HOLDERS, grant) and hand_over(grant, head, waiter:match(CLIENT), fence)
+return head and redis.call('ZSCORE', HOLDERS, grant) and hand_off(grant, head, waiter:match(CLIENT), fence)
     or with_rest(release_general(waiter, fence, closes, copies))

@@ -2,19 +2,19 @@
 -- rest that is left (see `with_rest`), if any.
 --@include clock
 --@include new_step
---@include anchored
---@include give_up
---@include take_out
+--@include with_placeholder
+--@include leave_tombstone
+--@include remove_waiter
 --@include close
 --@include advance
 local function release_general(waiter, fence, closes, copies)
   local step = new_step(waiter:match(CLIENT))
   if copies ~= '0' then
-    give_up(waiter, math.ceil(copies / 1000))
+    leave_tombstone(waiter, math.ceil(copies / 1000))
   end
   local waits = redis.call('EXISTS', QUEUE) == 1
   local function released()
-    local was, grant, ends = take_out(step, waiter, fence, closes ~= '0')
+    local was, grant, ends = remove_waiter(step, waiter, fence, closes ~= '0')
     if was == 0 then
       return 0
     elseif was == 2 then
@@ -33,12 +33,12 @@ local function release_general(waiter, fence, closes, copies)
       return 1
     end
     step.floor, step.reply_to = tonumber(grant:match(FENCE_OF)), step.asker
-    local _, _, push = advance(step, exclusive)
-    return push or 1, step.rest
+    local _, _, message = advance(step, exclusive)
+    return message or 1, step.rest
   end
   -- With permits, their counters keep the holders from vanishing.
   if waits and not waiter:find(PERMITS) then
-    return anchored(released)
+    return with_placeholder(released)
   end
   return released()
 end

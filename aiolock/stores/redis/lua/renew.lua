@@ -8,7 +8,7 @@
 --@include clock
 --@include late
 --@include as_shared
---@include outlives
+--@include closes_for
 
 local too_late = late(ARGV[#ARGV])
 if too_late then
@@ -29,7 +29,7 @@ for i, holders in ipairs(KEYS) do
   else
     held[i] = 1
     if ttl > 0 then
-      local kept = ttl + KEPT + outlives(grant)
+      local kept = ttl + KEPT + closes_for(grant)
       if grant:byte() == SHARED then -- others may hold it for longer
         kept = math.max(kept, redis.call('PTTL', holders))
       end

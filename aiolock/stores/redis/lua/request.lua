@@ -5,19 +5,19 @@
 -- ARGV  1 prefix of the clients' channels
 --       2 from which lease end on (ms), empty for the first  3 behind which grant of those, which may be gone
 --       4 not after (µs)
--- returns  how many were asked; {how many, lease end, grant} of the last of them if there are others
+-- returns  how many clients have received it; {how many, lease end, grant} of the last of these if there are others
 --@include names
 local CHANNELS = ARGV[1]
 --@include clock
 --@include late
---@include tell
+--@include push
 --@include count_up_to
 
 local too_late = late(ARGV[4])
 if too_late then
   return too_late
 end
-local told, from, skip = 0, '(' .. string.format('%.0f', NOW), 0
+local asked, from, skip = 0, '(' .. string.format('%.0f', NOW), 0
 if ARGV[2] ~= '' and tonumber(ARGV[2]) > NOW then
   from = ARGV[2]
   skip = count_up_to(ARGV[3], from)
@@ -25,13 +25,13 @@ end
 local held = redis.call('ZRANGEBYSCORE', HOLDERS, from, COUNTERS - 1, 'WITHSCORES', 'LIMIT', skip, PART + 1)
 for i = 1, math.min(#held, 2 * PART), 2 do
   local grant = held[i]
-  local client = grant:match(CLIENT) or NOBODY
-  local push = 'r ' .. grant .. ' ' .. HOLDERS
-  local heard = client == NOBODY and 0 or tell(grant, client, push)
-  if type(heard) ~= 'number' then
-    return heard -- the error
-  elseif heard > 0 then
-    told = told + 1
+  local client = grant:match(CLIENT) or RESERVED
+  local message = 'r ' .. grant .. ' ' .. HOLDERS
+  local receivers = client == RESERVED and 0 or push(grant, client, message)
+  if type(receivers) ~= 'number' then
+    return receivers -- the error
+  elseif receivers > 0 then
+    asked = asked + 1
   end
 end
-return held[2 * PART + 1] and {told, held[2 * PART], held[2 * PART - 1]} or told
+return held[2 * PART + 1] and {asked, held[2 * PART], held[2 * PART - 1]} or asked

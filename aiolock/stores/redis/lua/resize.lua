@@ -14,7 +14,7 @@ local CHANNELS = ARGV[4]
 --@include new_step
 --@include keep
 --@include read_permits
---@include give_up
+--@include leave_tombstone
 --@include advance
 --@include with_rest
 
@@ -37,7 +37,7 @@ local before = step.limit
 keep(remembered)
 -- Its client may send another copy, with a later limit, for some seconds.
 local last = ARGV[6] == '0' and NOW or math.ceil(ARGV[6] / 1000)
-give_up(token .. '=' .. string.format('%.0f', before), last + 10000)
+leave_tombstone(token .. '=' .. string.format('%.0f', before), last + 10000)
 -- A caller that already declares the new number speaks for those that declare the old one.
 local other = declared == limit and before or declared
 if other ~= limit then

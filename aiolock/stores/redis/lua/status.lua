@@ -30,18 +30,18 @@ if later or holding == tonumber(ARGV[4]) then -- by rank, which takes no longer 
 end
 
 -- pcall: the key with who a client is may be in another slot; and an ACL may forbid to count.
-local clients, seen = {}, {[NOBODY] = true}
+local clients, seen = {}, {[RESERVED] = true}
 for _, parties in ipairs({held, waiting}) do
   for i = 1, #parties, 2 do
     local client = parties[i]:match(CLIENT)
     if client and not seen[client] then
       seen[client] = true
       local key = CHANNELS:gsub('push:$', 'client:') .. client
-      local says = redis.pcall('GET', key)
-      local heard = redis.pcall('PUBSUB', 'NUMSUB', CHANNELS .. client)[2]
+      local metadata = redis.pcall('GET', key)
+      local receivers = redis.pcall('PUBSUB', 'NUMSUB', CHANNELS .. client)[2]
       clients[#clients + 1] = client
-      clients[#clients + 1] = type(says) == 'string' and says or ''
-      clients[#clients + 1] = tonumber(heard) or 1
+      clients[#clients + 1] = type(metadata) == 'string' and metadata or ''
+      clients[#clients + 1] = tonumber(receivers) or 1
     end
   end
 end

@@ -6,20 +6,20 @@
 --@include quorum/names
 local CHANNELS = ARGV[1]
 --@include clock
---@include quorum/present_vote
+--@include quorum/first_vote
 --@include quorum/end_vote
---@include quorum/hand_shared
---@include quorum/hand_vote
+--@include quorum/vote_next_shared
+--@include quorum/vote_next
 
 local votes = redis.call('ZRANGEBYSCORE', VOTES, '-inf', '(' .. COUNTERS, 'WITHSCORES')
 for i = 1, #votes, 2 do
   if votes[i]:match(VOTE):sub(-#ARGV[2]) == ARGV[2] then
     end_vote(votes[i], tonumber(votes[i + 1]), 'broken', NOW)
-    local left = present_vote()
+    local left = first_vote()
     if not left then
-      hand_vote()
+      vote_next()
     elseif left:byte() == SHARED then
-      hand_shared()
+      vote_next_shared()
     end
     return 1
   end

@@ -11,8 +11,8 @@ local CHANNELS = ARGV[5]
 --@include clock
 --@include late
 --@include keep
---@include tell
---@include quorum/present_vote
+--@include push
+--@include quorum/first_vote
 --@include quorum/reap_votes
 
 local too_late = late(ARGV[6])
@@ -20,10 +20,10 @@ if too_late then
   return too_late
 end
 local waiter, fence, remembered, latest = ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4])
-local vote, score = present_vote()
-local who, number, known
+local vote, score = first_vote()
+local owner, number, known
 if vote then
-  who, number = vote:match(VOTE)
+  owner, number = vote:match(VOTE)
   known = score > NOW and vote:sub(1, #DONE) == DONE
 end
 if remembered == 0 then
@@ -33,8 +33,8 @@ elseif vote and vote:byte() == SHARED then
   if vote then
     return 0
   end
-elseif vote and who ~= waiter then
-  if score > NOW and who:match(CLIENT) ~= NOBODY then
+elseif vote and owner ~= waiter then
+  if score > NOW and owner:match(CLIENT) ~= RESERVED then
     return 0
   elseif score <= NOW then
     vote, score = reap_votes() -- the name may be closed for a while now
@@ -45,9 +45,9 @@ ends = latest > 0 and math.min(ends, latest) or ends
 if ends <= NOW then
   return known and 1 or 0
 end
-redis.call('ZREM', LINE, waiter) -- allowed at maxmemory: after it all others are
+redis.call('ZREM', QUEUE, waiter) -- allowed at maxmemory: after it all others are
 if vote then
-  if vote:match(CLIENT) == NOBODY then
+  if vote:match(CLIENT) == RESERVED then
     ends = math.max(ends, math.floor(score))
   end
   redis.call('ZREM', VOTES, vote)
@@ -57,14 +57,14 @@ if known and number - fence > 0 then
 end
 redis.call('ZADD', VOTES, ends, DONE .. '1:' .. fence .. ':0:' .. string.format('%.0f', NOW))
 keep(ends - NOW + KEPT)
-local told = {}
-for _, other in ipairs(redis.call('ZRANGE', LINE, 0, -1)) do
+local notified = {}
+for _, other in ipairs(redis.call('ZRANGE', QUEUE, 0, -1)) do
   local client = other:find(WANTS_ONCE) and other:match(CLIENT)
   if client then
-    redis.call('ZREM', LINE, other)
-    if not told[client] then
-      told[client] = true
-      tell(other, client, 'd ' .. VOTES)
+    redis.call('ZREM', QUEUE, other)
+    if not notified[client] then
+      notified[client] = true
+      push(other, client, 'd ' .. VOTES)
     end
   end
 end

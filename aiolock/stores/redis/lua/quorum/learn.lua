@@ -1,4 +1,4 @@
--- learn(number, lasts): the last number is at least this from now on, and is kept past the end of a lease of
+-- learn(number, lasts): raises the last number to this one if it is lower, and keeps it beyond the end of a lease of
 -- `lasts` ms.
 local function learn(number, lasts)
   if tonumber(number) > tonumber(redis.call('GET', LAST) or 0) then

@@ -8,8 +8,7 @@
 -- same ticket at all servers of a quorum, so all queues have the same order.
 --@include names
 local VOTES = KEYS[1]
-local LINE = KEYS[2]
 local LAST = KEYS[3] -- the highest number known here
-local MARKER = KEYS[4] -- of the quorum: `<run> <votes from (ms)> <config>`
+local CONFIG = KEYS[4] -- of the quorum: `<run> <votes from (ms)> <config>`
 local VOTE = '^(.*):(%d+):(%-?%d+):(%d+)$'
 local FLAGS_COUNT_CLIENT = '^s(%a*)%d+%^(%d+)[^:]*:([^:]+):' -- of a waiter for a count

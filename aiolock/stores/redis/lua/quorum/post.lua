@@ -12,7 +12,7 @@ local CHANNELS = ARGV[4]
 --@include late
 --@include keep
 --@include listens
---@include tell
+--@include push
 
 local too_late = late(ARGV[5])
 if too_late then
@@ -28,12 +28,12 @@ elseif redis.call('PTTL', KEYS[5]) < remembered then
 end
 redis.call('ZADD', VOTES, string.format('%.0f', COUNTERS + count), 'count')
 keep(remembered)
-for _, waiter in ipairs(redis.call('ZRANGE', LINE, 0, -1)) do
+for _, waiter in ipairs(redis.call('ZRANGE', QUEUE, 0, -1)) do
   local flags, number, client = waiter:match(FLAGS_COUNT_CLIENT)
   if number and tonumber(number) <= count then
-    redis.call('ZREM', LINE, waiter)
+    redis.call('ZREM', QUEUE, waiter)
     if listens(client, flags) then
-      tell(waiter, client, 'g ' .. waiter .. ' ' .. number .. ' ' .. COUNTED .. ' ' .. STAMP .. ' ' .. VOTES)
+      push(waiter, client, 'g ' .. waiter .. ' ' .. number .. ' ' .. COUNTED .. ' ' .. STAMP .. ' ' .. VOTES)
     end
   end
 end

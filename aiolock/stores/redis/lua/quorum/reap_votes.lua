@@ -2,21 +2,21 @@
 -- the queue too, see `reap`; it is looked through once, however many votes these are. Returns the vote that is out
 -- then, and its score; nil if there is none.
 --@include quorum/end_vote
---@include quorum/present_vote
+--@include quorum/first_vote
 local function reap_votes()
   local stuck
-  local vote, score = present_vote()
+  local vote, score = first_vote()
   while vote and score <= NOW do
     local client, unsure = end_vote(vote, score, 'expired', math.floor(score))
     if unsure or not (vote:match(FLAGS_CLIENT) or ''):find('f', 1, true) then
       stuck = stuck or {}
       stuck[client] = true
     end
-    vote, score = present_vote()
+    vote, score = first_vote()
   end
-  for _, waiter in ipairs(stuck and redis.call('ZRANGE', LINE, 0, -1) or {}) do
+  for _, waiter in ipairs(stuck and redis.call('ZRANGE', QUEUE, 0, -1) or {}) do
     if stuck[waiter:match(CLIENT)] then
-      redis.call('ZREM', LINE, waiter)
+      redis.call('ZREM', QUEUE, waiter)
     end
   end
   return vote, score

@@ -1,12 +1,12 @@
--- release_shared(waiter, upto, entered, was_in_line): `release`, if the votes are out to waiters that share. Returns
+-- release_shared(waiter, upto, entered, was_queued): `release`, if the votes are out to waiters that share. Returns
 -- the reply.
---@include quorum/silent
---@include quorum/present_vote
+--@include quorum/not_voting
+--@include quorum/first_vote
 --@include quorum/vote_of
---@include quorum/shut
---@include quorum/hand_shared
---@include quorum/hand_vote
-local function release_shared(waiter, upto, entered, was_in_line)
+--@include quorum/close_after_vote
+--@include quorum/vote_next_shared
+--@include quorum/vote_next
+local function release_shared(waiter, upto, entered, was_queued)
   local client = waiter:match(CLIENT)
   local vote, score = vote_of(waiter .. ':')
   local _, number, granted
@@ -14,20 +14,20 @@ local function release_shared(waiter, upto, entered, was_in_line)
     _, number, _, granted = vote:match(VOTE)
   end
   if not number or upto ~= '-1' and number - upto > 0 then
-    if was_in_line then
-      hand_shared(client) -- it may have blocked others that share
+    if was_queued then
+      vote_next_shared(client) -- it may have blocked others that share
     end
-    return was_in_line and 2 or not number and silent() and 3 or 0
+    return was_queued and 2 or not number and not_voting() and 3 or 0
   end
   redis.call('ZREM', VOTES, vote)
   local lost = entered == -2 and NOW or nil
   if entered ~= -1 then
-    shut(waiter, number, granted, lost, score % 1 == UNCONFIRMED, not lost and entered)
+    close_after_vote(waiter, number, granted, lost, score % 1 == UNCONFIRMED, not lost and entered)
   end
-  if present_vote() then
-    hand_shared(client)
+  if first_vote() then
+    vote_next_shared(client)
     return 1
   end
-  local _, _, push = hand_vote(client, nil, true)
-  return push or 1
+  local _, _, message = vote_next(client, nil, true)
+  return message or 1
 end

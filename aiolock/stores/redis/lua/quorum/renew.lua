@@ -7,7 +7,7 @@
 --@include quorum/names
 --@include clock
 --@include late
---@include outlives
+--@include closes_for
 --@include quorum/learn
 --@include quorum/vote_of
 
@@ -23,9 +23,9 @@ elseif ttl > 0 then
   local mark = ARGV[5] == '1' and 0 or score % 1
   local ends = math.max(math.floor(score), NOW + ttl)
   -- PEXPIRE first: at maxmemory it is allowed, and after it so are the others.
-  local kept = ends - NOW + KEPT + outlives(waiter)
+  local kept = ends - NOW + KEPT + closes_for(waiter)
   if waiter:byte() == SHARED then
-    kept = math.max(kept, redis.call('PTTL', VOTES)) -- as in `cast`
+    kept = math.max(kept, redis.call('PTTL', VOTES)) -- as in `cast_vote`
   end
   redis.call('PEXPIRE', VOTES, kept)
   redis.call('ZADD', VOTES, 'XX', ends + mark, vote)

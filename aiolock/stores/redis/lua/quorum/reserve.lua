@@ -15,11 +15,11 @@ if not vote or score <= NOW then
   return 0
 end
 learn(ARGV[3], math.floor(score) - NOW)
-if redis.call('ZCARD', LINE) > LOOKED_AT then
+if redis.call('ZCARD', QUEUE) > LOOKED_AT then
   return 2
 end
 local client = waiter:match(CLIENT)
-for _, other in ipairs(redis.call('ZRANGE', LINE, 0, -1)) do
+for _, other in ipairs(redis.call('ZRANGE', QUEUE, 0, -1)) do
   if other:match(CLIENT) ~= client then
     return 2
   end

@@ -1,8 +1,8 @@
 -- vote_of(begins): the vote whose text begins so (its waiter and ':'), and its score; nil if there is none.
 -- Nearly always it is the only vote: several are out only if they are shared.
---@include quorum/present_vote
+--@include quorum/first_vote
 local function vote_of(begins)
-  local vote, score = present_vote()
+  local vote, score = first_vote()
   if not vote or vote:sub(1, #begins) == begins then
     return vote, score
   elseif vote:byte() ~= SHARED then

@@ -1,28 +1,28 @@
 -- vote_taken(waiter, ticket, ttl, proposal, most, waits): `vote`, if there is a vote out or a queue, or if the waiter
 -- shares. Returns the reply.
---@include quorum/counted
---@include quorum/present_vote
+--@include quorum/wait_for_count
+--@include quorum/first_vote
 --@include quorum/vote_of
 --@include quorum/reap_votes
---@include quorum/first_of
---@include quorum/cast
---@include quorum/inquire_all
---@include quorum/hand_shared
---@include quorum/hand_vote
+--@include quorum/first_alive
+--@include quorum/cast_vote
+--@include quorum/inquire_shared
+--@include quorum/vote_next_shared
+--@include quorum/vote_next
 --@include remove_dead
---@include look_for_dead
+--@include remove_dead_sample
 --@include busy
---@include tell
+--@include push
 local function vote_taken(waiter, ticket, ttl, proposal, most, waits)
   local _, count = waiter:match(FLAGS_COUNT_CLIENT)
   if count then
-    return counted(waiter, ticket, tonumber(count), waits)
+    return wait_for_count(waiter, ticket, tonumber(count), waits)
   end
   local asker = waiter:match(CLIENT)
-  local vote, score = present_vote()
+  local vote, score = first_vote()
   if redis.call('ZCARD', VOTES) > (vote and 1 or 0) then
-    local given_up = redis.call('ZSCORE', VOTES, '!' .. waiter)
-    if given_up and given_up - COUNTERS > NOW then
+    local tombstone = redis.call('ZSCORE', VOTES, '!' .. waiter)
+    if tombstone and tombstone - COUNTERS > NOW then
       return {0, tonumber(STAMP)}
     end
   end
@@ -43,58 +43,58 @@ local function vote_taken(waiter, ticket, ttl, proposal, most, waits)
     if holder == waiter then
       return {1, tonumber(number), math.floor(score) - NOW, tonumber(STAMP)}
     elseif vote:sub(1, #DONE) == DONE and waiter:find(WANTS_ONCE) then
-      redis.call('ZREM', LINE, waiter)
+      redis.call('ZREM', QUEUE, waiter)
       return {5, tonumber(number), math.floor(score) - NOW, tonumber(STAMP)}
     end
   end
   if fits then
-    holder, theirs = first_of(asker)
+    holder, theirs = first_alive(asker)
   end
   local order = holder and ticket - theirs
   local before = not holder or order < 0 or order == 0 and waiter <= holder
   if fits and before then
-    redis.call('ZREM', LINE, waiter)
-    return {1, tonumber(cast(waiter, ticket, ttl, proposal)), tonumber(ttl), tonumber(STAMP)}
+    redis.call('ZREM', QUEUE, waiter)
+    return {1, tonumber(cast_vote(waiter, ticket, ttl, proposal)), tonumber(ttl), tonumber(STAMP)}
   end
   local were_dead
   if waits then
-    if most > 0 and redis.call('ZCARD', LINE) >= most and not redis.call('ZSCORE', LINE, waiter) then
+    if most > 0 and redis.call('ZCARD', QUEUE) >= most and not redis.call('ZSCORE', QUEUE, waiter) then
       remove_dead(asker)
-      local waiting = redis.call('ZCARD', LINE)
+      local waiting = redis.call('ZCARD', QUEUE)
       if waiting >= most then
         if is_shared then
-          hand_shared(asker, nil, proposal) -- dead waiters may have blocked others
+          vote_next_shared(asker, nil, proposal) -- dead waiters may have blocked others
         end
         return {3, waiting, tonumber(STAMP)}
       end
     end
-    local is_new = redis.call('ZADD', LINE, ticket, waiter) == 1
-    redis.call('PEXPIRE', LINE, QUEUE_LASTS)
-    were_dead = is_new and look_for_dead(ticket, asker)
+    local is_new = redis.call('ZADD', QUEUE, ticket, waiter) == 1
+    redis.call('PEXPIRE', QUEUE, QUEUE_LASTS)
+    were_dead = is_new and remove_dead_sample(ticket, asker)
     if is_shared and not fits then
-      inquire_all(waiter, ticket)
+      inquire_shared(waiter, ticket)
     elseif vote and before and not fits then
       local client = holder:match(CLIENT)
-      if client ~= NOBODY then
-        tell(holder, client, 'i ' .. holder .. ' ' .. number .. ' ' .. VOTES)
+      if client ~= RESERVED then
+        push(holder, client, 'i ' .. holder .. ' ' .. number .. ' ' .. VOTES)
       end
     end
   end
   if fits or were_dead and is_shared then -- dead waiters may have blocked others
     local fresh, claim
     if vote then
-      fresh, claim = hand_shared(asker, waiter, proposal)
+      fresh, claim = vote_next_shared(asker, waiter, proposal)
     else
-      fresh, claim = hand_vote(asker, waiter, nil, proposal)
+      fresh, claim = vote_next(asker, waiter, nil, proposal)
     end
     if fresh then
       return {1, tonumber(fresh), tonumber(claim), tonumber(STAMP)}
     end
-    vote, score = present_vote()
+    vote, score = first_vote()
   end
   local left = vote and math.floor(score) - NOW or 0
   if waits then
-    return {2, left, redis.call('ZRANK', LINE, waiter) == 0 and 1 or 2, tonumber(STAMP)}
+    return {2, left, redis.call('ZRANK', QUEUE, waiter) == 0 and 1 or 2, tonumber(STAMP)}
   end
   local reply = busy(left, vote)
   return {2, left, 0, tonumber(STAMP), reply[3], reply[4]}

@@ -1,4 +1,4 @@
--- quorum/begin: tells this server that its quorum is new, so that it votes at once.
+-- quorum/init: registers this server in a new quorum, so that it votes at once: it has no votes to have forgotten.
 --
 -- KEYS  1 quorum config
 -- ARGV  1 the quorum config
@@ -13,9 +13,9 @@ if redis.call('INFO', 'replication'):find('role:slave', 1, true) then
 end
 local known = redis.call('GET', KEYS[1])
 if known then
-  local its_run, its_from, its_charter = known:match('^(%S+) (%d+) (.*)$')
-  if its_charter ~= ARGV[1] then
-    return redis.error_reply('QUORUM ' .. its_charter)
+  local its_run, its_from, its_config = known:match('^(%S+) (%d+) (.*)$')
+  if its_config ~= ARGV[1] then
+    return redis.error_reply('QUORUM ' .. its_config)
   end
   if its_run ~= run then
     return redis.error_reply('INUSE it was a member of this quorum before it was last started')

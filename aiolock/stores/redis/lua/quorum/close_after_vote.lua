@@ -1,13 +1,13 @@
--- shut(waiter, number, granted, lost, unsure, entered): keeps the name closed for as long as the terms say of a vote
--- that has ended and was given at `granted` (ms), as in `close`: the name then has a reserved vote. The first waiter in
--- the queue is notified, and asks when the lock opens. If the vote was shared, only waiters that do not share are kept
--- out. Returns whether the name is closed.
+-- close_after_vote(waiter, number, granted, lost, unsure, entered): keeps the name closed after a vote that has ended,
+-- which was given at `granted` (ms), for as long as its waiter's terms say, as in `close`: by a reserved vote. The
+-- first waiter in the queue is notified, and asks when the lock opens. If the vote was shared, only waiters that do not
+-- share are kept out. Returns whether the name is closed.
 --   lost     when its waiter lost it (ms); nil if the waiter gave it back
 --   unsure   the waiter may never have been inside
 --   entered  for how many ms the waiter was inside, if reported; else nil or false
 --@include keep
---@include tell
-local function shut(waiter, number, granted, lost, unsure, entered)
+--@include push
+local function close_after_vote(waiter, number, granted, lost, unsure, entered)
   if not waiter:find(HAS_TERMS) then
     return false
   end
@@ -20,11 +20,11 @@ local function shut(waiter, number, granted, lost, unsure, entered)
   if opens <= NOW then
     return false
   end
-  redis.call('ZADD', VOTES, opens, waiter:sub(1, 1) .. 'f0:' .. NOBODY .. ':0:' .. number .. ':0:' .. granted)
+  redis.call('ZADD', VOTES, opens, waiter:sub(1, 1) .. 'f0:' .. RESERVED .. ':0:' .. number .. ':0:' .. granted)
   keep(opens - NOW + KEPT)
-  local first = redis.call('ZRANGE', LINE, 0, 0)[1]
+  local first = redis.call('ZRANGE', QUEUE, 0, 0)[1]
   if first then
-    tell(first, first:match(CLIENT) or first, 'd ' .. VOTES)
+    push(first, first:match(CLIENT) or first, 'd ' .. VOTES)
   end
   return true
 end

@@ -1,15 +1,15 @@
--- cast(waiter, ticket, lease, proposal, kept, remembered, others): votes for this waiter; returns the number of the
--- vote, as text. It is the proposal, or the next number, if that is higher or none is proposed ('0'). If the last
--- number is forgotten, the ticket takes its place, which is a time as well, or the number that the asker proposes for
--- itself, if that is higher. The clock of this server does not: if it were years ahead, all servers would have to count
--- from there.
---   kept, remembered  for how long (ms) the votes are kept, and the last number; nil: see `lasting`
+-- cast_vote(waiter, ticket, lease, proposal, kept, remembered, others): votes for this waiter; returns the number of
+-- the vote, as text. It is the proposal, or the next number if that is higher, or if none is proposed ('0'). If the
+-- last number is forgotten, the ticket takes its place, which is a time as well, or the number that the asker proposes
+-- for itself, if that is higher; but not the clock of this server: if that were years ahead, all servers would have to
+-- count from there.
+--   kept, remembered  for how long (ms) the votes are kept, and the last number; nil: see `expiries`
 --   others            the proposal of the asker, if that is another waiter; else nil
---@include quorum/lasting
-local function cast(waiter, ticket, lease, proposal, kept, remembered, others)
+--@include quorum/expiries
+local function cast_vote(waiter, ticket, lease, proposal, kept, remembered, others)
   local number, last = proposal, nil
   if not kept then
-    kept, remembered = lasting(waiter, lease)
+    kept, remembered = expiries(waiter, lease)
   end
   if proposal == '0' then
     last = redis.call('GET', LAST)

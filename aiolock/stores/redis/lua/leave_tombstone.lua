@@ -1,8 +1,8 @@
--- give_up(what, ends): leaves a tombstone, so that copies of a command that come until `ends` (ms) find that
--- it was given up. Tombstones whose time is over are removed, not too many at once.
+-- leave_tombstone(what, ends): records that this was given up, or done, so that copies of its command that arrive
+-- until `ends` (ms) have no effect. Tombstones whose time is over are removed, not too many in one call.
 --@include allow_writes
 --@include keep
-local function give_up(what, ends)
+local function leave_tombstone(what, ends)
   allow_writes()
   redis.call('ZADD', HOLDERS, COUNTERS + ends, '!' .. what)
   for _, old in ipairs(redis.call('ZRANGEBYSCORE', HOLDERS, TOMBSTONES, COUNTERS + NOW, 'LIMIT', 0, PART)) do

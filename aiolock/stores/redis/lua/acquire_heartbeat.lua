@@ -1,5 +1,5 @@
--- beat: `acquire` of a waiter that waits already, and the heartbeat of its client (see `presence`): the
--- waiter would ask anyway, before long.
+-- acquire_heartbeat: `acquire` of a waiter that is in the queue already, and the heartbeat of its client, as
+-- `presence`. One command does both: the waiter would ask anyway, before long.
 --
 -- KEYS  1 holders  2 queue  3 fence
 -- ARGV  as of `acquire`

@@ -1,5 +1,5 @@
--- quorum/enrol: registers this server in its quorum; it answers for how long it does not vote. This is the
--- first command on every connection: no request may reach a restarted server before it.
+-- quorum/register: registers this server in its quorum, and answers for how long it does not vote. It is the first
+-- command on every connection: no request may reach a restarted server before it.
 --
 -- KEYS  1 quorum config
 -- ARGV  1 the quorum config  2 the longest lease there (ms)
@@ -11,20 +11,20 @@
 --@include quorum/names
 --@include clock
 
-local charter, longest, durable, memory = ARGV[1], tonumber(ARGV[2]), ARGV[3] == '1', ARGV[4]
+local config, longest, durable, memory = ARGV[1], tonumber(ARGV[2]), ARGV[3] == '1', ARGV[4]
 local info = redis.call('INFO', 'server')
 if redis.call('INFO', 'replication'):find('role:slave', 1, true) then
   return redis.error_reply('READONLY it is a replica')
 end
 local run = info:match('run_id:(%w+)')
 local began = NOW - info:match('uptime_in_seconds:(%d+)') * 1000
-local heard = redis.call('PUBSUB', 'NUMSUB', ARGV[5])[2]
+local receivers = redis.call('PUBSUB', 'NUMSUB', ARGV[5])[2]
 local known = redis.call('GET', KEYS[1])
 local from = 0
 if known then
-  local its_run, its_from, its_charter = known:match('^(%S+) (%d+) (.*)$')
-  if its_charter ~= charter then
-    return redis.error_reply('QUORUM ' .. its_charter)
+  local its_run, its_from, its_config = known:match('^(%S+) (%d+) (.*)$')
+  if its_config ~= config then
+    return redis.error_reply('QUORUM ' .. its_config)
   end
   from = tonumber(its_from)
   if its_run ~= run and not durable then
@@ -37,7 +37,7 @@ elseif NOW - began < longest then
 elseif memory == 'lost' then
   from = NOW + longest
 elseif memory == '' then
-  return {-1, run, heard, tonumber(STAMP)}
+  return {-1, run, receivers, tonumber(STAMP)}
 end
-redis.call('SET', KEYS[1], run .. ' ' .. string.format('%.0f', from) .. ' ' .. charter)
-return {math.max(0, from - NOW), run, heard, tonumber(STAMP)}
+redis.call('SET', KEYS[1], run .. ' ' .. string.format('%.0f', from) .. ' ' .. config)
+return {math.max(0, from - NOW), run, receivers, tonumber(STAMP)}

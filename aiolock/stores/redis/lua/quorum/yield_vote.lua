@@ -1,6 +1,6 @@
--- quorum/give_way: takes back exactly this vote, and queues its waiter again. The first waiter there gets the
--- vote, under a new number, also if that is the same waiter: else a late copy of this command could take away a vote
--- that is counted again.
+-- quorum/yield_vote: takes exactly this vote back, and puts its waiter into the queue again. The first waiter there
+-- gets the vote, under a new number even if that is the same waiter: otherwise a late copy of this command could take
+-- away a vote that is counted again.
 --
 -- KEYS  1 votes  2 queue  3 last number  4 quorum config
 -- ARGV  1 waiter  2 number of the vote  3 ticket  4 prefix of the clients' channels
@@ -10,10 +10,10 @@
 --@include quorum/names
 local CHANNELS = ARGV[4]
 --@include clock
---@include quorum/present_vote
+--@include quorum/first_vote
 --@include quorum/vote_of
---@include quorum/hand_shared
---@include quorum/hand_vote
+--@include quorum/vote_next_shared
+--@include quorum/vote_next
 
 local waiter, number, ticket = ARGV[1], ARGV[2], ARGV[3]
 local vote, score = vote_of(waiter .. ':' .. number .. ':')
@@ -21,17 +21,17 @@ if not vote then
   return {0, tonumber(STAMP)}
 end
 redis.call('ZREM', VOTES, vote)
-redis.call('ZADD', LINE, ticket, waiter)
-redis.call('PEXPIRE', LINE, QUEUE_LASTS)
+redis.call('ZADD', QUEUE, ticket, waiter)
+redis.call('PEXPIRE', QUEUE, QUEUE_LASTS)
 local fresh, claim
-if vote:byte() == SHARED and present_vote() then
-  fresh, claim = hand_shared(waiter:match(CLIENT), waiter)
+if vote:byte() == SHARED and first_vote() then
+  fresh, claim = vote_next_shared(waiter:match(CLIENT), waiter)
 else
-  fresh, claim = hand_vote(waiter:match(CLIENT), waiter)
+  fresh, claim = vote_next(waiter:match(CLIENT), waiter)
 end
 if fresh then
   return {1, tonumber(fresh), tonumber(claim), tonumber(STAMP)}
 end
-vote, score = present_vote()
+vote, score = first_vote()
 local left = vote and math.floor(score) - NOW or 0
-return {2, left, redis.call('ZRANK', LINE, waiter) == 0 and 1 or 2, tonumber(STAMP)}
+return {2, left, redis.call('ZRANK', QUEUE, waiter) == 0 and 1 or 2, tonumber(STAMP)}
