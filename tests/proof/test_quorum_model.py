@@ -23,6 +23,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from aiolock import protocol
 from aiolock.protocol import AskAgain, GrantLost, GrantPushed, Late, ReleaseRequested, WaiterId
 from aiolock.stores._member import (
     ALONE,
@@ -40,6 +41,7 @@ from aiolock.stores._member import (
 )
 from aiolock.stores.quorum._server import QuorumServerStep
 from aiolock.stores.quorum._server_state import QuorumServerState
+from aiolock.stores.redis import _replies as replies
 from aiolock.stores.redis import _scripts as scripts
 from aiolock.stores.redis import _voting as voting
 from aiolock.stores.redis._codec import decode_any
@@ -102,25 +104,57 @@ class Scripts:
         self.log: list[Told] = []
         self.looks: bool | None = None
         """Whether newcomers look for dead waiters; None: now and then."""
+        self.goes_on = True
+        """Whether what a call has left is done at once."""
+        self.rests: list[list[bytes]] = []
+        """What is still to be done, in order."""
 
     def call(self, script: Script, *values: object, keys: list[str] | None = None) -> Any:
         """The decoded reply; the pushes are in the log."""
         keys = self.keys if keys is None else keys
-        source = script.source if self.looks is None else looks.source(script, looks=self.looks)
         try:
-            reply = self.raw.eval(source, len(keys), *keys, *map(str, values))
+            reply = self.raw.eval(self._source(script), len(keys), *keys, *map(str, values))
         except redis.ResponseError as error:
             code, _, late = str(error).partition(" ")
             if code != "LATE":
                 raise
             return Late(int(late))
+        reply = self._without_rest(reply)
+        self._hear()
+        if script is voting.RELEASE and isinstance(reply, bytes):
+            self._heard(reply.decode())
+        if self.goes_on:
+            self.go_on()
+        return script.decode(reply)
+
+    def go_on(self) -> int:
+        """Do all that was left to further calls; how many these were."""
+        calls = 0
+        while self.rests:
+            source = self._source(scripts.VOTES_GO_ON)
+            self._without_rest(self.raw.eval(source, len(self.keys), *self.rests.pop(0)))
+            self._hear()
+            calls += 1
+        return calls
+
+    def _without_rest(self, reply: Any) -> Any:
+        if (rest := replies.left(reply)) is None:
+            return reply
+        assert rest.of_votes
+        self.rests += rest.calls
+        return rest.reply
+
+    def _source(self, script: Script) -> str:
+        if self.looks is None:
+            return script.source
+        return looks.source(script, looks=self.looks, grants=protocol.GRANTS, part=protocol.PART)
+
+    def _hear(self) -> None:
+        """Write down the pushes that have come."""
         for client, pubsub in self.pubsubs.items():
             self.redis.publish(self.names.channels + client, "that is all")
             while (push := pubsub.get_message(timeout=10)["data"]) != "that is all":
                 self._heard(push)
-        if script is voting.RELEASE and isinstance(reply, bytes):
-            self._heard(reply.decode())
-        return script.decode(reply)
 
     def _heard(self, push: str) -> None:
         kind, *rest = push.split(" ")

@@ -22,6 +22,7 @@ from aiolock.stores._member import (
     REMEMBERED,
     UNBOUNDED,
     DeliverMember,
+    InQueue,
     MemberRegistered,
     Memory,
     OnReply,
@@ -82,6 +83,9 @@ class RedisMember(Uncopyable):
         self.address = f"{self._place.address}/{self._place.database}"
         self._session: Session | None = None
         self._reading = set[asyncio.Task[Status]]()
+        self._trying = set[str]()
+        """The waiters that do not wait, until they are answered or released: they ask again while
+        ended votes or dead waiters are still to be removed."""
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {shown(self._pool, self._names.prefix)}>"
@@ -237,16 +241,34 @@ class RedisMember(Uncopyable):
         values = self._asks(request.name, ttl, request.form.closes, most, wait) + own.encode(
             "ascii"
         )
-        reply = Called(on_reply)
-        _ = self._pipe.call(
-            voting.VOTE, 14, values, expires=True, waiter=who if new else None, reply=reply
+
+        command = partial(
+            self._pipe.call,
+            *(voting.VOTE, 14, values),
+            expires=True,
+            waiter=who if new else None,
         )
+        if wait:
+            _ = command(reply=Called(on_reply))
+            return
+
+        def replied(answer: Any, error: Exception | None) -> None:
+            if isinstance(answer, InQueue) and answer.until < 0 and who in self._trying:
+                _ = command(reply=Called(replied))  # each question removes a part of them
+            else:
+                self._trying.discard(who)
+                on_reply(answer, error)
+
+        self._trying.add(who)
+        _ = command(reply=Called(replied))
 
     def release(
         self, request: VoteRequest, highest: int, upto: int, *, entered: int, on_reply: OnReply
     ) -> None:
         who = self._text(request.name, request.waiter, request.form)
         final = upto == UNBOUNDED
+        if final:
+            self._trying.discard(who)
         if final and self._pipe.forget(who):
             self._loop.call_soon(on_reply, WAS_ABSENT, None)
             return

@@ -26,6 +26,7 @@ from aiolock.stores.redis._scripts import (
     OPEN,
     PRESENCE,
     RENEW,
+    VOTES_GO_ON,
     bulk,
 )
 
@@ -154,9 +155,10 @@ class Reader:
         rest = left(reply)
         if rest is None:
             return reply
+        script, keys = (VOTES_GO_ON, 4) if rest.of_votes else (GO_ON, 3)
         for values in rest.calls:
-            arguments = bulk(3) + b"".join(map(bulk, values))
-            _ = self._outbox.call(GO_ON, 1 + len(values), arguments, reply=Called(_ignore))
+            arguments = bulk(keys) + b"".join(map(bulk, values))
+            _ = self._outbox.call(script, 1 + len(values), arguments, reply=Called(_ignore))
         return rest.reply
 
     def _answered_together(self, first: Command, reply: Any) -> None:

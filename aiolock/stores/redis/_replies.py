@@ -68,6 +68,8 @@ class Left(NamedTuple):
     """The reply, apart from that."""
     calls: list[list[bytes]]
     """The keys and arguments of each call of the script ``go_on`` that is due."""
+    of_votes: bool
+    """Whether the script of that name in ``quorum`` is meant."""
 
 
 def left(reply: Any) -> Left | None:
@@ -76,9 +78,9 @@ def left(reply: Any) -> Left | None:
         kind, answered, call, *rests = reply
     except (TypeError, ValueError):
         return None
-    if kind != b"rest":
+    if kind not in (b"rest", b"rest of votes"):
         return None
-    return Left(answered, [[*call, *rest] for rest in rests])
+    return Left(answered, [[*call, *rest] for rest in rests], kind != b"rest")
 
 
 def several(reply: Any, waiters: Sequence[WaiterId]) -> list[Answer]:

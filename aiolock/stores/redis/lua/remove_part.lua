@@ -4,17 +4,22 @@
 -- no others are behind them.
 local function remove_part(goes, behind)
   local found = redis.call('ZRANGEBYSCORE', QUEUE, '(' .. behind, '+inf', 'WITHSCORES', 'LIMIT', 0, PART + 1)
-  local last, upto = found[2 * PART - 1], nil
+  local last, upto = math.min(#found, 2 * PART), nil
   if found[2 * PART + 1] then
-    upto = redis.call('ZRANK', QUEUE, last) + 1
+    -- Waiters of a quorum may have the same ticket: then all of them are in the next part.
+    while last > 2 and found[last] == found[last + 2] do
+      last = last - 2
+    end
+    last = found[last] == found[last + 2] and 2 * PART or last
+    upto = redis.call('ZRANK', QUEUE, found[last - 1]) + 1
   end
-  for i = 1, math.min(#found, 2 * PART), 2 do
+  for i = 1, last, 2 do
     if goes(found[i]) then
       redis.call('ZREM', QUEUE, found[i])
       upto = upto and upto - 1
     end
   end
   if upto then
-    return found[2 * PART], upto
+    return found[last], upto
   end
 end

@@ -6,22 +6,21 @@
 --@include quorum/names
 local CHANNELS = ARGV[1]
 --@include clock
+--@include quorum/new_vote_step
 --@include quorum/first_vote
 --@include quorum/end_vote
---@include quorum/vote_next_shared
 --@include quorum/vote_next
+--@include quorum/with_rests
 
-local votes = redis.call('ZRANGEBYSCORE', VOTES, '-inf', '(' .. COUNTERS, 'WITHSCORES')
-for i = 1, #votes, 2 do
-  if votes[i]:match(VOTE):sub(-#ARGV[2]) == ARGV[2] then
-    end_vote(votes[i], tonumber(votes[i + 1]), 'broken', NOW)
-    local left = first_vote()
-    if not left then
-      vote_next()
-    elseif left:byte() == SHARED then
-      vote_next_shared()
+local ends_so = ARGV[2]
+for _, vote in ipairs(redis.call('ZRANGEBYSCORE', VOTES, '-inf', '(' .. COUNTERS)) do
+  if vote:find(ends_so, 1, true) and vote:match(VOTE):sub(-#ends_so) == ends_so then
+    end_vote(vote, tonumber(redis.call('ZSCORE', VOTES, vote)), 'broken', NOW)
+    local step, left = new_vote_step(), first_vote()
+    if not left or left:byte() == SHARED then
+      vote_next(step, left)
     end
-    return 1
+    return with_rests(1, step.rest)
   end
 end
 return 0

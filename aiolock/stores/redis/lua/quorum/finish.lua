@@ -11,16 +11,18 @@ local CHANNELS = ARGV[5]
 --@include clock
 --@include late
 --@include keep
---@include push
+--@include dismiss
 --@include quorum/first_vote
+--@include quorum/new_vote_step
 --@include quorum/reap_votes
+--@include quorum/with_rests
 
 local too_late = late(ARGV[6])
 if too_late then
   return too_late
 end
 local waiter, fence, remembered, latest = ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4])
-local vote, score = first_vote()
+local step, vote, score = new_vote_step(), first_vote()
 local owner, number, known
 if vote then
   owner, number = vote:match(VOTE)
@@ -29,21 +31,21 @@ end
 if remembered == 0 then
   return known and number == fence and 1 or 0
 elseif vote and vote:byte() == SHARED then
-  vote, score = reap_votes()
+  vote, score = reap_votes(step)
   if vote then
-    return 0
+    return with_rests(0, step.rest)
   end
 elseif vote and owner ~= waiter then
   if score > NOW and owner:match(CLIENT) ~= RESERVED then
     return 0
   elseif score <= NOW then
-    vote, score = reap_votes() -- the name may be closed for a while now
+    vote, score = reap_votes(step) -- the name may be closed for a while now
   end
 end
 local ends = NOW + remembered
 ends = latest > 0 and math.min(ends, latest) or ends
 if ends <= NOW then
-  return known and 1 or 0
+  return with_rests(known and 1 or 0, step.rest)
 end
 redis.call('ZREM', QUEUE, waiter) -- allowed at maxmemory: after it all others are
 if vote then
@@ -57,15 +59,6 @@ if known and number - fence > 0 then
 end
 redis.call('ZADD', VOTES, ends, DONE .. '1:' .. fence .. ':0:' .. string.format('%.0f', NOW))
 keep(ends - NOW + KEPT)
-local notified = {}
-for _, other in ipairs(redis.call('ZRANGE', QUEUE, 0, -1)) do
-  local client = other:find(WANTS_ONCE) and other:match(CLIENT)
-  if client then
-    redis.call('ZREM', QUEUE, other)
-    if not notified[client] then
-      notified[client] = true
-      push(other, client, 'd ' .. VOTES)
-    end
-  end
-end
-return 1
+local reaped = step.rest
+dismiss(step, '-inf')
+return with_rests(1, step.rest, reaped)

@@ -11,8 +11,8 @@ local CHANNELS = ARGV[4]
 --@include clock
 --@include late
 --@include keep
---@include listens
---@include push
+--@include quorum/count_reached
+--@include quorum/with_rests
 
 local too_late = late(ARGV[5])
 if too_late then
@@ -28,13 +28,4 @@ elseif redis.call('PTTL', KEYS[5]) < remembered then
 end
 redis.call('ZADD', VOTES, string.format('%.0f', COUNTERS + count), 'count')
 keep(remembered)
-for _, waiter in ipairs(redis.call('ZRANGE', QUEUE, 0, -1)) do
-  local flags, number, client = waiter:match(FLAGS_COUNT_CLIENT)
-  if number and tonumber(number) <= count then
-    redis.call('ZREM', QUEUE, waiter)
-    if listens(client, flags) then
-      push(waiter, client, 'g ' .. waiter .. ' ' .. number .. ' ' .. COUNTED .. ' ' .. STAMP .. ' ' .. VOTES)
-    end
-  end
-end
-return count
+return with_rests(count, count_reached(count, '-inf'))

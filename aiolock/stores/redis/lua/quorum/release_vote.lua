@@ -2,12 +2,14 @@
 -- in the queue. Returns the reply.
 --@include clock
 --@include leave_tombstone
+--@include quorum/new_vote_step
 --@include quorum/learn
 --@include quorum/not_voting
 --@include quorum/first_vote
 --@include quorum/close_after_vote
 --@include quorum/vote_next
 --@include quorum/release_shared
+--@include quorum/with_rests
 local function release_vote(waiter, upto, highest, entered, copies)
   -- First a write that is allowed at maxmemory: after it all others are.
   local was_queued = redis.call('ZREM', QUEUE, waiter) == 1
@@ -35,6 +37,7 @@ local function release_vote(waiter, upto, highest, entered, copies)
   elseif redis.call('EXISTS', QUEUE) == 0 then
     return 1 -- `vote_next` finds the same, but costs more
   end
-  local _, _, message = vote_next(waiter:match(CLIENT), nil, true)
-  return message or 1
+  local step = new_vote_step(waiter:match(CLIENT))
+  local _, _, message = vote_next(step, false, nil, true)
+  return with_rests(message or 1, step.rest)
 end

@@ -9,6 +9,8 @@
 --          {1, number, lease (ms), now (µs)}                it has the vote
 --          {2, until (ms), place, now (µs)}                 another waiter has it; place: 1 first, else 2
 --          {2, until (ms), 0, now (µs), that vote, its process}  the same, for a waiter that does not wait
+--          {2, -1, 0, now (µs)}                             ended votes, or dead waiters, are still to be removed:
+--                                                           a waiter that does not wait has to ask again
 --          {3, how many wait, now (µs)}                     full
 --          {0, now (µs)}                                    it gave up before: this is a late copy
 --          {4, for how long (ms), now (µs)}                 it does not vote, see `not_voting`

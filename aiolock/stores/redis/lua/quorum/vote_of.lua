@@ -8,10 +8,9 @@ local function vote_of(begins)
   elseif vote:byte() ~= SHARED then
     return
   end
-  local votes = redis.call('ZRANGEBYSCORE', VOTES, '-inf', '(' .. COUNTERS, 'WITHSCORES')
-  for i = 3, #votes, 2 do
-    if votes[i]:sub(1, #begins) == begins then
-      return votes[i], tonumber(votes[i + 1])
+  for _, other in ipairs(redis.call('ZRANGEBYSCORE', VOTES, '-inf', '(' .. COUNTERS)) do
+    if other:find(begins, 1, true) == 1 then -- makes no string, of which there would be many
+      return other, tonumber(redis.call('ZSCORE', VOTES, other))
     end
   end
 end

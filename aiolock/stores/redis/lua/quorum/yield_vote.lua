@@ -10,10 +10,11 @@
 --@include quorum/names
 local CHANNELS = ARGV[4]
 --@include clock
+--@include quorum/new_vote_step
 --@include quorum/first_vote
 --@include quorum/vote_of
---@include quorum/vote_next_shared
 --@include quorum/vote_next
+--@include quorum/with_rests
 
 local waiter, number, ticket = ARGV[1], ARGV[2], ARGV[3]
 local vote, score = vote_of(waiter .. ':' .. number .. ':')
@@ -23,15 +24,12 @@ end
 redis.call('ZREM', VOTES, vote)
 redis.call('ZADD', QUEUE, ticket, waiter)
 redis.call('PEXPIRE', QUEUE, QUEUE_LASTS)
-local fresh, claim
-if vote:byte() == SHARED and first_vote() then
-  fresh, claim = vote_next_shared(waiter:match(CLIENT), waiter)
-else
-  fresh, claim = vote_next(waiter:match(CLIENT), waiter)
-end
+local step = new_vote_step(waiter:match(CLIENT))
+local fresh, claim = vote_next(step, first_vote(), waiter)
 if fresh then
-  return {1, tonumber(fresh), tonumber(claim), tonumber(STAMP)}
+  return with_rests({1, tonumber(fresh), tonumber(claim), tonumber(STAMP)}, step.rest)
 end
 vote, score = first_vote()
 local left = vote and math.floor(score) - NOW or 0
-return {2, left, redis.call('ZRANK', QUEUE, waiter) == 0 and 1 or 2, tonumber(STAMP)}
+local place = redis.call('ZRANK', QUEUE, waiter) == 0 and 1 or 2
+return with_rests({2, left, place, tonumber(STAMP)}, step.rest)
