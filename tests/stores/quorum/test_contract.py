@@ -114,7 +114,7 @@ def majority() -> Iterator[Majority]:
 _EXPIRE = """
 local clock = redis.call('TIME')
 local ended = clock[1] * 1000 + math.floor(clock[2] / 1000) - 1
-local votes = redis.call('ZRANGE', KEYS[1], 0, -1, 'WITHSCORES')
+local votes = redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', '(1e15', 'WITHSCORES')
 for i = 1, #votes, 2 do
   if votes[i]:find(ARGV[1], 1, true) and tonumber(votes[i + 1]) > ended then
     redis.call('ZADD', KEYS[1], ended + votes[i + 1] % 1, votes[i]) -- .5: not confirmed yet

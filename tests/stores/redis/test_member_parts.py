@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any, Final
 
@@ -30,6 +30,7 @@ MANY: Final = 10_000
 LIMIT: Final = 10.0
 """Milliseconds for one command, with `MANY` of everything."""
 MINUTE: Final = 60_000
+INDEX: Final = 1_000_500_000_000_000
 
 
 @pytest.fixture
@@ -42,7 +43,7 @@ def lua(own_server: RedisServer) -> Iterator[Scripts]:
     lua.close()
 
 
-def put(lua: Scripts, key: str, members: dict[str, float]) -> None:
+def put(lua: Scripts, key: str, members: Mapping[str, float]) -> None:
     """Write these there."""
     every = list(members.items())
     for at in range(0, len(every), 1000):
@@ -55,16 +56,15 @@ def waiters(lua: Scripts, form: str = "x9000", count: int = MANY, *, clients: in
 
 
 def readers(lua: Scripts, count: int = MANY, *, left: int = MINUTE) -> None:
-    """Have votes out to so many readers."""
+    """Have votes out to so many readers, as the scripts write them."""
     ends = now() + left
-    put(
-        lua,
-        lua.votes,
-        {
-            f"s9000:gone{n}:{n}:{FIRST + n}:{FIRST + n}:{now()}": ends + n // 100
-            for n in range(count)
-        },
-    )
+    votes = {
+        f"s9000:gone{n}:{n}:{FIRST + n}:{FIRST + n}:{now()}": ends + n // 100 for n in range(count)
+    }
+    put(lua, lua.votes, votes)
+    last = FIRST + count - 1
+    put(lua, lua.votes, {f"@{vote}": INDEX for vote in votes} | {"@": 10**15 + last})
+    lua.redis.set(lua.last, last)
 
 
 def vote(lua: Scripts, waiter: str, ticket: int = 0, most: int = 0) -> Callable[[], object]:
@@ -221,6 +221,10 @@ CASES: Final = {
     "stuck readers": stuck_readers,
     "full": full,
     "writer inquires": writer_inquires,
+    "newcomer beside": newcomer_beside,
+    "renewed": renewed,
+    "released": released,
+    "reserved": reserved,
     "yielded": yielded,
     "broken": broken,
     "done": done,
@@ -428,6 +432,80 @@ def test_post_with_many_waiters_for_the_count_notifies_all_in_parts(
     lua.go_on()
     assert sorted(granted(lua)) == sorted(low)
     assert sorted(queued(lua)) == sorted(high)
+
+
+# --- The index of shared votes
+
+
+def indexed(lua: Scripts) -> set[str]:
+    """The votes in the index."""
+    return {text.removeprefix("@") for text in lua.redis.zrangebyscore(lua.votes, INDEX, INDEX)}
+
+
+def is_complete(lua: Scripts) -> bool:
+    """Whether the scripts rely on the index alone."""
+    return bool(lua.redis.zscore(lua.votes, "@") == 10**15 + int(lua.redis.get(lua.last)))
+
+
+def renew(lua: Scripts, voted: Voted, waiter: str, fence: int = 0) -> bool:
+    """Whether the vote is out."""
+    out: bool = lua.call(voting.RENEW, waiter, voted.number, MINUTE, fence, 1, 0)
+    return out
+
+
+def test_shared_votes_and_their_index_change_together(lua: Scripts) -> None:
+    """Whatever casts or ends a vote; and an index that was complete stays so."""
+    lua.listen("ada")
+    texts = [f"{READER}:ada:{n}" for n in range(8)]
+    votes = [vote(lua, text, FIRST + n)() for n, text in enumerate(texts[:6])]
+
+    def same() -> bool:
+        assert is_complete(lua)
+        return indexed(lua) == {text for _, text, _ in lua.out().values()}
+
+    assert same()
+    assert isinstance(votes[1], Voted)
+    assert isinstance(votes[3], Voted)
+    assert renew(lua, votes[3], texts[3], FIRST + 1000)
+    assert same()
+    release(lua, texts[0], number=FIRST + 2000)()
+    assert same()
+    values = (texts[1], votes[1].number, FIRST + 1, lua.names.channels)
+    lua.call(voting.YIELD_VOTE, *values)
+    assert same()
+    lua.call(voting.BREAK, lua.names.channels, ":ada:2")
+    assert same()
+    put(lua, lua.votes, {text: 1 for _, text, _ in lua.out().values() if ":ada:4:" in text})
+    vote(lua, texts[7])()
+    assert same()
+    assert {text.waiter for text, _, _ in lua.out().values()} == {texts[n] for n in (1, 3, 5, 7)}
+    for n in (1, 3, 5, 7):
+        assert release(lua, texts[n])() == 1
+    assert lua.redis.zrange(lua.votes, 0, -1) == []
+
+
+def test_vote_of_an_earlier_version_is_found_without_an_entry(lua: Scripts) -> None:
+    """Whose script casts votes and removes some, and knows no index."""
+    texts = [f"{READER}:ada:{n}" for n in range(5)]
+    votes = [vote(lua, text, FIRST + n)() for n, text in enumerate(texts[:4])]
+    assert isinstance(votes[2], Voted)
+    theirs = f"{READER}:gone:1"
+    put(lua, lua.votes, {f"{theirs}:{FIRST + 100}:{FIRST + 4}:{now()}": now() + MINUTE})
+    lua.redis.set(lua.last, FIRST + 100)
+    gone = next(text for _, text, _ in lua.out().values() if text.startswith(texts[2]))
+    lua.redis.zrem(lua.votes, gone)
+    assert not renew(lua, votes[2], texts[2])
+    assert gone not in indexed(lua)
+    assert renew(lua, votes[2]._replace(number=FIRST + 100), theirs)
+    again = vote(lua, theirs, FIRST + 4)()
+    assert isinstance(again, Voted)
+    assert again.number == FIRST + 100
+    back = vote(lua, texts[2], FIRST + 2)()
+    assert isinstance(back, Voted)
+    assert back.number == FIRST + 101
+    assert not is_complete(lua)
+    assert release(lua, theirs)() == 1
+    assert theirs not in {text.waiter for text, _, _ in lua.out().values()}
 
 
 # --- A member: the client that is answered does what is left

@@ -7,7 +7,7 @@
 local CHANNELS = ARGV[1]
 --@include clock
 --@include quorum/new_vote_step
---@include quorum/first_vote
+--@include quorum/vote_left
 --@include quorum/end_vote
 --@include quorum/vote_next
 --@include quorum/with_rests
@@ -16,7 +16,7 @@ local ends_so = ARGV[2]
 for _, vote in ipairs(redis.call('ZRANGEBYSCORE', VOTES, '-inf', '(' .. COUNTERS)) do
   if vote:find(ends_so, 1, true) and vote:match(VOTE):sub(-#ends_so) == ends_so then
     end_vote(vote, tonumber(redis.call('ZSCORE', VOTES, vote)), 'broken', NOW)
-    local step, left = new_vote_step(), first_vote()
+    local step, left = new_vote_step(), vote_left()
     if not left or left:byte() == SHARED then
       vote_next(step, left)
     end

@@ -6,6 +6,8 @@
 --   kept, remembered  for how long (ms) the votes are kept, and the last number; nil: see `expiries`
 --   others            the proposal of the asker, if that is another waiter; else nil
 --@include quorum/expiries
+--@include quorum/first_vote
+--@include quorum/is_indexed
 local function cast_vote(waiter, ticket, lease, proposal, kept, remembered, others)
   local number, last = proposal, nil
   if not kept then
@@ -25,7 +27,15 @@ local function cast_vote(waiter, ticket, lease, proposal, kept, remembered, othe
     redis.call('SET', LAST, number, 'PX', remembered)
   end
   local granted = STAMP:sub(1, -4) -- NOW, as text
-  redis.call('ZADD', VOTES, NOW + lease + UNCONFIRMED, waiter .. ':' .. number .. ':' .. ticket .. ':' .. granted)
+  local vote = waiter .. ':' .. number .. ':' .. ticket .. ':' .. granted
+  if waiter:byte() ~= SHARED then
+    redis.call('ZADD', VOTES, NOW + lease + UNCONFIRMED, vote)
+  elseif is_indexed(last) or not first_vote() then
+    local complete = string.format('%.0f', COUNTERS + number)
+    redis.call('ZADD', VOTES, NOW + lease + UNCONFIRMED, vote, INDEX, '@' .. vote, complete, INDEX_COMPLETE)
+  else
+    redis.call('ZADD', VOTES, NOW + lease + UNCONFIRMED, vote, INDEX, '@' .. vote)
+  end
   redis.call('PEXPIRE', VOTES, kept)
   return number
 end

@@ -5,7 +5,7 @@
 local function end_vote(vote, score, reason, lost)
   local waiter, number, _, granted = vote:match(VOTE)
   local client, unsure = waiter:match(CLIENT), score % 1 == UNCONFIRMED
-  redis.call('ZREM', VOTES, vote)
+  redis.call('ZREM', VOTES, vote, '@' .. vote)
   if client ~= RESERVED then
     push(waiter, client, 'l ' .. waiter .. ':' .. number .. ' ' .. reason .. ' ' .. VOTES)
     close_after_vote(waiter, number, granted, lost, unsure, nil)

@@ -5,6 +5,7 @@
 --@include remove_stuck
 --@include quorum/end_vote
 --@include quorum/first_vote
+--@include quorum/vote_left
 local function reap_votes(step)
   local stuck, ended, vote, score = {}, 0, first_vote()
   while vote and score <= NOW and ended < GRANTS do
@@ -13,7 +14,7 @@ local function reap_votes(step)
       stuck[#stuck + 1] = vote
     end
     ended = ended + 1
-    vote, score = first_vote()
+    vote, score = vote_left()
   end
   if stuck[1] then
     remove_stuck(step, stuck, '-inf')

@@ -2,7 +2,7 @@
 -- the reply.
 --@include quorum/new_vote_step
 --@include quorum/not_voting
---@include quorum/first_vote
+--@include quorum/vote_left
 --@include quorum/vote_of
 --@include quorum/close_after_vote
 --@include quorum/vote_next
@@ -20,11 +20,11 @@ local function release_shared(waiter, upto, entered, was_queued)
     end
     return with_rests(was_queued and 2 or not number and not_voting() and 3 or 0, step.rest)
   end
-  redis.call('ZREM', VOTES, vote)
+  redis.call('ZREM', VOTES, vote, '@' .. vote)
   local lost = entered == -2 and NOW or nil
   if entered ~= -1 then
     close_after_vote(waiter, number, granted, lost, score % 1 == UNCONFIRMED, not lost and entered)
   end
-  local _, _, message = vote_next(step, first_vote(), nil, true)
+  local _, _, message = vote_next(step, vote_left(), nil, true)
   return with_rests(message or 1, step.rest)
 end

@@ -19,7 +19,7 @@ local function release_vote(waiter, upto, highest, entered, copies)
     number, granted = vote:match('^(%d+):%-?%d+:(%d+)$', #waiter + 2) -- as VOTE, but quicker
   end
   if highest ~= '0' and highest ~= number then
-    learn(highest, 0)
+    learn(highest, 0, vote and vote:byte() == SHARED)
   end
   if copies ~= '0' then
     leave_tombstone(waiter, math.ceil(copies / 1000))

@@ -30,7 +30,7 @@ elseif ttl > 0 then
   redis.call('PEXPIRE', VOTES, kept)
   redis.call('ZADD', VOTES, 'XX', ends + mark, vote)
   if ARGV[4] ~= '0' then
-    learn(ARGV[4], ttl)
+    learn(ARGV[4], ttl, waiter:byte() == SHARED)
   end
 end
 return 1

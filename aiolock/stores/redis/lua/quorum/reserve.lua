@@ -14,7 +14,7 @@ local vote, score = vote_of(waiter .. ':' .. number .. ':')
 if not vote or score <= NOW then
   return 0
 end
-learn(ARGV[3], math.floor(score) - NOW)
+learn(ARGV[3], math.floor(score) - NOW, waiter:byte() == SHARED)
 if redis.call('ZCARD', QUEUE) > LOOKED_AT then
   return 2
 end

@@ -12,6 +12,7 @@ local CHANNELS = ARGV[4]
 --@include clock
 --@include quorum/new_vote_step
 --@include quorum/first_vote
+--@include quorum/vote_left
 --@include quorum/vote_of
 --@include quorum/vote_next
 --@include quorum/with_rests
@@ -21,11 +22,11 @@ local vote, score = vote_of(waiter .. ':' .. number .. ':')
 if not vote then
   return {0, tonumber(STAMP)}
 end
-redis.call('ZREM', VOTES, vote)
+redis.call('ZREM', VOTES, vote, '@' .. vote)
 redis.call('ZADD', QUEUE, ticket, waiter)
 redis.call('PEXPIRE', QUEUE, QUEUE_LASTS)
 local step = new_vote_step(waiter:match(CLIENT))
-local fresh, claim = vote_next(step, first_vote(), waiter)
+local fresh, claim = vote_next(step, vote:byte() == SHARED and vote_left(), waiter)
 if fresh then
   return with_rests({1, tonumber(fresh), tonumber(claim), tonumber(STAMP)}, step.rest)
 end
