@@ -248,15 +248,16 @@ def test_voting_scripts_on_ten_thousand_entries_stay_below_the_time_limit(
         lua.redis.set(lua.marker, "run 0 config")
         lua.rests.clear()
         call = CASES[case](lua)
-        lua.redis.config_set("slowlog-log-slower-than", 0)
+        lua.redis.config_set("slowlog-log-slower-than", 100)  # not what the scripts call
         lua.redis.config_set("slowlog-max-len", 10_000)
         lua.redis.slowlog_reset()
         call()
         lua.go_on()
         log = lua.redis.slowlog_get(10_000)
-        tries.append([e["duration"] / 1000 for e in reversed(log) if b"EVAL" in e["command"]])
-    quickest = [min(times) for times in zip(*tries, strict=True)]
-    assert max(quickest) < LIMIT, quickest
+        took = [e["duration"] / 1000 for e in log if b"EVAL" in e["command"]]
+        tries.append(sorted(took, reverse=True))  # short ones may be missing in some
+    quickest = [min(times) for times in zip(*tries, strict=False)]
+    assert max(quickest, default=0.0) < LIMIT, quickest
 
 
 # --- One part after the other

@@ -17,8 +17,10 @@ for _, vote in ipairs(redis.call('ZRANGEBYSCORE', VOTES, '-inf', '(' .. COUNTERS
   if vote:find(ends_so, 1, true) and vote:match(VOTE):sub(-#ends_so) == ends_so then
     end_vote(vote, tonumber(redis.call('ZSCORE', VOTES, vote)), 'broken', NOW)
     local step, left = new_vote_step(), vote_left()
-    if not left or left:byte() == SHARED then
-      vote_next(step, left)
+    if not left then
+      vote_next(step)
+    elseif left:byte() == SHARED then
+      step.rest = {'a'} -- to find the vote among many may have taken long enough
     end
     return with_rests(1, step.rest)
   end
