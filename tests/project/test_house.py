@@ -271,7 +271,10 @@ def read(*packages: Path) -> dict[str, str]:
     }
 
 
-HOUSE = House(read(Path(aiolock.__file__).parent, Path(pytest_aiolock.__file__).parent))
+@pytest.fixture(scope="module")
+def package() -> House:
+    """That of the package. Not made on import: each process of xdist imports this file."""
+    return House(read(Path(aiolock.__file__).parent, Path(pytest_aiolock.__file__).parent))
 
 
 def check(found: set[str], known: set[str], rule: str) -> None:
@@ -280,20 +283,20 @@ def check(found: set[str], known: set[str], rule: str) -> None:
     assert not known - found, "these keep the rule now: take them out of the list"
 
 
-def test_classes_of_the_package_are_not_spread_over_files() -> None:
+def test_classes_of_the_package_are_not_spread_over_files(package: House) -> None:
     """A base in another file is a class of its own, or several classes have it in common."""
-    check(HOUSE.spread(), SPREAD, "hold an object of it, or write it in the file of its class")
+    check(package.spread(), SPREAD, "hold an object of it, or write it in the file of its class")
 
 
-def test_base_classes_of_the_package_do_not_call_down() -> None:
+def test_base_classes_of_the_package_do_not_call_down(package: House) -> None:
     """What a class uses of itself is written in it, or in a base of it."""
-    found = HOUSE.calling_down()
+    found = package.calling_down()
     check(set(found), CALLING_DOWN, f"pass these as callables, or as objects: {found}")
 
 
-def test_private_methods_of_another_file_are_not_extended() -> None:
+def test_private_methods_of_another_file_are_not_extended(package: House) -> None:
     """No ``super()._method()``: a class in another file is used by what it offers."""
-    found = HOUSE.extending()
+    found = package.extending()
     check(set(found), EXTENDING, f"hold an object of it, and call it: {found}")
 
 
