@@ -275,6 +275,20 @@ async def proxy(redis_server: RedisServer) -> AsyncIterator[Proxy]:
         yield proxy
 
 
+@pytest.fixture(autouse=True)
+def _no_garbage_looked_for_while_time_is_measured(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Look for no garbage in a test that measures.
+
+    It would be looked for now and then, whoever is at work, among ten thousand of everything: half
+    of the time of such a test went into that.
+    """
+    if request.node.get_closest_marker("alone") is None:
+        yield
+    else:
+        with garbage.not_looked_for():
+            yield
+
+
 @pytest.fixture
 async def _no_task_left() -> AsyncIterator[None]:
     yield

@@ -82,6 +82,46 @@ async def all_wait(lock: aiolock.Lock, count: int = MANY) -> list[asyncio.Task[N
     return tasks
 
 
+async def look(client: aiolock.LockClient) -> None:
+    """What the client does each second: it looks for what is new, and at last for what is slow."""
+    monitor: Any = client._engine.slow_monitor
+    clock = client._engine.watchdog.time
+    for seconds in (0, 0, 60):
+        if monitor._timer is not None:
+            monitor._timer.cancel()
+        monitor._time = lambda seconds=seconds: clock() + seconds
+        monitor._look()
+        while monitor._under_way:  # noqa: ASYNC110  # it sets no Event
+            await asyncio.sleep(0)
+    await asyncio.sleep(0.2)  # the answers to the labels that it has posted
+
+
+def make_due(client: aiolock.LockClient, left: float) -> None:
+    """Have all leases, of which the deadlines are then, renewed soon."""
+    watchdog = client._engine.watchdog
+    now = watchdog.time()
+    for hold in watchdog.holds.values():
+        hold.renewals = None
+        hold.deadline = now + left
+        watchdog._wheel.schedule(hold, now + 0.3, now)
+
+
+async def are_renewed(client: aiolock.LockClient) -> None:
+    """Return when all leases are renewed."""
+    for hold in list(client._engine.watchdog.holds.values()):
+        while not (hold.renewals and hold.renewals.confirmed):  # noqa: ASYNC110  # it sets no Event
+            await asyncio.sleep(0.01)
+
+
+def expire(client: aiolock.LockClient) -> None:
+    """Have all leases end soon, at once."""
+    watchdog = client._engine.watchdog
+    now = watchdog.time()
+    for hold in watchdog.holds.values():
+        hold.deadline = now + 0.3
+        watchdog._wheel.schedule(hold, hold.deadline, now)
+
+
 async def test_loop_with_ten_thousand_waiters_stays_responsive(
     client: aiolock.LockClient, other: aiolock.LockClient
 ) -> None:
@@ -104,7 +144,7 @@ async def test_loop_with_ten_thousand_waiters_stays_responsive(
     def stuck() -> None:
         waiters.deliver(GrantLost("lock:crowded", WaiterId("nobody", 1), 1, "expired"))
 
-    await check_short(lambda: asyncio.sleep(2.5))  # looks for what is new, and for what is slow
+    await check_short(partial(look, client))
     await check_short(lock.status)
     await check_short(other.snapshot)
     await check_short(other.deadlocks)
@@ -215,36 +255,31 @@ async def test_loop_with_ten_thousand_leases_stays_responsive(
     client: aiolock.LockClient, other: aiolock.LockClient
 ) -> None:
     """Ten thousand names, each of them held."""
+    leases = list[aiolock.Lease]()
 
-    async def take() -> list[aiolock.Lease]:
-        if client._engine.state.name == "CLOSED":
+    async def take() -> None:
+        if client._engine.state.name == "CLOSED":  # the first to close has what there is
             await client.open()
-        return await each(lambda number: client.lock(f"name:{number}").acquire())
-
-    async def renewed() -> None:
-        await asyncio.sleep(2)
+        if not client._engine.watchdog.holds:
+            leases[:] = await each(lambda number: client.lock(f"name:{number}").acquire())
 
     async def all_due() -> None:
-        watchdog = client._engine.watchdog
-        now = watchdog.time()
-        for hold in watchdog.holds.values():
-            hold.renewals = None
-            hold.deadline = now + 100
-            watchdog._wheel.schedule(hold, now + 0.5, now)
+        make_due(client, 100)
 
-    leases = await take()
-    await check_short(lambda: asyncio.sleep(0.5))  # gives them slots
-    await check_short(lambda: asyncio.sleep(2.5))  # looks for what is new
-    await check_short(renewed, all_due)
+    async def given_slots() -> None:
+        while client._engine.watchdog._wheel.young:  # noqa: ASYNC110  # it sets no Event
+            await asyncio.sleep(0.01)
+
+    await take()
+    await check_short(given_slots)
+    await check_short(partial(look, client))
+    await check_short(partial(are_renewed, client), all_due)
     assert {lease.state for lease in leases} == {aiolock.LeaseState.HELD}
-    holds = client._engine.watchdog.holds.values()
-    assert all(hold.renewals and hold.renewals.confirmed for hold in holds)
     found = await other.snapshot()
     assert [status.name for status in found] == sorted(f"name:{n}" for n in range(MANY))
     await check_short(other.snapshot)
     await check_short(other.names)
     await check_short(other.deadlocks)
-    await each(lambda number: leases[number].release())
     await check_short(client.aclose, take)
 
 
@@ -305,18 +340,15 @@ async def test_loop_while_ten_thousand_leases_expire_stays_responsive(
     """All at once, by the client's clock: the store may have been away."""
 
     async def ended() -> None:
-        await asyncio.sleep(1.5)
+        while client._engine.watchdog.holds:  # noqa: ASYNC110  # it sets no Event
+            await asyncio.sleep(0.01)
 
     async def take() -> None:
         leases = await each(
             lambda number: client.lock(f"{len(kept)}:{number}", renew=False).acquire()
         )
         kept.append(leases)
-        watchdog = client._engine.watchdog
-        now = watchdog.time()
-        for hold in watchdog.holds.values():
-            hold.deadline = now + 0.3
-            watchdog._wheel.schedule(hold, hold.deadline, now)
+        expire(client)
 
     kept = list[Any]()
     await check_short(ended, take)

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from functools import partial
-from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
@@ -26,6 +24,8 @@ from tests.engine.test_stretches import (
     all_wait,
     check_readers,
     each,
+    expire,
+    look,
     waits,
 )
 from tests.support.servers import RedisServer
@@ -83,12 +83,11 @@ async def test_snapshot_and_names_of_many_leases_do_not_block_the_loop(
 ) -> None:
     """Ten thousand names, each of them held; some thousands in a quorum."""
     many = _FEWER if isinstance(target, list) else MANY
-    leases = await each(lambda number: client.lock(f"name:{number}").acquire(), many)
+    await each(lambda number: client.lock(f"name:{number}").acquire(), many)
     await check_short(other.snapshot)
     await check_short(other.names)
     found = await other.snapshot()
     assert [status.name for status in found] == sorted(f"name:{n}" for n in range(many))
-    await each(lambda number: leases[number].release(), many)
 
 
 async def _look_after_all(client: aiolock.LockClient) -> None:
@@ -266,16 +265,12 @@ async def test_loss_and_close_of_many_observed_leases_do_not_block_the_loop() ->
         while observer.told["lost"] < observer.told["acquired"]:  # noqa: ASYNC110  # no Event
             await asyncio.sleep(0.05)
 
-    async def expire() -> None:
+    async def all_end() -> None:
         await take()
-        watchdog = client._engine.watchdog
-        now = watchdog.time()
-        for hold in watchdog.holds.values():
-            hold.deadline = now + 0.3
-            watchdog._wheel.schedule(hold, hold.deadline, now)
+        expire(client)
 
     await client.open()
-    await check_short(all_are_lost, expire)
+    await check_short(all_are_lost, all_end)
     await check_short(client.aclose, take)
     assert observer.told["lost"] % MANY == observer.told["released"] % MANY == 0
     assert observer.told["acquired"] == observer.told["released"] + observer.told["lost"]
@@ -284,20 +279,23 @@ async def test_loss_and_close_of_many_observed_leases_do_not_block_the_loop() ->
 
 
 def test_sync_client_with_many_leases_does_not_block_its_loop() -> None:
-    """Ten thousand leases of a thread, in the loop that serves it."""
+    """Ten thousand leases, a third of them of a thread, in the loop that serves it."""
     with aiolock.sync.connect(MemoryServer(), ttl=600) as client:
-        leases = [client.lock(f"name:{number}").acquire() for number in range(MANY)]
-        portal = client._portal
+        portal, ours = client._portal, client._client
         assert portal is not None
+        assert ours is not None
+        leases = [client.lock(f"name:{number}").acquire() for number in range(MANY // 3)]
+
+        async def take_others() -> None:
+            await each(lambda number: ours.lock(f"other:{number}").acquire(), MANY - len(leases))
+
+        portal.start(take_others, "it").result()
 
         def check(operation: Callable[[], object]) -> None:
             portal.start(lambda: check_short(lambda: asyncio.to_thread(operation)), "it").result()
 
-        check(partial(time.sleep, 2.5))  # it looks for what is new
+        portal.start(lambda: check_short(partial(look, ours)), "it").result()
         check(client.snapshot)
         check(client.names)
         check(client.lock("name:1").status)
-        some = iter(leases)
-        check(lambda: [lease.release() for lease in islice(some, MANY // 3)])
-        for lease in some:
-            lease.release()
+        check(lambda: [lease.release() for lease in leases])
