@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import io
 import logging
+import os
 import string
 import traceback
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import asynccontextmanager
+from functools import cache
 from typing import Any, Final
 from urllib.parse import quote
 
@@ -19,7 +21,7 @@ import redis.exceptions
 import aiolock
 import aiolock.sync
 from aiolock._urls import Shown
-from aiolock.cli.main import main
+from aiolock.cli.main import _parser, main
 from aiolock.stores.redis._urls import pool_at
 from tests.support.databases import MariaDBServer, PostgresServer, free_port
 from tests.support.servers import RedisServer
@@ -146,8 +148,11 @@ async def opened(url: str | list[str]) -> str:
 
 @pytest.mark.one_loop
 @pytest.mark.parametrize("url", URLS, ids=lambda url: url.strip().replace("{}", "PW"))
-def test_password_of_any_character_is_shown_nowhere(url: str, log: io.StringIO) -> None:
+def test_password_of_any_character_is_shown_nowhere(
+    url: str, log: io.StringIO, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Neither raw nor encoded, in no error, repr, traceback and line of the log."""
+    monkeypatch.setenv("SSL_CERT_FILE", os.devnull)  # to read all of them takes a while each time
     port = free_port()
 
     async def all_of_them() -> None:
@@ -188,9 +193,10 @@ def test_password_in_a_list_of_urls_is_shown_nowhere(log: io.StringIO) -> None:
 @pytest.mark.one_loop
 @pytest.mark.parametrize("command", ["ls", "check", "init-db", "init-quorum", "web", "demo"])
 def test_command_with_a_wrong_url_shows_no_password(
-    command: str, capsys: pytest.CaptureFixture[str]
+    command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What is printed about a URL that is wrong."""
+    monkeypatch.setattr("aiolock.cli.main._parser", cache(_parser))  # most of the time went there
     for _, written in passwords():
         for url in ("redis://app:{}@h:x/0", "app:{}@h", "{}@h", "postgresql://app:{}@h:x/d"):
             given = url.replace("{}", written)

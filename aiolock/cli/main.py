@@ -55,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return NOT_WRITTEN
 
 
-def _run(argv: Sequence[str]) -> int:
+def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="aiolock",
         description="Run commands under a lock, and inspect or break the locks of a store.",
@@ -66,13 +66,17 @@ def _run(argv: Sequence[str]) -> int:
     for command in COMMANDS:
         command.add_command(commands)
     completion.add_command(commands, parser)
+    return parser
+
+
+def _run(argv: Sequence[str]) -> int:
     ours = list(argv)
     behind: list[str] = []
     if ours[:1] == ["run"] and "--" in ours:
         # The words after it are another program's command line: argparse must not read them.
         at = ours.index("--")
         ours, behind = ours[:at], ours[at + 1 :]
-    arguments = parser.parse_args(ours)
+    arguments = _parser().parse_args(ours)
     arguments.behind = behind
     carry_out: Callable[[argparse.Namespace], int] = arguments.run
     return carry_out(arguments)

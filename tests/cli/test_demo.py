@@ -22,7 +22,15 @@ import pytest
 
 import aiolock
 from aiolock.cli.demo import Options, contention, report
-from aiolock.cli.demo.contention import REDIS_PY, WITH_KILLS, WITH_LOCK, WITHOUT_LOCK, Kill, Run
+from aiolock.cli.demo.contention import (
+    REDIS_PY,
+    WITH_KILLS,
+    WITH_LOCK,
+    WITHOUT_LOCK,
+    Kill,
+    Kind,
+    Run,
+)
 from aiolock.cli.demo.report import as_text, cost, figures, mistakes
 from aiolock.cli.demo.worker import QueueTimes, Request, Settings, Stock, Worker, redis_client
 from aiolock.cli.main import main
@@ -200,13 +208,18 @@ class TestInAFile:
         assert list(tmp_path.iterdir()) == []
 
 
+def make_only(patch: pytest.MonkeyPatch, *kinds: Kind) -> None:
+    """Leave out the runs that the test has no use for: each starts its own processes."""
+    patch.setattr(contention, "kinds", lambda options: list(kinds))
+
+
 @pytest.fixture(scope="module")
 def told(redis_server: RedisServer) -> str:
     """What is printed where the run with redis-py's lock ends at once. Two tests read it."""
     printed = io.StringIO()
     asked = ["--workers", "3", "--items", "50", "--requests", "9", "--ttl", "1"]
     with pytest.MonkeyPatch.context() as patch, redirect_stdout(printed):
-        patch.setattr(contention, "REDIS_PY", REDIS_PY._replace(seconds=0.0))
+        make_only(patch, WITH_KILLS, REDIS_PY._replace(seconds=0.0))
         assert main(["demo", "--url", redis_server.url, *asked]) == 0
     return printed.getvalue()
 
@@ -233,13 +246,18 @@ class TestOnRedis:
 
     @pytest.mark.parametrize(("workers", "holders"), [(2, {1}), (5, {1, 3})])
     def test_demo_kills_all_workers_but_one_at_most(
-        self, redis_server: RedisServer, workers: int, holders: set[int]
+        self,
+        redis_server: RedisServer,
+        workers: int,
+        holders: set[int],
+        monkeypatch: pytest.MonkeyPatch,
+        capsys: pytest.CaptureFixture[str],
     ) -> None:
         """Even where a single item is for sale, so that most find that it is sold out."""
-        said = run_json(
-            *("--url", redis_server.url, "--workers", str(workers)),
-            *("--items", "1", "--requests", str(workers), "--ttl", "1"),
-        )
+        make_only(monkeypatch, WITH_KILLS)
+        asked = ["--url", redis_server.url, "--workers", str(workers), "--items", "1"]
+        assert main(["demo", "--json", *asked, "--requests", str(workers), "--ttl", "1"]) == 0
+        said = json.loads(capsys.readouterr().out)
         assert said["with_kills"]["sold"] == 1
         killed = {kill["worker"] for kill in said["killed"]}
         assert holders <= killed <= holders | {2}  # which may have ended by then
@@ -277,7 +295,7 @@ class TestOnRedis:
     ) -> None:
         """Workers that are polling a lock of somebody else."""
         monkeypatch.setattr("secrets.token_hex", mock.Mock(return_value="test"))
-        monkeypatch.setattr(contention, "REDIS_PY", REDIS_PY._replace(seconds=1.0))
+        make_only(monkeypatch, WITH_LOCK, REDIS_PY._replace(seconds=1.0))
         redis_server.call("SET", "aiolock-demo-test:redis-py", "somebody else's", "EX", 60)
         printed = io.StringIO()
         asked = ["--workers", "2", "--items", "10", "--requests", "4", "--no-kill"]

@@ -131,11 +131,9 @@ class Progress:
 async def compare(options: Options, folder: Path, progress: Progress) -> list[Run]:
     """Make all runs. However this ends, no worker stays, and nothing is left on the server."""
     prefix = f"aiolock-demo-{secrets.token_hex(4)}"
-    kinds = [WITHOUT_LOCK, WITH_LOCK, *([WITH_KILLS] if options.kill else [])]
     redis: Redis | None = None
     async with AsyncExitStack() as stack:
         if options.on_redis:
-            kinds.append(REDIS_PY)
             redis = await stack.enter_async_context(redis_client(options.url, 1))
             stack.push_async_callback(remove_keys, redis, prefix)
         client = aiolock.connect(options.url, prefix=prefix, ttl=options.ttl)
@@ -147,12 +145,18 @@ async def compare(options: Options, folder: Path, progress: Progress) -> list[Ru
             " back less one."
         )
         runs: list[Run] = []
-        for kind in kinds:
+        for kind in kinds(options):
             before = await count_commands(redis, kind)
             runs.append(await contention.run(kind))
             after = await count_commands(redis, kind)
             runs[-1].commands = None if before is None or after is None else after - before
         return runs
+
+
+def kinds(options: Options) -> list[Kind]:
+    """The runs that are possible."""
+    found = [WITHOUT_LOCK, WITH_LOCK, *([WITH_KILLS] if options.kill else [])]
+    return [*found, REDIS_PY] if options.on_redis else found
 
 
 @dataclass(frozen=True, slots=True)

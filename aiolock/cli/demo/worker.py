@@ -14,7 +14,6 @@ import os
 import random
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -252,17 +251,16 @@ def reason(failure: BaseException) -> str:
             raise failure from None
 
 
-def end_with(parent: int) -> None:
-    """End this process when the demo itself was killed."""
-    while os.getppid() == parent:
-        time.sleep(0.2)
+def end_with_demo() -> None:
+    """End this process when the demo itself was killed: nobody can write to stdin any more."""
+    os.read(0, 1)  # not `sys.stdin`, which is locked while it is read, also when Python ends
     os._exit(1)
 
 
 def main() -> int:
     """Run one worker; returns the exit code."""
-    threading.Thread(target=end_with, args=(os.getppid(),), daemon=True).start()
     given = json.loads(sys.stdin.readline() or os._exit(1))  # the demo was killed before
+    threading.Thread(target=end_with_demo, daemon=True).start()
     settings = Settings(Options(**given.pop("options")), **given)
     try:
         with Path(f"{settings.stock}-{settings.worker}").open("w", encoding="utf-8") as record:
