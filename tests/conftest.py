@@ -20,6 +20,7 @@ import hypothesis
 import pytest
 import redis.utils
 
+import aiolock
 from tests.support import databases, garbage, loops, selection
 from tests.support.databases import MariaDBServer, PostgresServer
 from tests.support.failures import Locker, Lockers, Peek, check_nothing_left
@@ -316,6 +317,20 @@ def world(request: pytest.FixtureRequest, prefix: str) -> World:
     elif request.param == "sqlite":
         url = f"sqlite:///{request.getfixturevalue('tmp_path')}/locks.db"
     return World(request.param, url, prefix)
+
+
+@pytest.fixture
+async def client(world: World) -> AsyncIterator[aiolock.LockClient]:
+    """An open client: "we"."""
+    async with world.client() as client:
+        yield client
+
+
+@pytest.fixture
+async def other(world: World) -> AsyncIterator[aiolock.LockClient]:
+    """Another open client of the same store, as of another process: "they"."""
+    async with world.client() as client:
+        yield client
 
 
 @pytest.fixture

@@ -38,20 +38,6 @@ from tests.support.worlds import (
 R = TypeVar("R")
 
 
-@pytest.fixture
-async def client(world: World) -> AsyncIterator[aiolock.LockClient]:
-    """An open client: "we"."""
-    async with world.client() as client:
-        yield client
-
-
-@pytest.fixture
-async def other(world: World) -> AsyncIterator[aiolock.LockClient]:
-    """Another open client of the same store, as of another process: "they"."""
-    async with world.client() as client:
-        yield client
-
-
 # --- Making and opening
 
 

@@ -89,13 +89,6 @@ async def client(world: World, told: Told) -> AsyncIterator[aiolock.LockClient]:
         yield client
 
 
-@pytest.fixture
-async def other(world: World) -> AsyncIterator[aiolock.LockClient]:
-    """Another open client of the same store."""
-    async with world.client() as client:
-        yield client
-
-
 async def soon(what: Callable[[], object]) -> None:
     """Return when it is so."""
     give_up = time.monotonic() + 30

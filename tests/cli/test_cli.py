@@ -13,7 +13,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -28,7 +28,6 @@ from tests.support.commands import (
     WITHIN,
     Cli,
     at_a_terminal,
-    command_line,
     end_of,
     gone,
     line_of,
@@ -39,21 +38,6 @@ from tests.support.commands import (
 )
 from tests.support.servers import RedisServer, hold_port
 from tests.support.worlds import asking
-
-
-@pytest.fixture
-def cli(redis_server: RedisServer, prefix: str) -> Iterator[Cli]:
-    """The command line, against the shared server."""
-    with command_line(redis_server.url, prefix) as cli:
-        yield cli
-
-
-@pytest.fixture
-async def client(redis_server: RedisServer, prefix: str) -> AsyncIterator[aiolock.LockClient]:
-    """A program that uses the same locks."""
-    async with aiolock.connect(redis_server.url, prefix=prefix) as client:
-        yield client
-
 
 # --- ls, show
 

@@ -10,10 +10,8 @@ import socket
 import sys
 from collections.abc import (
     AsyncGenerator,
-    AsyncIterator,
     Callable,
     Generator,
-    Iterator,
     Sequence,
 )
 from contextlib import asynccontextmanager, contextmanager
@@ -57,20 +55,6 @@ wait"""
 TTL = "6"
 """Seconds of a lease that ends in a test. On a busy machine a shorter one is renewed late, and may
 leave too little time to end a command before the next holder enters."""
-
-
-@pytest.fixture
-def cli(redis_server: RedisServer, prefix: str) -> Iterator[Cli]:
-    """The command line, against the shared server."""
-    with command_line(redis_server.url, prefix) as cli:
-        yield cli
-
-
-@pytest.fixture
-async def client(redis_server: RedisServer, prefix: str) -> AsyncIterator[aiolock.LockClient]:
-    """A program that uses the same locks."""
-    async with aiolock.connect(redis_server.url, prefix=prefix) as client:
-        yield client
 
 
 def parent_of(pid: int) -> int:

@@ -34,13 +34,6 @@ async def client(world: World, quick: None) -> AsyncIterator[aiolock.LockClient]
         yield client
 
 
-@pytest.fixture
-async def other(world: World) -> AsyncIterator[aiolock.LockClient]:
-    """Another open client of the same store: "they"."""
-    async with world.client() as client:
-        yield client
-
-
 async def once(what: Callable[[], Awaitable[bool]]) -> None:
     """Return when it is so, which is to say in a second or two."""
     give_up = time.monotonic() + 30

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 
 import pytest
 import redis
@@ -14,20 +13,6 @@ from aiolock.stores.memory import MemoryServer
 from aiolock.stores.redis._errors import ACL_RULE
 from tests.support.servers import RedisServer
 from tests.support.worlds import World, asking, queued
-
-
-@pytest.fixture
-async def client(world: World) -> AsyncIterator[aiolock.LockClient]:
-    """An open client: "we"."""
-    async with world.client() as client:
-        yield client
-
-
-@pytest.fixture
-async def other(world: World) -> AsyncIterator[aiolock.LockClient]:
-    """Another open client of the same store: "they"."""
-    async with world.client() as client:
-        yield client
 
 
 async def test_snapshot_of_every_kind_equals_the_status_of_each(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -13,14 +12,6 @@ from aiolock import LeaseLost
 from aiolock.stores.memory import MemoryServer
 from aiolock.testing import FaultyStore
 from tests.support.worlds import World, virtual
-
-
-@pytest.fixture
-async def client(world: World) -> AsyncIterator[aiolock.LockClient]:
-    """A client of each kind of store."""
-    async with world.client() as client:
-        yield client
-
 
 KINDS = (
     "semaphore",

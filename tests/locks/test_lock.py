@@ -7,7 +7,6 @@ import contextlib
 import os
 import re
 import socket
-from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager
 from typing import Any
 
@@ -21,21 +20,6 @@ from aiolock.testing import FaultyStore
 from tests.support import looks
 from tests.support.virtual import VirtualLoop
 from tests.support.worlds import World, asking, queued, settled, virtual
-
-
-@pytest.fixture
-async def client(world: World) -> AsyncIterator[aiolock.LockClient]:
-    """An open client: "we"."""
-    async with world.client() as client:
-        yield client
-
-
-@pytest.fixture
-async def other(world: World) -> AsyncIterator[aiolock.LockClient]:
-    """Another open client of the same store, as of another process: "they"."""
-    async with world.client() as client:
-        yield client
-
 
 # --- Acquiring a free lock
 

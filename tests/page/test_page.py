@@ -6,7 +6,6 @@ import asyncio
 import json
 import logging
 import re
-from collections.abc import AsyncIterator
 from typing import Any
 
 import httpx
@@ -16,7 +15,7 @@ from fastapi import FastAPI
 import aiolock
 from aiolock.page import Page, web
 from aiolock.page._limits import Limits
-from aiolock.stores.memory import MemoryServer, MemoryStore
+from aiolock.stores.memory import MemoryServer
 from aiolock.testing import FaultyStore
 from tests.support.viewers import ORIGIN, Viewer, Visitor, is_safe, scope_of, visiting
 from tests.support.worlds import queued
@@ -32,19 +31,6 @@ HOSTILE = [
     "n" * 512,
     "\U0001f512" * 512,
 ]
-
-
-@pytest.fixture
-def store() -> FaultyStore:
-    """The link of the page's client to its store."""
-    return FaultyStore(MemoryStore(MemoryServer()))
-
-
-@pytest.fixture
-async def client(store: FaultyStore) -> AsyncIterator[aiolock.LockClient]:
-    """The client of the application, which is open."""
-    async with aiolock.connect(store) as client:
-        yield client
 
 
 @pytest.fixture

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import AsyncIterator
 from dataclasses import replace
 
 import pytest
@@ -15,26 +14,13 @@ from aiolock.page import Page, web
 from aiolock.page._history import History
 from aiolock.page._limits import Limits
 from aiolock.page._look import Totals, seen
-from aiolock.stores.memory import MemoryServer, MemoryStore
+from aiolock.stores.memory import MemoryServer
 from aiolock.testing import FaultyStore
 from tests.support.viewers import Viewer, Visitor, scope_of
 from tests.support.worlds import asking, queued
 
 SOON = Limits(every=0.02, deadlocks_every=0.02, share=1)
 """A page on which nobody has to wait."""
-
-
-@pytest.fixture
-def store() -> FaultyStore:
-    """The link of the page's client to its store."""
-    return FaultyStore(MemoryStore(MemoryServer()))
-
-
-@pytest.fixture
-async def client(store: FaultyStore) -> AsyncIterator[aiolock.LockClient]:
-    """The client of the application, which is open."""
-    async with aiolock.connect(store) as client:
-        yield client
 
 
 @pytest.fixture
