@@ -12,7 +12,6 @@ import uuid
 from typing import Any
 
 import pytest
-import redis
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -48,6 +47,7 @@ from aiolock.stores.redis._codec import decode_any
 from aiolock.stores.redis._scripts import Script
 from aiolock.stores.redis._voting import VoteNames, VoteText
 from tests.support import looks
+from tests.support.scripted import ScriptedServer
 from tests.support.servers import RedisServer
 
 EXAMPLES = int(os.environ.get("MODEL_EXAMPLES", "25"))
@@ -94,13 +94,13 @@ class Scripts:
     """A server that votes, by its scripts."""
 
     def __init__(self, server: RedisServer) -> None:
-        self.redis: Any = redis.Redis(port=server.port, decode_responses=True)
-        self.raw: Any = redis.Redis(port=server.port)
         self.names = VoteNames(f"model-{uuid.uuid4().hex[:8]}")
+        self.scripted = ScriptedServer(server.port, self.names.channels)
+        self.redis = self.scripted.redis
+        self.listen, self.leave = self.scripted.listen, self.scripted.leave
         self.keys = self.names.keys(NAME)
         self.votes, self.queue, self.last, self.marker = self.keys
         self.value = self.names.value(NAME)
-        self.pubsubs: dict[str, Any] = {}
         self.log: list[Told] = []
         self.looks: bool | None = None
         """Whether newcomers look for dead waiters; None: now and then."""
@@ -112,13 +112,9 @@ class Scripts:
     def call(self, script: Script, *values: object, keys: list[str] | None = None) -> Any:
         """The decoded reply; the pushes are in the log."""
         keys = self.keys if keys is None else keys
-        try:
-            reply = self.raw.eval(self._source(script), len(keys), *keys, *map(str, values))
-        except redis.ResponseError as error:
-            code, _, late = str(error).partition(" ")
-            if code != "LATE":
-                raise
-            return Late(int(late))
+        reply = self.scripted.evaluate(self._source(script), keys, *values)
+        if isinstance(reply, Late):
+            return reply
         reply = self._without_rest(reply)
         self._hear()
         if script is voting.RELEASE and isinstance(reply, bytes):
@@ -132,7 +128,8 @@ class Scripts:
         calls = 0
         while self.rests:
             source = self._source(scripts.VOTES_GO_ON)
-            self._without_rest(self.raw.eval(source, len(self.keys), *self.rests.pop(0)))
+            reply = self.scripted.raw.eval(source, len(self.keys), *self.rests.pop(0))
+            self._without_rest(reply)
             self._hear()
             calls += 1
         return calls
@@ -151,10 +148,8 @@ class Scripts:
 
     def _hear(self) -> None:
         """Write down the pushes that have come."""
-        for client, pubsub in self.pubsubs.items():
-            self.redis.publish(self.names.channels + client, "that is all")
-            while (push := pubsub.get_message(timeout=10)["data"]) != "that is all":
-                self._heard(push)
+        for _, push in self.scripted.pushes():
+            self._heard(push)
 
     def _heard(self, push: str) -> None:
         kind, *rest = push.split(" ")
@@ -170,20 +165,6 @@ class Scripts:
         else:
             waiter, _, number = rest[0].rpartition(":")
             self.log.append((rest[1], waiter, int(number)))
-
-    def listen(self, client: str) -> None:
-        if client not in self.pubsubs:
-            pubsub = self.redis.pubsub()
-            pubsub.subscribe(self.names.channels + client)
-            assert pubsub.get_message(timeout=10)["type"] == "subscribe"
-            self.pubsubs[client] = pubsub
-
-    def leave(self, client: str) -> None:
-        if client in self.pubsubs:
-            self.pubsubs.pop(client).close()
-            channel = self.names.channels + client
-            while self.redis.pubsub_numsub(channel)[0][1]:
-                pass  # the server has not read our good-bye yet
 
     def vote(  # noqa: PLR0917  # as the machine's
         self, waiter: str, ticket: int, ttl: int, proposal: int, wait: bool, most: int, late: int
@@ -205,11 +186,7 @@ class Scripts:
         return {member.removeprefix("!") for member in found}
 
     def close(self) -> None:
-        for client in list(self.pubsubs):
-            self.leave(client)
-        self.redis.delete(*self.keys, self.value)
-        self.redis.close()
-        self.raw.close()
+        self.scripted.close(*self.keys, self.value)
 
 
 class Model:

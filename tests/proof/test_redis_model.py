@@ -19,7 +19,6 @@ from dataclasses import replace
 from typing import Any, NamedTuple, TypeVar
 
 import pytest
-import redis
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -80,6 +79,7 @@ from aiolock.stores.redis._scripts import KEPT
 from aiolock.stores.redis._status import status
 from tests.support import looks
 from tests.support.copies import run_copy
+from tests.support.scripted import ScriptedServer
 from tests.support.servers import RedisServer
 
 Value = TypeVar("Value")
@@ -297,12 +297,12 @@ class Scripts:
     """The same operations by the Lua scripts, on a real server."""
 
     def __init__(self, server: RedisServer) -> None:
-        self.redis: Any = redis.Redis(port=server.port, decode_responses=True)
-        self.raw: Any = redis.Redis(port=server.port)
         self.names = Names(f"model-{uuid.uuid4().hex[:8]}")
+        self.scripted = ScriptedServer(server.port, self.names.channels)
+        self.redis = self.scripted.redis
+        self.listen, self.leave = self.scripted.listen, self.scripted.leave
         self.keys = self.names.keys(NAME)
         self.value = self.names.value(NAME)
-        self.pubsubs: dict[str, Any] = {}
         self.log: list[tuple[Any, ...]] = []
         self._kept: Kept | None = None
         self.looks: bool | None = None
@@ -315,15 +315,10 @@ class Scripts:
     def _call(self, script: scripts.Script, keys: list[str], *values: object) -> Any:
         """The decoded reply, after the pushes have come."""
         self._kept = None
-        try:
-            reply = self.raw.eval(self._source(script), len(keys), *keys, *map(str, values))
-            reply = self._without_rest(reply)
-            answer = reply if script is scripts.RELEASE else script.decode(reply)
-        except redis.ResponseError as error:
-            code, _, now = str(error).partition(" ")
-            if code != "LATE":
-                raise
-            answer = Late(int(now))
+        answer = self.scripted.evaluate(self._source(script), keys, *values)
+        if not isinstance(answer, Late):
+            answer = self._without_rest(answer)
+            answer = answer if script is scripts.RELEASE else script.decode(answer)
         self._hear()
         if self.goes_on:
             self.go_on()
@@ -333,7 +328,8 @@ class Scripts:
         """Do all that was left to further calls; how many these were."""
         calls = 0
         while self.rests:
-            self._without_rest(self.raw.eval(self._source(scripts.GO_ON), 3, *self.rests.pop(0)))
+            rest = self.rests.pop(0)
+            self._without_rest(self.scripted.raw.eval(self._source(scripts.GO_ON), 3, *rest))
             self._kept = None
             self._hear()
             calls += 1
@@ -352,13 +348,8 @@ class Scripts:
 
     def _hear(self) -> None:
         """Write down the pushes that have come."""
-        with self.redis.pipeline(transaction=False) as pipeline:
-            for client in self.pubsubs:
-                pipeline.publish(self.names.channels + client, "that is all")
-            pipeline.execute()
-        for client, pubsub in self.pubsubs.items():
-            while (push := pubsub.get_message(timeout=10)["data"]) != "that is all":
-                self._heard(push, client)
+        for client, push in self.scripted.pushes():
+            self._heard(push, client)
 
     def _heard(self, push: str, client: str) -> None:
         kind, *rest = push.split(" ", 3)
@@ -375,20 +366,6 @@ class Scripts:
         else:
             waiter, _, fence = rest[0].rpartition(":")
             self.log.append(("lost", as_granted(waiter), int(fence), rest[1]))
-
-    def listen(self, client: str) -> None:
-        if client not in self.pubsubs:
-            pubsub = self.redis.pubsub()
-            pubsub.subscribe(self.names.channels + client)
-            assert pubsub.get_message(timeout=10)["type"] == "subscribe"
-            self.pubsubs[client] = pubsub
-
-    def leave(self, client: str) -> None:
-        if client in self.pubsubs:
-            self.pubsubs.pop(client).close()
-            channel = self.names.channels + client
-            while self.redis.pubsub_numsub(channel)[0][1]:
-                pass  # the server has not read our good-bye yet
 
     def acquire(
         self, waiter: str, ttl: int, ticket: int, most: int, not_after: int = 0
@@ -533,11 +510,7 @@ class Scripts:
         return sorted((waiter, int(fence)) for waiter, _, fence in parts)
 
     def close(self) -> None:
-        for client in list(self.pubsubs):
-            self.leave(client)
-        self.redis.delete(*self.keys, self.value)
-        self.redis.close()
-        self.raw.close()
+        self.scripted.close(*self.keys, self.value)
 
 
 class Fences:

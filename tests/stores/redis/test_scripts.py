@@ -270,7 +270,7 @@ def test_scripts_without_the_right_to_pubsub_take_no_client_for_dead(
     try:
         rights = ("on", ">pw", "~*", "&*", "+@all", "-pubsub")
         lua.redis.execute_command("ACL", "SETUSER", "nosy", *rights)
-        lua.raw = redis.Redis(port=redis_server.port, username="nosy", password="pw")
+        lua.scripted.raw = redis.Redis(port=redis_server.port, username="nosy", password="pw")
         for client in ("ada", "bob"):
             assert isinstance(lua.acquire(f"sf9000&3/3:{client}:1", 60_000, 0, 0), Queued)
         assert isinstance(lua.acquire("sf9000&3/3:cyd:1", 60_000, 0, 0), Granted)
