@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from typing import Any
@@ -21,7 +21,9 @@ from aiolock.stores._member import (
 )
 from aiolock.stores.memory import MemoryServer
 from aiolock.stores.quorum import MemoryMember, QuorumStore, from_members
+from aiolock.stores.quorum._connection import OUT_AFTER
 from aiolock.stores.quorum._memory import MemoryQuorumServer, server_of
+from tests.support.cancel import Kind, cancel_everywhere
 
 
 class Server:
@@ -243,3 +245,34 @@ async def left_behind(servers: list[Server]) -> list[str]:
     for _ in range(20):
         await asyncio.sleep(0)
     return [name for each in servers for name in each.quorum_server.left_behind]
+
+
+async def ask_and_give_up(lock: aiolock.Lock) -> None:
+    """Ask for it, and give up a moment later."""
+    waiting = asyncio.ensure_future(lock.acquire())
+    try:
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+    finally:
+        waiting.cancel()
+
+
+async def check_left_behind(
+    of: list[Server], fail: str, scenario: Callable[[], Coroutine[Any, Any, None]], kind: Kind
+) -> None:
+    """Cancel it at each step, while one server fails in this way: nothing is left at any.
+
+    At the one that does not answer, nothing is left once it does.
+    """
+    if fail:
+        getattr(of[1], fail)()
+        await asyncio.sleep(OUT_AFTER * 2)
+    steps = 0
+    async for _ in cancel_everywhere(scenario, [kind]):
+        steps += 1
+        for server in of:
+            if server.answers:
+                assert await left_behind([server]) == []
+    assert steps >= 3
+    of[1].resume() if fail == "stop" else of[1].back()
+    assert await left_behind(of) == []

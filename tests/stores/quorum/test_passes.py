@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import aiolock
-from aiolock import LockClient, StoreError
+from aiolock import Lease, LockClient, StoreError
 from aiolock.stores.quorum import _passes
 from aiolock.stores.quorum._passes import PART, Passes
 from aiolock.testing import Peer
@@ -180,6 +180,44 @@ class Entries:
         await asyncio.gather(*self.tasks)
 
 
+async def _held_before_many_local_waiters(
+    ann: LockClient, bob: LockClient, entries: Entries
+) -> Lease:
+    """Ann holds it, with one waiter of hers at the servers, nineteen at her client, then Bob's."""
+    lease = await ann.lock("a").acquire()
+    entries.begin(ann, "a", "00")
+    await asyncio.sleep(0.005)
+    store: Any = ann._engine.store
+    queue = store._session.acquisitions.table.queues["lock:a"]
+    queue.alone = [asyncio.get_running_loop().time()] * 3
+    for number in range(1, 20):
+        entries.begin(ann, "a", f"{number:02}")
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert len(queue.locals) >= 19
+    await asyncio.sleep(0.001)
+    entries.begin(bob, "a", "20")
+    for _ in range(6):
+        await asyncio.sleep(0)
+    return lease
+
+
+async def _held_before_twenty(ann: LockClient, bob: LockClient, entries: Entries) -> Lease:
+    """Bob holds it, and twenty of Ann's wait at the servers."""
+    lease = await bob.lock("a").acquire()
+    for number in range(20):
+        entries.begin(ann, "a", f"{number:02}")
+        await asyncio.sleep(0.01)
+    await asyncio.sleep(1)
+    return lease
+
+
+def _suspended(client: LockClient) -> int:
+    store: Any = client._engine.store
+    acquisitions = store._session.acquisitions.table.by_waiter.values()
+    return sum(each.vote_set.suspended for each in acquisitions)
+
+
 def _passes_of(client: LockClient) -> Passes:
     store: Any = client._engine.store
     passes: Passes = store._session.acquisitions._passes
@@ -203,9 +241,7 @@ async def test_newcomer_while_others_are_resumed_enters_after_earlier_waiters() 
         await asyncio.sleep(1)
         await lease.release()
         _vote(store, votes=True)
-        assert any(
-            each.vote_set.suspended for each in store._session.acquisitions.table.by_waiter.values()
-        )
+        assert _suspended(ann)
         entries.begin(ann, "a", "second")
         await asyncio.sleep(1)
         assert entries.order == ["first", "second"]
@@ -220,11 +256,7 @@ async def test_newcomer_while_removed_waiters_are_asked_for_enters_last() -> Non
     """The servers have taken this client for stuck, and removed its waiters."""
     of, entries = servers(), Entries()
     async with clients(of, 2) as (ann, bob):
-        lease = await bob.lock("a").acquire()
-        for number in range(20):
-            entries.begin(ann, "a", f"{number:02}")
-            await asyncio.sleep(0.01)
-        await asyncio.sleep(1)
+        lease = await _held_before_twenty(ann, bob, entries)
         store: Any = ann._engine.store
         some = next(iter(store._session.acquisitions.table.by_waiter))
         for number, server in enumerate(of):
@@ -246,21 +278,7 @@ async def test_release_with_many_local_waiters_queues_them_before_returning_vote
     """However many: a waiter of another client that came later does not overtake them."""
     of, entries = servers(), Entries()
     async with clients(of, 2) as (ann, bob):
-        lease = await ann.lock("a").acquire()
-        entries.begin(ann, "a", "00")
-        await asyncio.sleep(0.005)
-        store: Any = ann._engine.store
-        queue = store._session.acquisitions.table.queues["lock:a"]
-        queue.alone = [asyncio.get_running_loop().time()] * 3
-        for number in range(1, 20):
-            entries.begin(ann, "a", f"{number:02}")
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
-        assert len(queue.locals) >= 19
-        await asyncio.sleep(0.001)
-        entries.begin(bob, "a", "20")
-        for _ in range(6):
-            await asyncio.sleep(0)
+        lease = await _held_before_many_local_waiters(ann, bob, entries)
         for number in range(20):  # it has much else to do
             _passes_of(ann).begin(number, steps([], "", 200))
         assert await lease.release()
@@ -275,32 +293,24 @@ async def test_majority_lost_again_during_resumption_suspends_all_until_it_is_ba
     """All are suspended in the end, and all are resumed once it is back."""
     of, entries = servers(), Entries()
     async with clients(of, 2) as (ann, bob):
-        lease = await bob.lock("a").acquire()
-        for number in range(20):
-            entries.begin(ann, "a", f"{number:02}")
-            await asyncio.sleep(0.01)
-        await asyncio.sleep(1)
+        lease = await _held_before_twenty(ann, bob, entries)
         store: Any = ann._engine.store
         acquisitions = store._session.acquisitions
-
-        def suspended() -> int:
-            return sum(each.vote_set.suspended for each in acquisitions.table.by_waiter.values())
-
         _vote(store, votes=False)
         await asyncio.sleep(1)
-        assert suspended() == 20
+        assert _suspended(ann) == 20
         _vote(store, votes=True)
-        while not 0 < suspended() < 20:  # noqa: ASYNC110  # it sets no Event
+        while not 0 < _suspended(ann) < 20:  # noqa: ASYNC110  # it sets no Event
             await asyncio.sleep(0)
         entries.begin(ann, "a", "20")
         await asyncio.sleep(0)
         _vote(store, votes=False)
         await asyncio.sleep(1)
-        assert suspended() == 21
+        assert _suspended(ann) == 21
         assert not any(each.is_waited_for for each in acquisitions.table.by_waiter.values())
         _vote(store, votes=True)
         await asyncio.sleep(1)
-        assert suspended() == 0
+        assert _suspended(ann) == 0
         await lease.release()
         await entries.end()
         assert entries.order == [f"{number:02}" for number in range(21)]
@@ -360,22 +370,10 @@ async def test_release_whose_grant_is_lost_before_its_turn_is_answered() -> None
     """The release is answered."""
     of, entries = servers(), Entries()
     async with clients(of, 2, ttl=4) as (ann, bob):
-        lease = await ann.lock("a").acquire()
-        entries.begin(ann, "a", "00")
-        await asyncio.sleep(0.005)
-        store: Any = ann._engine.store
-        queue = store._session.acquisitions.table.queues["lock:a"]
-        queue.alone = [asyncio.get_running_loop().time()] * 3
-        for number in range(1, 20):
-            entries.begin(ann, "a", f"{number:02}")
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
-        await asyncio.sleep(0.001)
-        entries.begin(bob, "a", "20")
-        for _ in range(6):
-            await asyncio.sleep(0)
+        lease = await _held_before_many_local_waiters(ann, bob, entries)
         releasing = asyncio.create_task(lease.release())
         await asyncio.sleep(0)
+        store: Any = ann._engine.store
         (waiter, *_) = store._session.acquisitions.table.by_waiter
         for server in of:
             server.quorum_server.step("lock:a", lambda step: step.take_away(waiter))

@@ -22,13 +22,21 @@ from aiolock.protocol import CLAIM, WAS_HOLDER, Form, Full, Granted, Queued, Ren
 from aiolock.stores._member import Memory, QuorumConfig
 from aiolock.stores.memory import MemoryServer
 from aiolock.stores.quorum import _memory
-from aiolock.stores.quorum._connection import OUT_AFTER
 from aiolock.stores.quorum._name_queue import NameQueue
 from aiolock.stores.quorum._votes import YieldVote
 from aiolock.testing import Peer
 from aiolock.testing._peer import Grant
-from tests.support.cancel import KINDS, Kind, cancel_everywhere
-from tests.support.quorums import Server, clients, left_behind, servers, store_on, with_clocks
+from tests.support.cancel import KINDS, Kind
+from tests.support.quorums import (
+    Server,
+    ask_and_give_up,
+    check_left_behind,
+    clients,
+    left_behind,
+    servers,
+    store_on,
+    with_clocks,
+)
 from tests.support.virtual import run
 from tests.support.worlds import queued, virtual
 
@@ -1269,32 +1277,16 @@ async def test_snapshot_of_a_quorum_has_all_names_with_their_labels() -> None:
 async def test_lock_of_a_quorum_cancelled_at_any_step_leaves_nothing(kind: Kind, fail: str) -> None:
     """Nothing is left at any server, and at one that does not answer once it does."""
     async with clients(of := servers(), 2, ttl=60) as (ours, other):
-        if fail:
-            getattr(of[1], fail)()
-            await asyncio.sleep(OUT_AFTER * 2)
         lock, wanted = ours.lock("a"), other.lock("a")
 
         async def scenario() -> None:
             async with lock:
-                waiting = asyncio.ensure_future(wanted.acquire())
-                try:
-                    await asyncio.sleep(0)
-                    await asyncio.sleep(0)
-                finally:
-                    waiting.cancel()
+                await ask_and_give_up(wanted)
             lease = await lock.try_acquire()
             if lease is not None:
                 await lease.release()
 
-        steps = 0
-        async for _ in cancel_everywhere(scenario, [kind]):
-            steps += 1
-            for server in of:
-                if server.answers:
-                    assert await left_behind([server]) == []
-        assert steps >= 3
-        of[1].resume() if fail == "stop" else of[1].back()
-        assert await left_behind(of) == []
+        await check_left_behind(of, fail, scenario, kind)
 
 
 @virtual

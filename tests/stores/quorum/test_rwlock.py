@@ -15,8 +15,16 @@ from aiolock.stores.quorum._connection import OUT_AFTER
 from aiolock.stores.quorum._server import QuorumServerStep
 from aiolock.stores.quorum._server_state import QuorumServerState
 from aiolock.stores.quorum._statuses import merged
-from tests.support.cancel import KINDS, Kind, cancel_everywhere
-from tests.support.quorums import Server, clients, dies, left_behind, servers
+from tests.support.cancel import KINDS, Kind
+from tests.support.quorums import (
+    Server,
+    ask_and_give_up,
+    check_left_behind,
+    clients,
+    dies,
+    left_behind,
+    servers,
+)
 from tests.support.virtual import run
 from tests.support.worlds import queued, virtual
 
@@ -302,29 +310,13 @@ async def test_rwlock_of_a_quorum_cancelled_at_any_step_leaves_nothing(
 ) -> None:
     """Nothing is left at any server, and at one that does not answer once it does."""
     async with clients(of := servers(), 2, ttl=60) as (ours, other):
-        if fail:
-            getattr(of[1], fail)()
-            await asyncio.sleep(OUT_AFTER * 2)
         reading, writing = ours.rwlock("a").read(), other.rwlock("a").write()
 
         async def scenario() -> None:
             async with reading, other.rwlock("a").read():
-                waiting = asyncio.ensure_future(writing.acquire())
-                try:
-                    await asyncio.sleep(0)
-                    await asyncio.sleep(0)
-                finally:
-                    waiting.cancel()
+                await ask_and_give_up(writing)
             lease = await writing.try_acquire()
             if lease is not None:
                 await lease.release()
 
-        steps = 0
-        async for _ in cancel_everywhere(scenario, [kind]):
-            steps += 1
-            for server in of:
-                if server.answers:
-                    assert await left_behind([server]) == []
-        assert steps >= 3
-        of[1].resume() if fail == "stop" else of[1].back()
-        assert await left_behind(of) == []
+        await check_left_behind(of, fail, scenario, kind)
