@@ -3,31 +3,38 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from functools import partial
-from typing import Any, Final
+from typing import Any
 
 import pytest
 
 import aiolock
-from aiolock import AcquireTimeout, ClientClosed
+from aiolock import AcquireTimeout
 from aiolock.page._limits import Limits
 from aiolock.page._poller import Poller
 from aiolock.page._view import Wanted
 from aiolock.protocol import GrantLost, Reconnected, WaiterId
 from aiolock.stores.memory import MemoryServer
 from tests.support import loops, stretches
+from tests.support.crowds import (
+    MANY,
+    all_wait,
+    are_renewed,
+    begun,
+    check_readers,
+    each,
+    expire,
+    kept,
+    look,
+    make_due,
+    waits,
+)
 from tests.support.servers import RedisServer
 from tests.support.stretches import check_short, measured
 
 pytestmark = [pytest.mark.alone, pytest.mark.one_loop]
-
-MANY: Final = 10_000
-_AT_A_TIME: Final = 100
-_kept: Final = list[list[Any]]()
-"""The leases that tests have taken, until the client is closed: one that is dropped is a fault."""
 
 
 @pytest.fixture(params=["memory", "redis"])
@@ -45,7 +52,7 @@ async def client(connect: Callable[[], aiolock.LockClient]) -> AsyncIterator[aio
     """The client that has them all."""
     async with connect() as client:
         yield client
-    _kept.clear()
+    kept.clear()
 
 
 @pytest.fixture
@@ -53,73 +60,6 @@ async def other(connect: Callable[[], aiolock.LockClient]) -> AsyncIterator[aiol
     """One that has none."""
     async with connect() as client:
         yield client
-
-
-async def each(do: Callable[[int], Awaitable[Any]], count: int = MANY) -> list[Any]:
-    """The results, of so many at a time."""
-    found = list[Any]()
-    for start in range(0, count, _AT_A_TIME):
-        found += await asyncio.gather(*map(do, range(start, min(count, start + _AT_A_TIME))))
-    _kept.append(found)
-    return found
-
-
-async def waits(lock: aiolock.Lock) -> None:
-    """Wait until the client is closed."""
-    with contextlib.suppress(ClientClosed):
-        async with lock:
-            pass
-
-
-async def all_wait(lock: aiolock.Lock, count: int = MANY) -> list[asyncio.Task[None]]:
-    """So many tasks that wait for it."""
-    tasks = list[asyncio.Task[None]]()
-    while len(tasks) < count:
-        tasks += [asyncio.create_task(waits(lock)) for _ in range(_AT_A_TIME)]
-        await asyncio.sleep(0.002)
-    while len((await lock.status()).waiters) < count:  # noqa: ASYNC110  # it sets no Event
-        await asyncio.sleep(0.05)
-    return tasks
-
-
-async def look(client: aiolock.LockClient) -> None:
-    """What the client does each second: it looks for what is new, and at last for what is slow."""
-    monitor: Any = client._engine.slow_monitor
-    clock = client._engine.watchdog.time
-    for seconds in (0, 0, 60):
-        if monitor._timer is not None:
-            monitor._timer.cancel()
-        monitor._time = lambda seconds=seconds: clock() + seconds
-        monitor._look()
-        while monitor._under_way:  # noqa: ASYNC110  # it sets no Event
-            await asyncio.sleep(0)
-    await asyncio.sleep(0.2)  # the answers to the labels that it has posted
-
-
-def make_due(client: aiolock.LockClient, left: float) -> None:
-    """Have all leases, of which the deadlines are then, renewed soon."""
-    watchdog = client._engine.watchdog
-    now = watchdog.time()
-    for hold in watchdog.holds.values():
-        hold.renewals = None
-        hold.deadline = now + left
-        watchdog._wheel.schedule(hold, now + 0.3, now)
-
-
-async def are_renewed(client: aiolock.LockClient) -> None:
-    """Return when all leases are renewed."""
-    for hold in list(client._engine.watchdog.holds.values()):
-        while not (hold.renewals and hold.renewals.confirmed):  # noqa: ASYNC110  # it sets no Event
-            await asyncio.sleep(0.01)
-
-
-def expire(client: aiolock.LockClient) -> None:
-    """Have all leases end soon, at once."""
-    watchdog = client._engine.watchdog
-    now = watchdog.time()
-    for hold in watchdog.holds.values():
-        hold.deadline = now + 0.3
-        watchdog._wheel.schedule(hold, hold.deadline, now)
 
 
 async def test_loop_with_ten_thousand_waiters_stays_responsive(
@@ -188,12 +128,9 @@ async def test_loop_with_ten_thousand_waiters_that_hold_locks_stays_responsive(
         await holder
         let_go.clear()
 
-    let_go, tasks = asyncio.Event(), list[asyncio.Task[None]]()
+    let_go = asyncio.Event()
     async with hot:
-        while len(tasks) < MANY:
-            numbers = range(len(tasks), len(tasks) + _AT_A_TIME)
-            tasks += [asyncio.create_task(holds_one(number)) for number in numbers]
-            await asyncio.sleep(0.002)
+        tasks = await begun(holds_one)
         while len(client._engine.waiters.blocked) < MANY:  # noqa: ASYNC110  # it sets no Event
             await asyncio.sleep(0.05)
         await check_short(begins_to_wait)
@@ -238,12 +175,9 @@ async def test_loop_while_a_cycle_is_sought_among_many_readers_stays_responsive(
             task.cancel()
         await asyncio.wait([writing, waiting])
 
-    waiters, tasks = client._engine.waiters, list[asyncio.Task[None]]()
+    waiters = client._engine.waiters
     await each(lambda number: other.lock(f"own:{number}").acquire(), own)
-    while len(tasks) < MANY:
-        numbers = range(len(tasks), len(tasks) + _AT_A_TIME)
-        tasks += [asyncio.create_task(reads(number)) for number in numbers]
-        await asyncio.sleep(0.002)
+    tasks = await begun(reads)
     while len(waiters.blocked) < MANY:  # noqa: ASYNC110  # it sets no Event
         await asyncio.sleep(0.05)
     await check_short(begins_to_wait)
@@ -345,14 +279,14 @@ async def test_loop_while_ten_thousand_leases_expire_stays_responsive(
 
     async def take() -> None:
         leases = await each(
-            lambda number: client.lock(f"{len(kept)}:{number}", renew=False).acquire()
+            lambda number: client.lock(f"{len(taken)}:{number}", renew=False).acquire()
         )
-        kept.append(leases)
+        taken.append(leases)
         expire(client)
 
-    kept = list[Any]()
+    taken = list[Any]()
     await check_short(ended, take)
-    assert all(lease.state is aiolock.LeaseState.LOST for lease in kept[-1])
+    assert all(lease.state is aiolock.LeaseState.LOST for lease in taken[-1])
 
 
 @pytest.mark.parametrize("holders", [1000, MANY])
@@ -381,36 +315,6 @@ async def test_loop_with_a_semaphore_of_many_holders_stays_responsive(
     )
 
 
-async def check_readers(
-    client: aiolock.LockClient, other: aiolock.LockClient, count: int = MANY
-) -> None:
-    """So many tasks wait for a writer, whose release lets all of them in; each leaves at once."""
-
-    async def reads() -> None:
-        async with client.rwlock("book").read():
-            pass
-
-    found = list[stretches.Stretches]()
-    for _ in range(3):
-        tasks = list[asyncio.Task[None]]()
-        async with other.rwlock("book").write() as lease:
-            while len(tasks) < count:
-                tasks += [asyncio.create_task(reads()) for _ in range(_AT_A_TIME)]
-                await asyncio.sleep(0.002)
-            lock = other.rwlock("book")
-            while len((await lock.status()).waiters) < count:  # noqa: ASYNC110  # it sets no Event
-                await asyncio.sleep(0.05)
-            with stretches.measured() as stretch:
-                await lease.release()
-                while not all(task.done() for task in tasks[::100]):  # noqa: ASYNC110  # as above
-                    await asyncio.sleep(0.05)
-        await asyncio.gather(*tasks)
-        found.append(stretch)
-        if stretch.longest <= stretches.LONGEST:
-            return
-    pytest.fail("; ".join(map(str, found)))
-
-
 async def test_loop_while_ten_thousand_readers_enter_at_once_stays_responsive(
     client: aiolock.LockClient, other: aiolock.LockClient
 ) -> None:
@@ -422,32 +326,7 @@ async def test_loop_while_ten_thousand_readers_enter_and_hold_stays_responsive(
     client: aiolock.LockClient, other: aiolock.LockClient
 ) -> None:
     """Ten thousand tasks wait for a writer, and each of them reads until all do."""
-
-    async def reads() -> None:
-        async with client.rwlock("book").read():
-            inside.append(None)
-            await leave.wait()
-
-    found = list[stretches.Stretches]()
-    for _ in range(3):
-        leave, inside, tasks = asyncio.Event(), list[None](), list[asyncio.Task[None]]()
-        async with other.rwlock("book").write() as lease:
-            while len(tasks) < MANY:
-                tasks += [asyncio.create_task(reads()) for _ in range(_AT_A_TIME)]
-                await asyncio.sleep(0.002)
-            lock = other.rwlock("book")
-            while len((await lock.status()).waiters) < MANY:  # noqa: ASYNC110  # it sets no Event
-                await asyncio.sleep(0.05)
-            with stretches.measured() as stretch:
-                await lease.release()
-                while len(inside) < MANY:  # noqa: ASYNC110  # as above
-                    await asyncio.sleep(0.05)
-        leave.set()
-        await asyncio.gather(*tasks)
-        found.append(stretch)
-        if stretch.longest <= stretches.LONGEST:
-            return
-    pytest.fail("; ".join(map(str, found)))
+    await check_readers(client, other, hold=True)
 
 
 @pytest.mark.parametrize("connect", ["memory"], indirect=True)

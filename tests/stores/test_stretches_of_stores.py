@@ -17,16 +17,14 @@ import aiolock
 import aiolock.sync
 from aiolock.protocol import FEW, ReadPosted, ReadStatus
 from aiolock.stores.memory import MemoryServer
-from tests.engine.test_stretches import (
-    _AT_A_TIME,
+from tests.support.crowds import (
     MANY,
-    _kept,
     all_wait,
     check_readers,
     each,
     expire,
+    kept,
     look,
-    waits,
 )
 from tests.support.servers import RedisServer
 from tests.support.stretches import check_short
@@ -68,7 +66,7 @@ async def client(connect: Callable[[], aiolock.LockClient]) -> AsyncIterator[aio
     """The client that has them all."""
     async with connect() as client:
         yield client
-    _kept.clear()
+    kept.clear()
 
 
 @pytest.fixture
@@ -175,7 +173,7 @@ async def test_wire_with_many_replies_and_pushes_at_once_does_not_block_the_loop
             answers[:] = []
             for number in range(MANY):
                 answers.append(store.submit(ReadPosted(f"name:{number}")))
-                if number % _AT_A_TIME == 0:
+                if number % 100 == 0:
                     await asyncio.sleep(0)
             await asyncio.sleep(0.1)
 
@@ -208,7 +206,7 @@ async def test_status_of_many_leases_with_one_end_does_not_block_the_loop(
         await check_short(semaphore.status)
         status = await semaphore.status()
         assert len({holder.seq for holder in status.holders}) == MANY
-    _kept.clear()
+    kept.clear()
 
 
 async def test_status_of_a_redis_quorum_with_many_waiters_does_not_block_the_loop(
@@ -220,12 +218,7 @@ async def test_status_of_a_redis_quorum_with_many_waiters_does_not_block_the_loo
         async with aiolock.connect(urls, prefix=prefix, longest_ttl=3, ttl=3) as client:
             lock = client.lock("crowded")
             async with lock:  # once the servers, which have just been started, vote
-                tasks = list[asyncio.Task[None]]()
-                while len(tasks) < _FEWER:
-                    tasks += [asyncio.create_task(waits(lock)) for _ in range(_AT_A_TIME)]
-                    await asyncio.sleep(0.002)
-                while len((await lock.status()).waiters) < _FEWER:  # noqa: ASYNC110  # no Event
-                    await asyncio.sleep(0.05)
+                tasks = await all_wait(lock, _FEWER)
                 await check_short(lambda: client._engine.handoff.submit(ReadStatus("lock:crowded")))
                 status = await lock.status()
                 assert [each.place for each in status.waiters] == list(range(1, _FEWER + 1))
@@ -254,12 +247,12 @@ async def test_loss_and_close_of_many_observed_leases_do_not_block_the_loop() ->
     """Ten thousand leases, with an observer: lost at once, and released on closing."""
     observer = _Counts()
     client = aiolock.connect(MemoryServer(), ttl=600, observer=observer)
-    kept = list[Any]()
+    taken = list[Any]()
 
     async def take() -> None:
         if client._engine.state.name == "CLOSED":
             await client.open()
-        kept.append(await each(lambda n: client.lock(f"{len(kept)}:{n}", renew=False).acquire()))
+        taken.append(await each(lambda n: client.lock(f"{len(taken)}:{n}", renew=False).acquire()))
 
     async def all_are_lost() -> None:
         while observer.told["lost"] < observer.told["acquired"]:  # noqa: ASYNC110  # no Event
@@ -275,7 +268,7 @@ async def test_loss_and_close_of_many_observed_leases_do_not_block_the_loop() ->
     assert observer.told["lost"] % MANY == observer.told["released"] % MANY == 0
     assert observer.told["acquired"] == observer.told["released"] + observer.told["lost"]
     assert observer.told["lost"] >= MANY <= observer.told["released"]
-    _kept.clear()
+    kept.clear()
 
 
 def test_sync_client_with_many_leases_does_not_block_its_loop() -> None:

@@ -16,8 +16,8 @@ from aiolock.stores.memory import MemoryServer
 from aiolock.stores.quorum import _local_waiters, _releases
 from aiolock.testing import Peer
 from aiolock.testing._peer import Grant
-from tests.engine.test_stretches import MANY, _kept, all_wait, are_renewed, each, make_due
 from tests.support import stretches
+from tests.support.crowds import MANY, all_wait, are_renewed, each, kept, make_due
 from tests.support.quorums import Server, servers, store_on
 from tests.support.stretches import check_short, measured
 
@@ -336,7 +336,7 @@ async def test_quorum_loop_with_ten_thousand_leases_stays_responsive() -> None:
     await check_short(partial(are_renewed, client), all_due)
     assert {lease.state for lease in leases} == {aiolock.LeaseState.HELD}
     await check_short(client.aclose, take)
-    _kept.clear()
+    kept.clear()
 
 
 async def test_quorum_loop_at_close_with_ten_thousand_waiters_stays_responsive() -> None:
