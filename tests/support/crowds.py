@@ -127,6 +127,8 @@ async def check_readers(
         while not is_over():  # noqa: ASYNC110  # as above
             await asyncio.sleep(0.05)
 
-    await check_short(all_enter, all_begin)
-    leave.set()
-    await asyncio.gather(*tasks)
+    try:
+        await check_short(all_enter, all_begin)
+    finally:
+        leave.set()
+        await asyncio.gather(*tasks)
