@@ -72,7 +72,7 @@ def make_due(client: aiolock.LockClient, left: float) -> None:
     watchdog = client._engine.watchdog
     now = watchdog.time()
     for hold in watchdog.holds.values():
-        hold.sent = hold.confirmed = 0
+        hold.renewals = None
         hold.deadline = now + left
         watchdog._wheel.schedule(hold, now + 0.3, now)
 
@@ -80,7 +80,7 @@ def make_due(client: aiolock.LockClient, left: float) -> None:
 async def are_renewed(client: aiolock.LockClient) -> None:
     """Return when all leases are renewed."""
     for hold in list(client._engine.watchdog.holds.values()):
-        while not hold.confirmed:  # noqa: ASYNC110  # it sets no Event
+        while not (hold.renewals and hold.renewals.confirmed):  # noqa: ASYNC110  # it sets no Event
             await asyncio.sleep(0.01)
 
 
