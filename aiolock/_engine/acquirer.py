@@ -221,6 +221,7 @@ class Acquirer:
             acquisition.counts_from = acquisition.deadline - lasts(acquisition.granted_for)
         self._watchdog.keep(acquisition, acquisition.granted_for)
         acquisition.kept()
+        del acquisition.waits_for  # which keeps the context of its task
         if self._events.often:
             self._events.acquired(acquisition)
 

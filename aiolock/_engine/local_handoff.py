@@ -170,7 +170,6 @@ class LocalHandoff:
         self._next = deque[Prompt]()
         """The futures of the waiters that were handed a lock, and continue soon, in order."""
         self._resuming = False
-        self._context = Context()
 
     def __repr__(self) -> str:
         return repr(self._store)
@@ -323,7 +322,7 @@ class LocalHandoff:
             batch = _Batch(chain, hold)
             chain.reports += 1
             queue.unsent.append(batch)
-            self._loop.call_soon(self._report_if_idle, queue, batch, 0, 0, context=self._context)
+            self._loop.call_soon(self._report_if_idle, queue, batch, 0, 0, context=Context())
         fence, claim = hold.fence + 1, batch.form.claim
         # Until the report is carried out, the store knows the old lease; from then on it keeps a
         # claim, counted from a time that is certainly later than now. The earlier end is certain.
@@ -342,7 +341,7 @@ class LocalHandoff:
         self._next.append(acquisition.waits_for)
         if not self._resuming:
             self._resuming = True
-            self._loop.call_soon(self._resume, context=self._context)
+            self._loop.call_soon(self._resume, context=Context())
         if len(batch.via) >= _TOGETHER:
             self._send(queue)
         return released
@@ -350,15 +349,17 @@ class LocalHandoff:
     def _resume(self) -> None:
         """Let those continue that were handed a lock, each of which may hand it to the next."""
         following = self._next
-        for _ in range(_IN_A_TURN):
-            if not following:
-                break
-            waiter = following.popleft()
-            if not waiter.done():  # otherwise it was cancelled meanwhile
-                waiter.resolve(None)
-        self._resuming = bool(following)
-        if following:
-            self._loop.call_soon(self._resume, context=self._context)
+        try:
+            for _ in range(_IN_A_TURN):
+                if not following:
+                    break
+                waiter = following.popleft()
+                if not waiter.done():  # otherwise it was cancelled meanwhile
+                    waiter.resolve(None)
+        finally:
+            self._resuming = bool(following)
+            if following:
+                self._loop.call_soon(self._resume, context=Context())
 
     def _may_hand_off(
         self, queue: _NameQueue, hold: Acquisition, acquisition: Acquisition, now: float
@@ -387,7 +388,7 @@ class LocalHandoff:
             self._send(queue)
         else:
             more = queue, batch, len(batch.via), idle
-            self._loop.call_soon(self._report_if_idle, *more, context=self._context)
+            self._loop.call_soon(self._report_if_idle, *more, context=Context())
 
     def _send(self, queue: _NameQueue) -> None:
         """Send all reports that are due, in order."""
