@@ -66,7 +66,7 @@ def with_names(markdown: str, page: str) -> str:
     overview = (ROOT / "docs" / "reference" / "api.md").read_text("utf-8")
     package, linked = "aiolock", re.findall(r"\((\w+\.md)#aiolock\.(\w+)\)", overview)
     if OF_THREADS in markdown:
-        package, threads = "aiolock.sync", _all_of(ROOT / "aiolock" / "sync" / "_client.py")
+        package, threads = "aiolock.sync", _all_of(ROOT / "aiolock" / "sync" / "__init__.py")
         names = [name for _, name in linked if name in threads]
     else:
         names = [name for target, name in linked if page == f"reference/{target}"]
