@@ -119,7 +119,10 @@ def following(answer: asyncio.Future[Any]) -> Prompt:
     For a task that awaits the answer to a command which it must not cancel.
     """
     prompt = Prompt(loop=answer.get_loop())
-    when_answered(answer, partial(_resume, prompt))
+    if answer.done():
+        prompt.set_result(None)
+    else:
+        when_answered(answer, partial(_resume, prompt))
     return prompt
 
 
