@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager, suppress
 from contextvars import ContextVar
@@ -14,7 +13,15 @@ import pytest
 
 import aiolock
 from aiolock import Lease, LeaseLost, Lock, StoreError
-from aiolock.protocol import MAX_AHEAD, Break, Reconnected, RequestRelease
+from aiolock.protocol import (
+    MAX_AHEAD,
+    Break,
+    Deliver,
+    Event,
+    GrantLost,
+    Reconnected,
+    RequestRelease,
+)
 from aiolock.stores.memory import MemoryServer, MemoryStore
 from aiolock.testing import FaultyStore
 from tests.support.virtual import VirtualLoop
@@ -505,9 +512,16 @@ async def test_loss_after_a_handoff_is_observed_in_the_context_of_the_new_holder
         def lost(self, *_: Any, **facts: Any) -> None:
             told.append(request.get())
 
+    class Deaf(MemoryStore):
+        async def open(self, client: str, deliver: Deliver) -> None:
+            def hears(event: Event) -> None:
+                if not isinstance(event, GrantLost):
+                    deliver(event)
+
+            await super().open(client, hears)
+
     server = MemoryServer()
-    faulty = FaultyStore(MemoryStore(server))
-    async with aiolock.connect(faulty, observer=Log()) as client:
+    async with aiolock.connect(Deaf(server), observer=Log()) as client:
         lock = client.lock("l")
         inside = asyncio.Event()
 
@@ -516,21 +530,31 @@ async def test_loss_after_a_handoff_is_observed_in_the_context_of_the_new_holder
             async with lock:
                 inside.set()
                 await settled()
-                faulty.lose("push", math.inf)
                 (holder,) = (await lock.status()).holders
                 assert server.run(Break(KEY, [holder.fence])) == 1
 
+        async def asks() -> None:
+            request.set("third")
+            await lock.status()  # the report is sent before that, by this task
+
+        async def holds() -> None:
+            async with lock:
+                third.append(asyncio.create_task(asks()))
+                await asyncio.sleep(5)
+
         async def second() -> None:
             with pytest.raises(LeaseLost):
-                async with lock:
-                    await asyncio.sleep(5)
+                await holds()
 
+        third = list[asyncio.Task[None]]()
         leaving = asyncio.create_task(first())
         await inside.wait()
         await second()
         with suppress(LeaseLost):
             await leaving
+        await asyncio.gather(*third)
     assert "nobody's" in told
+    assert "third" not in told
     assert told.count("first") <= 1, "its own loss"
 
 
