@@ -92,7 +92,7 @@ class Scope(Uncopyable):
         lease, hold = self.lease, self.lease._hold
         # First, so that a loss that is noticed below does not cancel a body that has ended.
         hold.bodies = () if hold.bodies == (self._own,) else without(hold.bodies, self._own)
-        if hold.speaking > 1:  # otherwise the release checks it
+        if lease._ended or hold.speaking > 1:  # otherwise the release checks it
             lease._watchdog.check(hold)
         try:
             if error is None and not self._cancelled and hold.policy.confirm:

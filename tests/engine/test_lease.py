@@ -967,6 +967,27 @@ async def test_loss_in_nested_bodies_cancels_or_signals_each_by_its_own_option()
 
 
 @virtual
+async def test_exit_of_a_lease_released_by_hand_notices_that_the_outer_one_ended() -> None:
+    """Of a re-entrant lock: what follows in the outer body does not run without the lock."""
+    loop: Any = asyncio.get_running_loop()
+    async with scene() as on:
+        lock = on.ours.lock("a", reentrant=True, ttl=3, renew=False)
+        reached = list[str]()
+
+        async def body() -> None:
+            async with lock:
+                async with lock as inner:
+                    await inner.release()
+                    loop.advance(5)  # the process stands still
+                reached.append("the outer body")
+
+        with pytest.raises(LeaseLost):
+            await body()
+        assert not reached
+        unhurt()
+
+
+@virtual
 async def test_loss_in_nested_reentrant_bodies_raises_one_lease_lost() -> None:
     """The bodies within each other all end, and what comes out is one LeaseLost."""
     async with scene() as on:
