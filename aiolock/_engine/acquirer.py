@@ -187,7 +187,6 @@ class Acquirer:
         self._events = watchdog.events
         self._watchdog = watchdog
         self._client = client
-        self._loop = asyncio.get_running_loop()
         self._time = watchdog.time
         self._numbers = itertools.count(1)
 

@@ -26,19 +26,20 @@ class AnswerDeadlines:
         """``time`` is the clock of the deadlines."""
         self._time = time
         self._call_later = shared_timers()
-        self._deadlines: dict[asyncio.Future[Any], float] = {}
+        self.pending: dict[asyncio.Future[Any], float] = {}
+        """The answers, and the deadline of each."""
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = math.inf
 
     def add(self, answer: asyncio.Future[Any], deadline: float) -> None:
         """Fail this answer at its deadline, unless it arrives before."""
-        self._deadlines[answer] = deadline
+        self.pending[answer] = deadline
         if deadline < self._timer_at:
             self._arm(deadline)
 
     def remove(self, answer: asyncio.Future[Any]) -> None:
         """Stop watching this answer."""
-        self._deadlines.pop(answer, None)
+        self.pending.pop(answer, None)
 
     def _arm(self, deadline: float) -> None:
         if self._timer is not None:
@@ -49,21 +50,21 @@ class AnswerDeadlines:
     def _fail_overdue(self) -> None:
         self._timer, self._timer_at = None, math.inf
         now = self._time()
-        overdue = [answer for answer, deadline in self._deadlines.items() if deadline <= now]
+        overdue = [answer for answer, deadline in self.pending.items() if deadline <= now]
         for answer in overdue[:_TOGETHER]:
-            del self._deadlines[answer]
+            del self.pending[answer]
             if not answer.done():
                 error = StoreError(
                     "the release was not confirmed before the lease ended; its end frees it"
                 )
                 error._under_way = True
                 answer.set_exception(error)
-        if self._deadlines:
-            self._arm(min(self._deadlines.values()))
+        if self.pending:
+            self._arm(min(self.pending.values()))
 
     def aclose(self) -> None:
         """Watch no answer any more."""
-        self._deadlines.clear()
+        self.pending.clear()
         if self._timer is not None:
             self._timer.cancel()
             self._timer, self._timer_at = None, math.inf

@@ -176,7 +176,8 @@ class Lease(
     def _is_released(self, released: asyncio.Future[int]) -> bool:
         """Whether it was still ours when it was released, by the store's answer."""
         hold, watchdog = self._hold, self._watchdog
-        watchdog.answer_deadlines.remove(released)
+        if released in watchdog.answer_deadlines.pending:
+            watchdog.answer_deadlines.remove(released)
         try:
             was = released.result()
         except asyncio.CancelledError:

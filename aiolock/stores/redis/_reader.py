@@ -6,7 +6,6 @@ the copies that may have been, so a refusal that did nothing takes its copy back
 
 from __future__ import annotations
 
-import asyncio
 import re
 from collections.abc import Callable
 from typing import Any, Final
@@ -80,7 +79,6 @@ class Reader:
         self._on_probe = on_probe
         self._on_queued = on_queued
         self._on_refusal = on_refusal
-        self._loop = asyncio.get_running_loop()
         self.probe: Command | None = None
         """The first command on this connection, until it is answered; it is for `on_probe`."""
         self.proved = False

@@ -24,9 +24,9 @@ from aiolock.stores._member import (
 from aiolock.stores.redis import _voting as voting
 from aiolock.stores.redis._member import RedisMember
 from tests.proof.test_quorum_model import FIRST, Scripts, now
+from tests.support.crowds import MANY
 from tests.support.servers import RedisServer
 
-MANY: Final = 10_000
 LIMIT: Final = 10.0
 """Milliseconds for one command, with `MANY` of everything."""
 MINUTE: Final = 60_000
