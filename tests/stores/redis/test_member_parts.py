@@ -562,11 +562,14 @@ def _answer(future: asyncio.Future[Any]) -> Callable[[Any, Exception | None], No
 
 @asynccontextmanager
 async def joined(server: RedisServer, prefix: str, name: str) -> AsyncGenerator[Client]:
-    """A client, connected and registered."""
+    """A client, connected and registered with a server that votes at once."""
+    config = QuorumConfig(("a", "b", "c"), MINUTE, durable=False)
+    # As `aiolock init-quorum` does: one that has just been started votes only after that minute.
+    server.call("EVAL", voting.INIT.source, "1", voting.VoteNames(prefix).marker, str(config))
     pool = ConnectionPool(host="127.0.0.1", port=server.port)
     member = RedisMember(pool, prefix)
     client = Client(member, name)
-    await member.join(name, client.deliver, QuorumConfig(("a", "b", "c"), MINUTE, durable=False))
+    await member.join(name, client.deliver, config)
     member.register(Memory.NEW)
     try:
         while not isinstance(await client.vote(0, wait=False), Voted):
