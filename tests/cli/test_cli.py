@@ -15,6 +15,7 @@ import sys
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -71,9 +72,9 @@ async def test_ls_prints_a_line_for_each_lock_with_holder_and_waiters(
         ]
         assert f":{os.getpid()} " in lines[0]
         assert lines[0].split()[-3] == "1"
-        _, by_queue, _ = await cli("ls", "--sort", "waiting", "--kind", "lock", "*:*")
+        _, by_queue, _ = await cli.here("ls", "--sort", "waiting", "--kind", "lock", "*:*")
         assert [line.split()[1] for line in by_queue.splitlines()[1:]] == ["order:42"]
-        _, data, _ = await cli("ls", "--json")
+        _, data, _ = await cli.here("ls", "--json")
         assert [(each["kind"], each["name"]) for each in json.loads(data)] == [
             ("lock", "order:42"),
             ("lock", "two\nlines"),
@@ -93,9 +94,9 @@ async def test_ls_and_show_print_the_label_of_a_holder(
                 if (await client.status("order:42")).holders[0].label:
                     break
                 await asyncio.sleep(0.05)
-        _, output, _ = await cli("ls")
+        _, output, _ = await cli.here("ls")
         assert "  job 17 → «é»  " in output
-        _, output, _ = await cli("show", "order:42")
+        _, output, _ = await cli.here("show", "order:42")
         assert "holds: job 17 → «é» " in output
 
 
@@ -155,12 +156,12 @@ async def test_deadlocks_prints_a_cycle_as_text_and_json_or_that_there_is_none(
     """Who waits for whom, as text and as data; and that nobody does."""
     assert await cli("deadlocks") == (0, "no deadlocks\n", "")
     async with deadlock(client, other):
-        code, output, errors = await cli("deadlocks")
+        code, output, errors = await cli.here("deadlocks")
         assert (code, errors) == (1, "")
         assert output.startswith("2 tasks wait for each other, and none of them can go on:\n")
         assert "'ours' (" in output
         assert "for the lock 'A': 'ours' (" in output
-        code, output, _ = await cli("deadlocks", "--json")
+        code, output, _ = await cli.here("deadlocks", "--json")
         assert code == 1
         assert {each["name"] for each in json.loads(output)[0]["cycle"]} == {"A", "B"}
 
@@ -193,7 +194,7 @@ async def test_top_without_a_terminal_exits_2(cli: Cli) -> None:
     code, _, errors = await cli("top")
     assert code == 2
     assert "its output must be a terminal" in errors
-    assert (await cli("top", "--every", "0"))[0] == 2
+    assert (await cli.here("top", "--every", "0"))[0] == 2
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "tcsh"])
@@ -201,7 +202,8 @@ async def test_completion_prints_a_script_of_all_commands_for_each_shell(
     cli: Cli, shell: str
 ) -> None:
     """A script that knows all commands, and that the shell can read."""
-    code, output, errors = await cli("completion", shell)
+    run = cli if shell == "bash" else cli.here
+    code, output, errors = await run("completion", shell)
     assert (code, errors) == (0, "")
     for command in ("ls", "show", "top", "deadlocks", "break", "ask", "run", "check", "web"):
         assert command in output
@@ -239,12 +241,12 @@ async def test_show_prints_holders_of_a_lock_or_that_there_is_none(
         assert code == 0
         assert output.startswith("semaphore 'api', limit 2\n  holds: ")
         assert f"fence {lease.fence}" in output
-        _, data, _ = await cli("show", "--kind", "semaphore", "--json", "api")
+        _, data, _ = await cli.here("show", "--kind", "semaphore", "--json", "api")
         assert json.loads(data)["holders"][0]["pid"] == os.getpid()
     nothing = "no lock of any kind 'api' is held or waited for\n"
-    assert await cli("show", "api") == (1, nothing, "")
+    assert await cli.here("show", "api") == (1, nothing, "")
     nothing = "no semaphore with a name like 'a*' is held or waited for\n"
-    assert await cli("show", "--kind", "semaphore", "a*") == (1, nothing, "")
+    assert await cli.here("show", "--kind", "semaphore", "a*") == (1, nothing, "")
 
 
 async def test_show_without_kind_finds_each_kind_and_patterns(
@@ -260,19 +262,19 @@ async def test_show_without_kind_finds_each_kind_and_patterns(
             ("api:latch", "latch 'api:latch', limit 1\n  waits, place 1: "),
             ("a[1]", "lock 'a[1]'\n  holds: "),
         ):
-            code, output, _ = await cli("show", name)
+            code, output, _ = await cli.here("show", name)
             assert (code, output.startswith(begins)) == (0, True)
-        _, output, _ = await cli("show", "api*")
+        _, output, _ = await cli.here("show", "api*")
         assert [line for line in output.splitlines() if not line.startswith(" ")] == [
             *("latch 'api:latch', limit 1", "", "lock 'api:rw'", "", "semaphore 'api', limit 2")
         ]
-        assert json.loads((await cli("show", "--json", "api"))[1])["kind"] == "semaphore"
-        assert len(json.loads((await cli("show", "--json", "api*"))[1])) == 3
+        assert json.loads((await cli.here("show", "--json", "api"))[1])["kind"] == "semaphore"
+        assert len(json.loads((await cli.here("show", "--json", "api*"))[1])) == 3
         async with client.lock("api"):
-            code, output, errors = await cli("show", "--json", "api")
+            code, output, errors = await cli.here("show", "--json", "api")
             assert (code, output) == (2, "")
             assert "'api' is the name of several: lock and semaphore" in errors
-            assert "\n\nsemaphore" in (await cli("show", "api"))[1]
+            assert "\n\nsemaphore" in (await cli.here("show", "api"))[1]
         waiting.cancel()
         await asyncio.wait([waiting])
 
@@ -283,17 +285,18 @@ async def test_output_in_another_encoding_escapes_characters_it_lacks(
 ) -> None:
     """Each of them, in what is printed, in errors and in help; nothing ends in the middle."""
     cli.env["PYTHONIOENCODING"] = encoding
+    run = cli if encoding == "ascii" else partial(cli.here, encoding=encoding)
     async with client.lock("«é» 😀"):
-        code, output, errors = await cli("ls")
+        code, output, errors = await run("ls")
         assert (code, errors) == (0, "")
         escaped = "«é» 😀".encode(encoding, "backslashreplace").decode(encoding)
         assert escaped in output.encode(errors="surrogateescape").decode(encoding)
-        assert (await cli("show", "«é» 😀"))[0] == 0
-        code, _, errors = await cli("run", "-n", "«é» 😀", *sh("exit 3"))
+        assert (await run("show", "«é» 😀"))[0] == 0
+        code, _, errors = await run("run", "-n", "«é» 😀", *sh("exit 3"))
         assert code == 75
         assert escaped in errors.encode(errors="surrogateescape").decode(encoding)
     for args in (("--help",), ("run", "--help"), ("demo", "--help")):
-        code, output, errors = await cli(*args)
+        code, output, errors = await run(*args)
         assert (code, errors) == (0, "")
         assert "\\u" not in output
 
@@ -356,10 +359,10 @@ async def test_break_takes_the_lock_from_one_or_all_holders_and_requires_yes(
     assert (code, output) == (0, "'api' was taken away\n")
     await asyncio.wait_for(leases[1].lost.wait(), WITHIN)
     assert not leases[0].lost.is_set()
-    assert (await cli("break", "--kind", "semaphore", "--yes", "api"))[0] == 0
+    assert (await cli.here("break", "--kind", "semaphore", "--yes", "api"))[0] == 0
     for lease in leases:
         await asyncio.wait_for(lease.lost.wait(), WITHIN)
-    assert await cli("break", "--yes", "api") == (1, "it had no holder\n", "")
+    assert await cli.here("break", "--yes", "api") == (1, "it had no holder\n", "")
 
 
 async def test_break_without_kind_finds_each_kind_and_patterns(
@@ -367,19 +370,19 @@ async def test_break_without_kind_finds_each_kind_and_patterns(
 ) -> None:
     """Without being told which, or which of several; and names like a pattern."""
     api = await client.semaphore("api", 3).acquire()
-    assert await cli("break", "--yes", "api") == (0, "'api' was taken away\n", "")
+    assert await cli.here("break", "--yes", "api") == (0, "'api' was taken away\n", "")
     await asyncio.wait_for(api.lost.wait(), WITHIN)
     leases = [
         *(await client.lock("api").acquire(), await client.semaphore("api", 3).acquire()),
         await client.rwlock("api:rw").read().acquire(),
     ]
-    code, output, errors = await cli("break", "--yes", "api")
+    code, output, errors = await cli.here("break", "--yes", "api")
     assert (code, output) == (2, "")
     assert "'api' is the name of several: lock and semaphore. Use --kind" in errors
     assert not any(lease.lost.is_set() for lease in leases)
-    code, output, _ = await cli("ask", "--kind", "lock", "api")
+    code, output, _ = await cli.here("ask", "--kind", "lock", "api")
     assert (code, output) == (0, "the holder of 'api' was asked to release it\n")
-    code, output, _ = await cli("break", "--yes", "api*")
+    code, output, _ = await cli.here("break", "--yes", "api*")
     assert (code, set(output.splitlines())) == (
         0,
         {"'api' was taken away", "'api:rw' was taken away"},
@@ -481,7 +484,7 @@ async def test_ask_tells_the_holder_to_release_or_that_there_is_none(
     async with client.lock("a") as lease:
         assert (await cli("ask", "a"))[0] == 0
         await asyncio.wait_for(lease.requested.wait(), WITHIN)
-    assert await cli("ask", "a") == (1, "it has no holder\n", "")
+    assert await cli.here("ask", "a") == (1, "it has no holder\n", "")
 
 
 # --- check
@@ -499,7 +502,7 @@ async def test_check_times_each_step_and_exits_1_beyond_max_ms(
         *("open", "acquire and release", "hand over"),
     ]
     assert last == "ok"
-    code, output, _ = await cli("check", "--max-ms", "0.0001", "--json")
+    code, output, _ = await cli.here("check", "--max-ms", "0.0001", "--json")
     found = json.loads(output)
     assert code == 1
     assert found["slow"] == ["acquire and release", "hand over"]

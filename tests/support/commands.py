@@ -4,17 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
+import io
 import os
 import pty
 import signal
 import sys
 import termios
 from collections.abc import AsyncGenerator, Callable, Generator, Sequence
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import (
+    asynccontextmanager,
+    contextmanager,
+    redirect_stderr,
+    redirect_stdout,
+    suppress,
+)
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 import aiolock
+from aiolock.cli.main import main
 
 WITHIN = 60.0
 """Seconds for a program to start, or to end, on a busy machine."""
@@ -72,6 +82,29 @@ class Cli:
         """Its exit code, and what it printed."""
         async with self.started(*args) as process:
             return await end_of(process)
+
+    async def here(self, *args: str, encoding: str = "utf-8") -> tuple[int, str, str]:
+        """The same in this process, in another thread: most of a command is the start of Python.
+
+        Without a terminal, and without signals.
+        """
+        written = io.BytesIO(), io.BytesIO()
+        streams = [io.TextIOWrapper(each, encoding, write_through=True) for each in written]
+        with pytest.MonkeyPatch.context() as patch, redirect_stdout(streams[0]):
+            for name, value in self.env.items():
+                patch.setenv(name, value)
+            patch.setattr("aiolock.cli.signals.ENDING", ())
+            with redirect_stderr(streams[1]):
+                code = await asyncio.to_thread(_code_of, args)
+        output, errors = (each.getvalue().decode(errors="surrogateescape") for each in written)
+        return code, output, errors
+
+
+def _code_of(args: Sequence[str]) -> int:
+    try:
+        return main(args)
+    except SystemExit as end:  # of argparse
+        return int(end.code or 0)
 
 
 def get_all_signals() -> None:
