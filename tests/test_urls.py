@@ -153,6 +153,9 @@ def test_password_of_any_character_is_shown_nowhere(
 ) -> None:
     """Neither raw nor encoded, in no error, repr, traceback and line of the log."""
     monkeypatch.setenv("SSL_CERT_FILE", os.devnull)  # to read all of them takes a while each time
+    # Tracebacks show lines of the source, not values: few of them, and read once, are enough.
+    monkeypatch.setattr("asyncio.constants.DEBUG_STACK_DEPTH", 1)
+    monkeypatch.setattr("linecache.checkcache", lambda *_: None)
     port = free_port()
 
     async def all_of_them() -> None:
