@@ -244,9 +244,12 @@ def own_server() -> Iterator[RedisServer]:
         yield server
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def postgres_server() -> Iterator[PostgresServer]:
-    """One PostgreSQL server for the tests of a file, which no test may break."""
+    """One PostgreSQL server for all tests of this process, which none may break or leave changed.
+
+    It has nothing to do between them, and its start is a tenth of a second of a processor.
+    """
     databases.need_postgres()
     # As rarely as by default. Other servers look for work each second, for the tests of the vacuum:
     # that starts a process each time.
@@ -254,9 +257,9 @@ def postgres_server() -> Iterator[PostgresServer]:
         yield server
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def mariadb_server() -> Iterator[MariaDBServer]:
-    """One MariaDB server for the tests of a file, which no test may break."""
+    """One MariaDB server for all tests of this process, which none may break or leave changed."""
     databases.need_mariadb()
     with MariaDBServer() as server:
         yield server
