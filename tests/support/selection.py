@@ -62,7 +62,7 @@ def leave_out_alone(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out the tests that run alone, in a process of several; or all others, with --alone."""
     alone = [item for item in items if item.get_closest_marker("alone")]
     if config.getoption("--alone"):
-        _leave_out(config, items, [item for item in items if item not in set(alone)])
+        _leave_out(config, items, [item for item in items if not item.get_closest_marker("alone")])
     elif hasattr(config, "workerinput"):
         _leave_out(config, items, alone)
 
@@ -70,4 +70,5 @@ def leave_out_alone(config: pytest.Config, items: list[pytest.Item]) -> None:
 def _leave_out(config: pytest.Config, items: list[pytest.Item], out: list[pytest.Item]) -> None:
     if out:
         config.hook.pytest_deselected(items=out)
-        items[:] = [item for item in items if item not in set(out)]
+        left_out = set(out)
+        items[:] = [item for item in items if item not in left_out]
