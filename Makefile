@@ -41,7 +41,7 @@ test: .venv/dev.stamp $(SERVERS) ## what a contributor runs: make test [STORES=r
 	@.ci/in-memory .ci/test "$(JOBS)" --dist worksteal $(OF_STORES) $(ARGS)
 
 # On the tree on asyncio's own loop; on the wheel on uvloop, and with eager tasks.
-proof: .venv/dev.stamp $(SERVERS) ## the rest: models, chaos, ablations, the built wheel; see tests/proof/README.md
+proof: .venv/dev.stamp $(SERVERS) ## the rest: models, chaos, ablations, whole programs, bounds, the built wheel; see tests/proof/README.md
 	@.ci/in-memory .ci/proof "$(WHEEL_PYTHONS)" "$(JOBS)" --dist worksteal $(OF_STORES) $(ARGS)
 
 chaos: .venv/dev.stamp redis-server postgresql mariadb ## break everything for a while: make chaos [STORE=redis] [SECONDS=60] [SEED=1]

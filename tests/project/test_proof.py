@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import re
+import shutil
+import subprocess
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
 
 import pytest
 
 import aiolock
 from tests.proof import safeguards
+from tests.support import selection
 from tests.support.selection import ON_THE_TREE
 
 PACKAGE = Path(aiolock.__file__).parent
@@ -49,6 +55,53 @@ def test_proof_tests_are_not_marked_alone() -> None:
     """`make proof` has no run in which nothing runs beside a test, as `make test` has."""
     sources = (TESTS / "proof").rglob("*.py")
     assert [path for path in sources if "mark.alone" in path.read_text("utf-8")] == []
+
+
+RECORD = """#!/bin/sh
+echo "$@" >>"$(dirname "$0")/../../runs"
+"""
+
+
+def runs_of(folder: Path, script: str, *arguments: str) -> list[str]:
+    """The arguments of each pytest that a script of `.ci/` starts, in a folder of its own."""
+    python, wheel = folder / ".venv/bin/python", folder / ".ci/test-wheel"
+    for path, text in ((python, RECORD), (wheel, "#!/bin/sh\n")):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, "utf-8")
+        path.chmod(0o755)
+    shutil.copy(TESTS.parent / ".ci" / script, folder / ".ci" / script)
+    runs = folder / "runs"
+    runs.write_text("", "utf-8")
+    subprocess.run([str(folder / ".ci" / script), *arguments], check=True, capture_output=True)
+    return runs.read_text("utf-8").splitlines()
+
+
+def test_each_test_on_the_tree_is_run_by_make_test_or_make_proof(tmp_path: Path) -> None:
+    """One leaves out a folder, and what is marked `alone` elsewhere; the other runs just these."""
+    assert runs_of(tmp_path, "test", "8", "-k", "x") == [
+        "-m pytest --ignore=tests/proof -n 8 -k x"  # with -n, less those that run alone
+    ]
+    assert runs_of(tmp_path, "proof", "3.12", "8", "-k", "x") == [
+        "-m pytest -n 8 -o testpaths=tests/proof -k x",
+        "-m pytest --ignore=tests/proof -k x -n 0 --alone",
+    ]
+
+
+@pytest.mark.parametrize("alone", [False, True])
+def test_marked_alone_a_test_is_run_with_the_option_and_by_no_process_of_several(
+    alone: bool,
+) -> None:
+    """Each test is run by one of the two."""
+    marker = object() if alone else None
+    item = mock.Mock(get_closest_marker={"alone": marker}.get)
+    left: list[bool] = []
+    for option in (False, True):
+        hook = SimpleNamespace(pytest_deselected=lambda items: None)
+        config: Any = SimpleNamespace(getoption={"--alone": option}.get, hook=hook, workerinput={})
+        items: list[Any] = [item]
+        selection.leave_out_alone(config, items)
+        left += [bool(items)]
+    assert left == [not alone, alone]
 
 
 def test_example_of_an_ablation_is_in_the_tables() -> None:
