@@ -2,8 +2,8 @@
 
     .venv/bin/python docs-theme/capture.py
 
-What is left out is marked with an ellipsis: how the runs went, and what each row means.
-Everything else is as it was printed.
+What is left out is marked with an ellipsis: how the runs went. Everything else is as it was
+printed.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def free_port() -> int:
         return port
 
 
-def demo() -> list[str]:
+def demo() -> str:
     """What the demo prints, on a server that is there for it alone."""
     redis = shutil.which("redis-server")
     if redis is None:
@@ -54,19 +54,15 @@ def demo() -> list[str]:
         finally:
             server.terminate()
             server.wait()
-    return [f"$ aiolock demo --url redis://localhost:{port}", *done.stdout.splitlines()]
+    return f"$ aiolock demo --url redis://localhost:{port}\n{done.stdout}"
 
 
-def shortened(lines: list[str]) -> list[str]:
-    """The same without how it went and what each row means, and an ellipsis where they were."""
-    acts = next(n for n, line in enumerate(lines) if line.startswith("Without a lock"))
-    table = next(n for n, line in enumerate(lines) if line.split()[:2] == ["no", "lock"])
-    legend = next(
-        n for n, line in enumerate(lines) if line.startswith("  requests  ") and n > table + 2
-    )
-    end = lines.index("", legend)
-    return [*lines[:acts], "  …", "", *lines[table:legend], "  …", *lines[end:]]
+def shortened(printed: str) -> str:
+    """The same without how the runs went, and an ellipsis where that was."""
+    command, _, rest = printed.partition("\n\nWithout a lock\n")
+    table = rest.index("\n\n" + " " * 20)
+    return f"{command}\n\n  …{rest[table:]}"
 
 
 if __name__ == "__main__":
-    KEPT.write_text("\n".join(shortened(demo())) + "\n", "utf-8")
+    KEPT.write_text(shortened(demo()), "utf-8")

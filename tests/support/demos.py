@@ -12,8 +12,9 @@ import pytest
 
 from aiolock.cli.demo import contention
 from aiolock.cli.demo.contention import Kind
+from aiolock.cli.demo.worker import Settings
 
-IN_MEMORY = ("--url", "memory://")
+ONE_WORKER = ("--workers", "1", "--ttl", "30")
 
 
 def aiolock_command(*args: str) -> list[str]:
@@ -43,4 +44,8 @@ def run_json(*args: str, **env: str) -> dict[str, Any]:
 
 def make_only(patch: pytest.MonkeyPatch, *kinds: Kind) -> None:
     """Leave out the runs that the test has no use for: each starts its own processes."""
-    patch.setattr(contention, "kinds", lambda options: list(kinds))
+
+    def only(_: Settings) -> list[Kind]:
+        return list(kinds)
+
+    patch.setattr(contention, "kinds", only)

@@ -4,83 +4,44 @@ from __future__ import annotations
 
 import asyncio
 import json
-import math
 import secrets
-import shutil
 import sys
 from asyncio.subprocess import PIPE, Process
 from collections.abc import Sequence
-from contextlib import AsyncExitStack, suppress
-from dataclasses import asdict, dataclass, field
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from time import monotonic, monotonic_ns
-from typing import Any, Final, NamedTuple, TextIO
+from typing import Any, Final, NamedTuple
 
-from redis.asyncio import Redis
-from redis.exceptions import NoPermissionError, RedisError
+from redis.exceptions import RedisError
 
 import aiolock
-from aiolock.cli.demo import Options
-from aiolock.cli.demo.worker import (
-    LOCK,
-    Guard,
-    Request,
-    Settings,
-    Stock,
-    WorkerError,
-    redis_client,
-    share,
-)
-
-_QUEUED_WITHIN: Final = 30.0
-"""Seconds for a worker's requests to be in the queue."""
+from aiolock.cli.demo.worker import STOPPED, Guard, Request, Settings, Stock, redis_client
 
 
 class Kind(NamedTuple):
-    """A kind of run: its name in JSON, its lock, its column in the table, its title."""
+    """A kind of run."""
 
     name: str
-    guard: Guard
-    column: str
+    """The name of its column in the table, and of its figures in JSON."""
     title: str
+    guard: Guard
     kill: bool = False
-    seconds: float = math.inf
+    seconds: float | None = None
     """It is ended after this time."""
 
 
-WITHOUT_LOCK: Final = Kind("without_lock", "nothing", "no lock", "Without a lock")
-WITH_LOCK: Final = Kind("with_lock", "aiolock", "aiolock", "With aiolock")
-WITH_KILLS: Final = Kind(
-    "with_kills", "aiolock", "with kills", "With aiolock, while workers are killed", kill=True
-)
+NO_LOCK: Final = Kind("no lock", "Without a lock", "nothing")
 # It polls, which may take long.
-REDIS_PY: Final = Kind(
-    "redis_py_lock", "redis-py", "redis-py Lock", "With redis-py's own Lock", seconds=10.0
-)
+REDIS_PY: Final = Kind("redis-py Lock", "With redis-py's own Lock", "redis-py", seconds=10.0)
+AIOLOCK: Final = Kind("aiolock", "With aiolock", "aiolock")
+WITH_KILLS: Final = Kind("killed", "With aiolock, while workers are killed", "aiolock", kill=True)
 
-VICTIMS: Final = {1: (2, 1), 3: (3,)}
-"""The workers that are killed while this one has stopped with the lock held."""
-
-
-class Kill(NamedTuple):
-    """A worker that was killed, and the request that held the lock then."""
-
-    worker: int
-    waiting: int
-    """The number of its requests in the queue."""
-    holder: Request
-    at: int
-
-    @property
-    def holding(self) -> bool:
-        """Whether it held the lock itself."""
-        return self.worker == self.holder.worker
-
-    def __str__(self) -> str:
-        if not self.holding:
-            return f"worker {self.worker} with {self.waiting} requests in the queue"
-        when = "after" if self.holder.sold else "before"
-        return f"worker {self.worker} with the lock held, {when} its write"
+VICTIMS: Final = {
+    1: {2: "with requests in the queue", 1: "with the lock held, before its write"},
+    3: {3: "with the lock held, after its write"},
+}
+"""The workers that are killed when this one has stopped with the lock held."""
 
 
 @dataclass(slots=True)
@@ -89,14 +50,14 @@ class Run:
 
     kind: Kind
     items: int
-    tasks: int
     requests: list[Request] = field(default_factory=list[Request])
-    """Those that were answered: not that of a killed holder, for one."""
-    kills: list[Kill] = field(default_factory=list[Kill])
+    """Those that were answered, and those of killed holders."""
     history: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
     """All that was written to the stock: the truth about what was sold."""
-    commands: int | None = None
-    """What the server got for locks meanwhile, if that is known."""
+    killed: set[int] = field(default_factory=set[int])
+    """The workers that were killed."""
+    commands: int = 0
+    """What the server got for locks meanwhile; 0 if that is not known."""
 
     @property
     def sold(self) -> int:
@@ -109,168 +70,114 @@ class Run:
         return self.history[-1][0]
 
 
-class Progress:
-    """Prints lines, and on a terminal one more below them, which is rewritten."""
-
-    def __init__(self, out: TextIO | None) -> None:
-        self._out = out
-
-    def line(self, text: str) -> None:
-        """Print a line that stays."""
-        self.show("")
-        if self._out is not None:
-            print(text, file=self._out, flush=True)
-
-    def show(self, text: str) -> None:
-        """Rewrite the last line, if this is a terminal. What does not fit is cut."""
-        if self._out is not None and self._out.isatty():
-            width = shutil.get_terminal_size().columns - 1
-            print(f"\r\x1b[K{text[:width]}", end="", file=self._out, flush=True)
-
-
-async def compare(options: Options, folder: Path, progress: Progress) -> list[Run]:
+async def compare(settings: Settings, folder: Path) -> list[Run]:
     """Make all runs. However this ends, no worker stays, and nothing is left on the server."""
-    prefix = f"aiolock-demo-{secrets.token_hex(4)}"
-    redis: Redis | None = None
-    async with AsyncExitStack() as stack:
-        if options.on_redis:
-            redis = await stack.enter_async_context(redis_client(options.url, 1))
-            stack.push_async_callback(remove_keys, redis, prefix)
-        client = aiolock.connect(options.url, prefix=prefix, ttl=options.ttl)
-        await stack.enter_async_context(client)
-        contention = Contention(options, prefix, folder, client.lock(LOCK), progress)
-        progress.line(
-            f"Contention on {options.server}, processes: {options.workers}, requests at once:"
-            f" {options.requests:,}\nEach request reads the stock, does some work, and writes it"
-            " back less one."
+    if settings.items < 1 or not 1 <= settings.workers <= settings.requests:
+        raise ValueError("there must be an item, a worker, and a request for each worker")
+    settings = replace(settings, prefix=f"aiolock-demo-{secrets.token_hex(4)}")
+    client = aiolock.connect(settings.url, prefix=settings.prefix, ttl=settings.ttl)
+    if not settings.on_redis and not settings.url.startswith("sqlite://"):
+        raise ValueError("the demo runs on Redis, or on an SQLite file")
+    async with client:  # says what is wrong with the server
+        print(
+            f"Processes: {settings.workers}, requests at once: {settings.requests:,},"
+            f" items in stock: {settings.items:,}.\n"
+            "Each request reads the stock, works, writes it less one."
         )
-        runs: list[Run] = []
-        for kind in kinds(options):
-            before = await count_commands(redis, kind)
-            runs.append(await contention.run(kind))
-            after = await count_commands(redis, kind)
-            runs[-1].commands = None if before is None or after is None else after - before
-        return runs
+        if not settings.on_redis:
+            return [await contend(kind, settings, folder) for kind in kinds(settings)]
+        async with redis_client(settings.url, 1) as redis:
+            try:
+                runs: list[Run] = []
+                for kind in kinds(settings):
+                    before = await count_commands(redis, kind)
+                    runs.append(await contend(kind, settings, folder))
+                    runs[-1].commands = await count_commands(redis, kind) - before
+                return runs
+            finally:
+                await remove_keys(redis, settings.prefix)
 
 
-def kinds(options: Options) -> list[Kind]:
+def kinds(settings: Settings) -> list[Kind]:
     """The runs that are possible."""
-    found = [WITHOUT_LOCK, WITH_LOCK, *([WITH_KILLS] if options.kill else [])]
-    return [*found, REDIS_PY] if options.on_redis else found
+    with_redis = [REDIS_PY] if settings.on_redis else []
+    with_kills = [WITH_KILLS] if settings.workers > 1 else []  # one is to live
+    return [NO_LOCK, *with_redis, AIOLOCK, *with_kills]
 
 
-@dataclass(frozen=True, slots=True)
-class Contention:
-    """What all runs share."""
+async def contend(kind: Kind, settings: Settings, folder: Path) -> Run:
+    """Let worker processes take items until nothing is left."""
+    print(f"\n{kind.title}" + f" (lease: {settings.ttl:g} s)" * kind.kill, flush=True)
+    run, stock = Run(kind, settings.items), Stock(folder / kind.name)
+    stock.write(settings.items)
+    settings = replace(settings, guard=kind.guard, kill=kind.kill, stock=str(stock.path))
+    workers: list[Process] = []
+    try:
+        while len(workers) < settings.workers:
+            workers.append(await start(replace(settings, number=len(workers))))
+        async with asyncio.timeout(kind.seconds):
+            await asyncio.gather(*(follow(number, workers, run) for number in range(len(workers))))
+    except TimeoutError:
+        print(f"  ended after {kind.seconds:g} s")
+    finally:
+        for worker in workers:
+            assert worker.stdin is not None
+            worker.stdin.close()  # which ends it
+        await asyncio.gather(*(worker.wait() for worker in workers))
+    run.history = stock.history()
+    run.requests = read_requests(folder, kind)
+    print(f"  {run.sold:,} of {run.items:,} items sold, {run.left:,} left in stock")
+    if run.sold + run.left != run.items:
+        print("  (requests overwrote each other's numbers)")
+    return run
 
-    options: Options
-    prefix: str
-    folder: Path
-    lock: aiolock.Lock
-    progress: Progress
-    killed: set[Process] = field(default_factory=set[Process])
 
-    async def run(self, kind: Kind) -> Run:
-        """Let worker processes take items until nothing is left."""
-        self.progress.line(f"\n{kind.title}")
-        run = Run(kind, self.options.items, self.options.requests)
-        stock = Stock(self.folder / kind.name)
-        await stock.write(run.items)
-        workers: list[Process] = []
-        try:
-            while len(workers) < self.options.workers:
-                worker = await asyncio.create_subprocess_exec(
-                    *(sys.executable, "-m", "aiolock.cli.demo.worker"),
-                    stdin=PIPE,
-                    stdout=PIPE,
-                    start_new_session=True,  # Ctrl-C is for the demo, which ends its workers
-                )
-                workers.append(worker)
-            async with asyncio.TaskGroup() as group:
-                following = {
-                    group.create_task(self.follow(number, workers, stock, run))
-                    for number in range(len(workers))
-                }
-                ends = monotonic() + kind.seconds
-                while following and monotonic() < ends:
-                    self.progress.show(f"  {stock.count_sold():,} of {run.items:,} items sold")
-                    _, following = await asyncio.wait(following, timeout=0.1)
-                await self.end(workers)
-        finally:
-            await self.end(workers)
-        run.history = stock.history()
-        for record in self.folder.glob(f"{kind.name}-*"):
-            lines = record.read_text("utf-8").splitlines()
-            run.requests += [Request(**json.loads(line)) for line in lines]
-        self.progress.line(f"  {run.sold:,} of {run.items:,} items sold")
-        return run
+def read_requests(folder: Path, kind: Kind) -> list[Request]:
+    """The requests on record, of all workers."""
+    records = [path.read_text("utf-8") for path in folder.glob(f"{kind.name}-*")]
+    return [Request(**json.loads(line)) for line in "".join(records).splitlines()]
 
-    async def follow(self, worker: int, workers: Sequence[Process], stock: Stock, run: Run) -> None:
-        """Follow a worker to its end; kill workers when it has stopped with the lock held."""
-        process = workers[worker]
-        assert process.stdin is not None
-        assert process.stdout is not None
-        settings = Settings(
-            self.options, self.prefix, run.kind.guard, run.kind.kill, str(stock.path), worker
-        )
-        process.stdin.write(json.dumps(asdict(settings)).encode() + b"\n")
-        async for line in process.stdout:
-            match json.loads(line):
-                case {"stopped": request, "left": left}:
-                    for victim in VICTIMS[worker]:
-                        if victim < len(workers) and workers[victim].returncode is None:
-                            waiting = await self.wait_for_queue(victim, workers, worker, left)
-                            kill = Kill(victim, waiting, Request(**request), monotonic_ns())
-                            await self.end([workers[victim]])
-                            run.kills.append(kill)
-                            lease = f"; lease: {self.options.ttl:g} s" if kill.holding else ""
-                            self.progress.line(f"  SIGKILL for {kill}{lease}")
-                case message:
-                    raise WorkerError(f"worker {worker}: {message['failed']}")
-        if await process.wait() != 0 and process not in self.killed:
-            raise WorkerError(f"worker {worker} has ended (exit code {process.returncode})")
 
-    async def wait_for_queue(
-        self, victim: int, workers: Sequence[Process], holder: int, left: int
-    ) -> int:
-        """Wait until all requests of a worker are in the queue, but for that of the holder.
+async def start(settings: Settings) -> Process:
+    """Start a worker."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "aiolock.cli.demo.worker"),
+        stdin=PIPE,
+        stdout=PIPE,
+        start_new_session=True,  # Ctrl-C is for the demo, which ends its workers
+    )
+    assert process.stdin is not None
+    process.stdin.write(json.dumps(asdict(settings)).encode() + b"\n")
+    return process
 
-        At most `_QUEUED_WITHIN` seconds: a store has no event for this, so the status is read.
-        """
-        tasks = share(self.options.requests, victim, len(workers))
-        loop = asyncio.get_running_loop()
-        until = loop.time() + _QUEUED_WITHIN
-        while True:
-            waiters = (await self.lock.status()).waiters
-            waiting = sum(waiter.pid == workers[victim].pid for waiter in waiters)
-            # There are fewer if no item is left, or if the machine is too busy to ask for all.
-            if waiting >= tasks - (victim == holder) or left == 0 or loop.time() > until:
-                return waiting
-            await asyncio.sleep(0.005)
 
-    async def end(self, workers: Sequence[Process]) -> None:
-        """SIGKILL for those that still run."""
-        for process in workers:
-            # Once only: asyncio complains about a second one to a process that is dead already.
-            if process.returncode is None and process not in self.killed:
-                self.killed.add(process)
-                process.kill()
-        await asyncio.gather(*(process.wait() for process in workers))
+async def follow(number: int, workers: Sequence[Process], run: Run) -> None:
+    """Follow a worker to its end; kill workers when it has stopped with the lock held."""
+    process = workers[number]
+    assert process.stdout is not None
+    async for line in process.stdout:
+        if (text := line.decode().rstrip()) != STOPPED:
+            raise aiolock.StoreError(f"worker {number}: {text}")
+        for victim, state in VICTIMS[number].items():
+            if victim < len(workers) and workers[victim].returncode is None:
+                print(f"  worker {victim} is killed {state}", flush=True)
+                run.killed.add(victim)
+                workers[victim].kill()
+    if await process.wait() != 0 and number not in run.killed:
+        raise aiolock.StoreError(f"worker {number} failed")
 
 
 # Any: redis-py has only partial types for these commands.
 
 
-async def count_commands(redis: Any, kind: Kind) -> int | None:
-    """The commands that the server got for such locks so far; None if that is not known."""
+async def count_commands(redis: Any, kind: Kind) -> int:
+    """The commands that the server got for such locks so far; 0 if it does not tell."""
     # The scripts of aiolock set values too, which are no commands of a client.
-    names = ("cmdstat_eval", "cmdstat_evalsha", "cmdstat_set")[
-        : 3 if kind.guard == "redis-py" else 2
-    ]
-    with suppress(NoPermissionError):
-        stats = await redis.info("commandstats") if redis else None
-        return stats and sum(stats[name]["calls"] for name in names if name in stats)
-    return None
+    names = ("eval", "evalsha", "set") if kind.guard == "redis-py" else ("eval", "evalsha")
+    with suppress(RedisError, OSError):
+        stats = await redis.info("commandstats")
+        return sum(stats.get(f"cmdstat_{name}", {"calls": 0})["calls"] for name in names)
+    return 0
 
 
 async def remove_keys(redis: Any, prefix: str) -> None:

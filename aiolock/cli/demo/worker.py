@@ -11,14 +11,12 @@ import asyncio
 import itertools
 import json
 import os
-import random
 import sys
 import threading
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from time import monotonic_ns
-from typing import Any, Final, Literal, TextIO, TypeAlias
+from typing import Final, Literal, TextIO, TypeAlias
 
 from redis.asyncio import ConnectionPool, Redis
 from redis.asyncio.connection import parse_url
@@ -26,42 +24,43 @@ from redis.asyncio.lock import Lock as RedisPyLock
 from redis.exceptions import LockNotOwnedError, RedisError
 
 import aiolock
-from aiolock.cli.demo import Options
 
-LOCK: Final = "stock"
 WORK: Final = 0.0005  # seconds
+STOPPED: Final = "stopped"
+"""The line with which a worker asks to be killed; any other says why it failed."""
 Guard: TypeAlias = Literal["nothing", "aiolock", "redis-py"]
 """The lock under which items are taken."""
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """The settings of a worker."""
+    """The settings of a worker; the last ones are set for each run, and each worker."""
 
-    options: Options
-    prefix: str
-    guard: Guard
-    stop: bool
+    url: str = field(repr=False)
+    items: int
+    requests: int
+    """The number of requests at once."""
+    workers: int
+    ttl: float
+    prefix: str = "aiolock-demo"
+    guard: Guard = "nothing"
+    kill: bool = False
     """Whether some workers stop with the lock held, to be killed."""
-    stock: str
+    stock: str = ""
     """The path of its file."""
-    worker: int
-    """The number of this one."""
+    number: int = 0
+    """The number of this worker."""
 
-
-def share(whole: int, worker: int, workers: int) -> int:
-    """The part of a worker in all items, or in all requests at once."""
-    return whole * (worker + 1) // workers - whole * worker // workers
+    @property
+    def on_redis(self) -> bool:
+        """Whether redis-py's `Lock` can be used as well."""
+        return self.url.startswith(("redis://", "rediss://", "unix://"))
 
 
 @dataclass(slots=True)
 class Request:
     """One request for an item. Its times are of `monotonic_ns`, one clock for all processes."""
 
-    worker: int
-    task: int
-    number: int
-    """Its number among the requests of its worker."""
     asked: int
     queued: int = 0
     """When it was known that it has to wait; 0 if it had not."""
@@ -69,40 +68,34 @@ class Request:
     """When it had the lock, and its work began."""
     leaving: int = 0
     """When its work was done, and the release began."""
+    killed: int = 0
+    """When it stopped with the lock held, for its process to be killed."""
     fence: int = 0
     sold: bool = False
-    lost: bool = False
-    """Whether its lease ended before its work."""
 
 
 class Stock:
     """A number of items in a file. Any process may read and write it: nothing guards it.
 
     Each line is a number that was written, and the fence of its writer. The last one counts, and
-    all of them tell what was sold.
+    all of them tell what was sold. A line is within one page of memory: nobody reads half of one.
     """
 
-    _LINE: Final = 40
+    _LINE: Final = 64
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
-    async def read(self) -> int:
+    def read(self) -> int:
         """The number of items left."""
-        await asyncio.sleep(0)  # a database does not answer at once either
         with self.path.open("rb") as file:
             file.seek(-self._LINE, os.SEEK_END)
-            return int(file.read(self._LINE).split()[0])
+            return int(file.read().split()[0])
 
-    async def write(self, left: int, fence: int = 0) -> None:
+    def write(self, left: int, fence: int = 0) -> None:
         """Write the number of items left."""
-        await asyncio.sleep(0)
         with self.path.open("ab") as file:
             file.write(f"{left} {fence}".ljust(self._LINE - 1).encode() + b"\n")
-
-    def count_sold(self) -> int:
-        """The number of items that were sold so far."""
-        return self.path.stat().st_size // self._LINE - 1
 
     def history(self) -> list[tuple[int, int]]:
         """All that was written: numbers and fences."""
@@ -138,87 +131,84 @@ class Worker:
     async def take_item(self, request: Request) -> None:
         """Read, work, write: right only while no other task does the same."""
         request.entered = monotonic_ns()
-        left = await self.stock.read()
-        await self.perhaps_stop(request, left)
+        left = self.stock.read()
         if left > 0:
             await asyncio.sleep(WORK)  # ask the bank, send the mail
-            await self.stock.write(left - 1, request.fence)
+            await self.perhaps_stop(1, left, request)
+            self.stock.write(left - 1, request.fence)
             request.sold = True
-            await self.perhaps_stop(request, left)
+            await self.perhaps_stop(3, left, request)
         request.leaving = monotonic_ns()
 
     async def with_aiolock(self, request: Request) -> None:
         """Take an item under a lock of aiolock, which all tasks of the process share."""
-        try:
-            async with self.lock as lease:
-                request.fence = lease.fence
-                await self.take_item(request)
-        except aiolock.LeaseLost:
-            request.lost = True
+        async with self.lock as lease:
+            request.fence = lease.fence
+            await self.take_item(request)
 
     async def with_redis_py(self, request: Request, redis: Redis) -> None:
         """Take an item under redis-py's `Lock`, which has no queue."""
-        key, ttl = f"{self.settings.prefix}:redis-py", self.settings.options.ttl
-        lock = RedisPyLock(redis, key, timeout=ttl)
+        lock = RedisPyLock(redis, f"{self.settings.prefix}:redis-py", timeout=self.settings.ttl)
         while not await lock.acquire(blocking=False):  # just what its acquire() does
             request.queued = request.queued or monotonic_ns()
             await asyncio.sleep(float(lock.sleep))
         await self.take_item(request)
-        try:
-            await lock.release()
-        except LockNotOwnedError:
-            request.lost = True
+        await lock.release()
 
-    async def run_task(self, task: int, numbers: Iterator[int]) -> None:
+    async def run_task(self, task: int) -> None:
         """Make one request after the other, until nothing is left."""
-        if self.settings.options.workers > 1:  # let the requests of all workers mix
-            spread = self.settings.options.requests / 10_000
-            await asyncio.sleep(spread * random.random())  # noqa: S311  # no secret
-        for number in numbers:
-            request = Request(self.settings.worker, task, number, asked=monotonic_ns())
-            self.times.requests[str(task)] = request
-            if self.settings.guard == "nothing":
-                await self.take_item(request)
-            elif self.redis is None:
-                await self.with_aiolock(request)
-            else:
-                await self.with_redis_py(request, self.redis)
-            print(json.dumps(asdict(request)), file=self.record, flush=True)
-            if not request.sold and not request.lost:
+        await asyncio.sleep(task / 10_000)  # the requests of all workers mix
+        options = self.settings
+        # Without a lock it may never come to that.
+        most = options.items // options.requests + 1 if options.guard == "nothing" else None
+        for _ in itertools.repeat(None, most) if most else itertools.repeat(None):
+            request = self.times.requests[str(task)] = Request(asked=monotonic_ns())
+            try:
+                if options.guard == "nothing":
+                    await self.take_item(request)
+                elif self.redis is None:
+                    await self.with_aiolock(request)
+                else:
+                    await self.with_redis_py(request, self.redis)
+            except (aiolock.LeaseLost, LockNotOwnedError):
+                continue  # the lease has ended before the work
+            self.note(request)
+            if not request.sold:
                 return
 
-    async def run(self) -> None:
-        """Run all tasks to their end."""
-        options, worker = self.settings.options, self.settings.worker
-        numbers: Iterator[int] = itertools.count()
-        if self.settings.guard == "nothing":
-            # As many requests as under a lock: one for each item, and the last one of each task.
-            total = options.items + options.requests
-            numbers = iter(range(share(total, worker, options.workers)))
-        async with asyncio.TaskGroup() as group:
-            for task in range(share(options.requests, worker, options.workers)):
-                group.create_task(self.run_task(task, numbers), name=str(task))
+    def note(self, request: Request) -> None:
+        """Write it down, at once: this process may be killed."""
+        print(json.dumps(asdict(request)), file=self.record, flush=True)
 
-    async def perhaps_stop(self, request: Request, left: int) -> None:
-        """Keep the lock until the demo kills this process, if it is worker 1 or 3, and time."""
-        items = self.settings.options.items
-        before_write = left <= items * 3 // 4
-        # If nothing is left, there will be no write.
-        after_write = left <= items // 4 and (request.sold or left == 0)
-        if self.settings.stop and {1: before_write, 3: after_write}.get(request.worker):
-            report(stopped=asdict(request), left=left)
+    async def perhaps_stop(self, number: int, left: int, request: Request) -> None:
+        """Keep the lock until this process is killed, if it is this worker, and time.
+
+        Worker 1 does so with 3/4 of the stock left, worker 3 with 1/4.
+        """
+        if not self.settings.kill or self.settings.number != number:
+            return
+        if left <= self.settings.items * (4 - number) // 4:
+            request.killed = monotonic_ns()
+            self.note(request)
+            print(STOPPED, flush=True)
             await asyncio.Event().wait()
 
 
 async def work(settings: Settings, record: TextIO) -> None:
     """Run the tasks, together with the other workers."""
-    url, ttl, times = settings.options.url, settings.options.ttl, QueueTimes()
-    redis = redis_client(url, settings.options.requests) if settings.guard == "redis-py" else None
-    async with aiolock.connect(url, prefix=settings.prefix, ttl=ttl, observer=times) as client:
-        stock, lock = Stock(Path(settings.stock)), client.lock(LOCK)
-        worker = Worker(settings, stock, lock, times, record, redis)
-        await client.barrier(settings.stock, settings.options.workers).wait()  # all are ready
-        await worker.run()
+    times = QueueTimes()
+    redis = redis_client(settings.url, settings.requests) if settings.guard == "redis-py" else None
+    async with aiolock.connect(
+        settings.url, prefix=settings.prefix, ttl=settings.ttl, observer=times
+    ) as client:
+        stock = Stock(Path(settings.stock))
+        worker = Worker(settings, stock, client.lock("stock"), times, record, redis)
+        await client.barrier(settings.stock, settings.workers).wait()  # all are ready
+        tasks = [
+            asyncio.create_task(worker.run_task(task), name=str(task))
+            for task in range(settings.number, settings.requests, settings.workers)
+        ]
+        await asyncio.gather(*tasks)
 
 
 def redis_client(url: str, connections: int) -> Redis:
@@ -228,45 +218,16 @@ def redis_client(url: str, connections: int) -> Redis:
     return Redis.from_pool(pool)
 
 
-def report(**message: Any) -> None:
-    """Report to the demo, at once: this process may be killed."""
-    try:
-        print(json.dumps(message), flush=True)
-    except BrokenPipeError:
-        os._exit(1)
-
-
-class WorkerError(Exception):
-    """A worker has failed; the text says why."""
-
-
-def reason(failure: BaseException) -> str:
-    """A failure in one line; a bug is raised again."""
-    match failure:
-        case BaseExceptionGroup(exceptions=(first, *_)):
-            return reason(first)
-        case aiolock.LockError() | RedisError() | WorkerError():
-            return " ".join(str(failure).split())
-        case _:
-            raise failure from None
-
-
-def end_with_demo() -> None:
-    """End this process when the demo itself was killed: nobody can write to stdin any more."""
-    os.read(0, 1)  # not `sys.stdin`, which is locked while it is read, also when Python ends
-    os._exit(1)
-
-
 def main() -> int:
     """Run one worker; returns the exit code."""
-    given = json.loads(sys.stdin.readline() or os._exit(1))  # the demo was killed before
-    threading.Thread(target=end_with_demo, daemon=True).start()
-    settings = Settings(Options(**given.pop("options")), **given)
+    settings = Settings(**json.loads(sys.stdin.readline() or os._exit(1)))
+    # Stdin is closed when the demo ends, however it does. (`sys.stdin` is locked while it is read.)
+    threading.Thread(target=lambda: os.read(0, 1) or os._exit(1), daemon=True).start()
     try:
-        with Path(f"{settings.stock}-{settings.worker}").open("w", encoding="utf-8") as record:
+        with Path(f"{settings.stock}-{settings.number}").open("w", encoding="utf-8") as record:
             asyncio.run(work(settings, record))
-    except Exception as failure:  # noqa: BLE001  # a bug is raised again
-        report(failed=reason(failure))
+    except (aiolock.LockError, RedisError) as failure:
+        print(" ".join(str(failure).split()), flush=True)
         return 1
     return 0
 
