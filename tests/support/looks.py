@@ -6,7 +6,6 @@ which the two sides of a comparison do not share. That they decide alike is a te
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from functools import cache
 
@@ -36,11 +35,7 @@ def source(
     """A script in which newcomers look always, or never; and so many enter in one call, that looks
     at so many waiters.
     """
-    constants = dict(_scripts._CONSTANTS)
-    text = _scripts._included(script.name, set(), constants)
-    constants |= NUMBERS[looks] | {"GRANTS": str(grants), "PART": str(part)}
-    names = re.compile(r"\b[A-Z_]+\b")
-    return names.sub(lambda found: constants.get(found[0], found[0]), text)
+    return _scripts._source(script.name, **NUMBERS[looks], GRANTS=str(grants), PART=str(part))
 
 
 class Chance:

@@ -54,6 +54,8 @@ _CONSTANT: Final = re.compile(
     r"^local ([A-Z_]+) = (KEYS\[\d\]|ARGV\[\d\]|'[^']*'|[\d.e]+)(?: --.*)?\n", re.MULTILINE
 )
 _NAMED: Final = re.compile(r"\b[A-Z_]+\b")
+_CALL: Final = re.compile(r"redis\.p?call\([^()]*\)")
+_LITERAL: Final = re.compile(r"(?<=, )-?\d+(?=[,)])")
 _COMMENT: Final = re.compile(r"^ *--(?!@include ).*\n|^ *\n", re.MULTILINE)
 
 
@@ -75,15 +77,19 @@ def _files() -> dict[str, str]:
 _FILES: Final = _files()
 
 
-def _source(name: str) -> str:
+def _source(name: str, **instead: str) -> str:
     """The text of a script: includes inserted, and constants replaced by their values.
 
     A constant that every function uses would otherwise be an upvalue of each of them. Making those
-    costs more than the whole release of a free lock.
+    costs more than the whole release of a free lock. A number among the arguments of a command
+    becomes a text: the server would make one of it on each call, and a command that is given two
+    numbers takes twice as long. ``instead``: other values of some constants.
     """
     constants = dict(_CONSTANTS)
     text = _included(name, set(), constants)
-    return _NAMED.sub(lambda found: constants.get(found[0], found[0]), text)
+    constants |= instead
+    text = _NAMED.sub(lambda found: constants.get(found[0], found[0]), text)
+    return _CALL.sub(lambda call: _LITERAL.sub(r"'\g<0>'", call[0]), text)
 
 
 def _included(name: str, known: set[str], constants: dict[str, str]) -> str:
