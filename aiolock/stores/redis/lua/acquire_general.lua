@@ -88,7 +88,7 @@ local function acquire_general(waiter, ticket, ttl, most, first)
   -- Otherwise it joins the queue, if it waits.
   local full, place
   if waits then
-    ticket, displaced, place = enqueue(waiter, ticket, most)
+    ticket, displaced, place = enqueue(waiter, step.asker, ticket, most)
     full = not ticket and {3, displaced}
   end
 

@@ -7,7 +7,7 @@
 --@include acquire_general
 local function acquire_taken(waiter, ticket, ttl, most)
   local shared = waiter:byte() == SHARED
-  local first = redis.call('ZRANGE', HOLDERS, 0, shared and 0 or 1, 'WITHSCORES')
+  local first = redis.call('ZRANGE', HOLDERS, 0, shared and '0' or '1', 'WITHSCORES')
   local holder, lease_left = first[1], first[2] and tonumber(first[2]) - NOW
   if shared or not holder or lease_left <= 0 or holder:byte() ~= EXCLUSIVE then
     if holder and lease_left <= 0 then
@@ -22,23 +22,23 @@ local function acquire_taken(waiter, ticket, ttl, most)
   local tombstone = first[3] and redis.call('ZSCORE', HOLDERS, '!' .. waiter)
   if tombstone and tombstone - COUNTERS > NOW then
     return {0, 0}
-  elseif holder:sub(1, #waiter + 1) == waiter .. ':' then
+  elseif holder:find(waiter .. ':', 1, true) == 1 then
     local claim = first[2] % 1 == UNCONFIRMED and 1 or 0
     return {1, tonumber(holder:match(FENCE_OF)), lease_left, 0, claim}
-  elseif holder:sub(1, #DONE) == DONE and waiter:find(WANTS_ONCE) then
+  elseif holder:find(DONE, 1, true) == 1 and waiter:find(WANTS_ONCE) then
     redis.call('ZREM', QUEUE, waiter) -- if `finish` has not come to it yet
     return {4, lease_left}
   elseif ticket == -1 then
     return busy(lease_left, holder)
   end
-  local displaced, place, before, _
-  ticket, displaced, place, before = enqueue(waiter, ticket, most)
+  local client = waiter:match(CLIENT)
+  local displaced, place, before
+  ticket, displaced, place, before = enqueue(waiter, client, ticket, most)
   if not ticket then
     return {3, displaced}
   elseif place then
     -- If one of the same client is directly before it, that client may hand the lock on by itself.
     before = before or holder
-    local client = waiter:match(CLIENT)
     if before:match(CLIENT) == client then
       return {2, ticket, place, lease_left, tonumber(STAMP), displaced, before}
     end

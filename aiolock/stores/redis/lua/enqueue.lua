@@ -1,4 +1,4 @@
--- enqueue(waiter, ticket, most): gives it a place at the tail (ticket 0), or its old place again (> 0).
+-- enqueue(waiter, client, ticket, most): gives it a place at the tail (ticket 0), or its old place again (> 0).
 -- Returns its ticket; 1 if it had lost that place, else 0; its place, if known without a further command
 -- (1, or 2 for any that is further back); and, for a newcomer, the waiter directly before it. If the queue is
 -- full: nil, and how many wait.
@@ -6,14 +6,14 @@
 --@include remove_dead_sample
 --@include insert_in_order
 --@include push_order_unknown
-local function enqueue(waiter, ticket, most)
+local function enqueue(waiter, client, ticket, most)
   local known
   if ticket > 0 or most > 0 then
     known = redis.call('ZSCORE', QUEUE, waiter)
   end
   if ticket == 0 and not known then
     if most > 0 and redis.call('ZCARD', QUEUE) >= most then
-      remove_dead(waiter:match(CLIENT), STAMP, CHECKS_IF_FULL)
+      remove_dead(client, STAMP, CHECKS_IF_FULL)
       local waiting = redis.call('ZCARD', QUEUE)
       if waiting >= most then
         return nil, waiting
@@ -27,7 +27,7 @@ local function enqueue(waiter, ticket, most)
         ticket = insert_in_order(waiter)
         last = redis.call('ZRANGE', QUEUE, -2, -1)
       end
-      if remove_dead_sample(ticket, waiter:match(CLIENT)) then
+      if remove_dead_sample(ticket, client) then
         last = redis.call('ZRANGE', QUEUE, -2, -1)
       end
       if last[#last] ~= waiter then
