@@ -22,7 +22,7 @@
 local CHANNELS = ARGV[4]
 --@include clock
 --@include late
---@include grant_exclusive
+--@include next_fence
 --@include acquire_taken
 --@include with_rest
 
@@ -31,8 +31,10 @@ local too_late = late(ARGV[7])
 if too_late then
   return too_late
 elseif waiter:byte() ~= SHARED and redis.call('EXISTS', HOLDERS, QUEUE) == 0 then
-  -- The reply is one text, because each number in a reply costs as much as a small command.
-  local displaced = (ticket == '0' or ticket == '-1') and ' 0' or ' 1'
-  return grant_exclusive(waiter, ttl, 0, 0, ARGV[2]) .. ' ' .. ttl .. displaced
+  -- As `grant_exclusive`, in fewer steps. The reply is one text: a number in it costs as much as a small command.
+  local fence = next_fence(0)
+  redis.call('ZADD', HOLDERS, NOW + ttl, waiter .. ':' .. fence)
+  redis.call('PEXPIRE', HOLDERS, ARGV[2])
+  return fence .. ' ' .. ttl .. ((ticket == '0' or ticket == '-1') and ' 0' or ' 1')
 end
 return with_rest(acquire_taken(waiter, tonumber(ticket), ttl, tonumber(ARGV[3])))

@@ -4,11 +4,10 @@
 local function next_fence(floor)
   -- Numbers stay text: each that Lua turns into text costs the server as much as a command.
   local last = redis.call('SET', FENCE, STAMP, 'PX', '600000', 'GET')
-  last = math.max(tonumber(last or 0), floor)
-  if last - STAMP < 0 then
-    return STAMP
+  if last and last - STAMP >= 0 or floor - STAMP >= 0 then
+    local fence = string.format('%.0f', math.max(tonumber(last or 0), floor) + 1)
+    redis.call('SET', FENCE, fence, 'PX', '600000')
+    return fence
   end
-  local fence = string.format('%.0f', last + 1)
-  redis.call('SET', FENCE, fence, 'PX', '600000')
-  return fence
+  return STAMP
 end

@@ -22,9 +22,9 @@ if fence == '0' or waiter:byte() ~= EXCLUSIVE or copies ~= '0' or closes ~= '0' 
   return with_rest(release_general(waiter, fence, closes, copies))
 end
 local grant = waiter .. ':' .. fence
-local head = redis.call('ZRANGE', QUEUE, 0, 0)[1]
-if not head and redis.call('ZREM', HOLDERS, grant) == 1 then
+if redis.call('EXISTS', QUEUE) == 0 and redis.call('ZREM', HOLDERS, grant) == 1 then
   return 1
 end
+local head = redis.call('ZRANGE', QUEUE, 0, 0)[1]
 return head and redis.call('ZSCORE', HOLDERS, grant) and hand_off(grant, head, waiter:match(CLIENT), fence)
     or with_rest(release_general(waiter, fence, closes, copies))
