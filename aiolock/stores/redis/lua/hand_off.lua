@@ -5,13 +5,14 @@
 --@include grant_exclusive
 --@include push
 local function hand_off(grant, head, asker, fence)
-  local mode, _, claim, _, client = head:match(MODE_FLAGS_CLAIM_RULE_CLIENT)
+  local mode, _, claim, more, client = head:match(MODE_FLAGS_CLAIM_RULE_CLIENT)
   local ours = client == asker
   if mode ~= 'x' or not ours and redis.pcall('PUBSUB', 'NUMSUB', CHANNELS .. client)[2] == 0 then
     return nil
   end
   redis.call('ZREM', QUEUE, head) -- first: at maxmemory it is allowed, and after it so is ZADD
-  local next_fence = grant_exclusive(head, claim, UNCONFIRMED, tonumber(fence))
+  local kept = more == '' and claim + KEPT -- it has no terms
+  local next_fence = grant_exclusive(head, claim, UNCONFIRMED, tonumber(fence), kept)
   redis.call('ZREM', HOLDERS, grant)
   local message = 'g ' .. head .. ' ' .. next_fence .. ' ' .. claim .. ' ' .. STAMP .. ' ' .. HOLDERS
   if ours then
