@@ -4,7 +4,7 @@
 --@include new_step
 --@include with_placeholder
 --@include leave_tombstone
---@include remove_waiter
+--@include remove_holder
 --@include close
 --@include advance
 local function release_general(waiter, fence, closes, copies)
@@ -12,19 +12,21 @@ local function release_general(waiter, fence, closes, copies)
   if copies ~= '0' then
     leave_tombstone(waiter, math.ceil(copies / 1000))
   end
+  if fence == '0' and redis.call('ZREM', QUEUE, waiter) == 1 then
+    -- It may have held back others, which fit beside holders that share.
+    local first = redis.call('ZRANGE', HOLDERS, 0, 0)[1]
+    if first and first:byte() == EXCLUSIVE then
+      return 2
+    end
+    advance(step)
+    return 2, step.rest
+  end
+
   local waits = redis.call('EXISTS', QUEUE) == 1
   local function released()
-    local was, grant, ends = remove_waiter(step, waiter, fence, closes ~= '0')
-    if was == 0 then
+    local grant, ends = remove_holder(step, waiter, fence, closes ~= '0')
+    if not grant then
       return 0
-    elseif was == 2 then
-      -- It may have held back others, which fit beside holders that share.
-      local first = redis.call('ZRANGE', HOLDERS, 0, 0)[1]
-      if first and first:byte() == EXCLUSIVE then
-        return 2
-      end
-      advance(step)
-      return 2, step.rest
     end
     local exclusive = grant:byte() == EXCLUSIVE
     -- A lease that has ended was lost, although its holder could still release it.
