@@ -21,6 +21,7 @@ from benchmarks import (
     quorum,
     replicas,
     scenarios,
+    scripts,
     stores,
 )
 from benchmarks import uncontended as free_lock
@@ -212,6 +213,14 @@ async def test_replicas_benchmark_prints_a_whole_table() -> None:
     assert [line.count("|") for line in (rule, *rows)] == [head.count("|")] * 4
     assert "none" in rows[0]
     assert rows[0].count(" 1.00 ") == len(replicas.MEASURES)
+
+
+def test_scripts_benchmark_prints_each_call_with_its_ratio() -> None:
+    """The benchmark of the server's CPU time runs, and its table is whole."""
+    size = scripts.Size(servers=1, rounds=2, batch=8, lengths=(10,))
+    head, rule, *rows = scripts.measure([scripts.ROOT, scripts.ROOT], size)
+    assert [line.count("|") for line in (rule, *rows)] == [head.count("|")] * 6
+    assert {row.split(" ")[1].strip("`,") for row in rows} == {"acquire", "release", "ZADD"}
 
 
 @pytest.mark.long
