@@ -18,11 +18,12 @@ from aiolock import observe as observe  # `aiolock.observe`, by its name
 from aiolock._client import LockClient, connect
 from aiolock._engine.lease import Lease
 from aiolock._engine.lease_state import LeaseState
+from aiolock._locks.acquire_context import AcquireContext
 from aiolock._locks.barrier import Barrier
 from aiolock._locks.election import Election, Leader, Term
 from aiolock._locks.event import Event
 from aiolock._locks.latch import Latch
-from aiolock._locks.lock import AcquireContext, Lock
+from aiolock._locks.lock import Lock
 from aiolock._locks.multilock import MultiLease, MultiLock
 from aiolock._locks.once import Once, Outcome
 from aiolock._locks.periodic import Periodic

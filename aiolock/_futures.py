@@ -7,6 +7,11 @@ import sys
 from collections.abc import Callable
 from typing import Any, Final
 
+running: Final[dict[asyncio.AbstractEventLoop, asyncio.Task[Any]] | None] = getattr(
+    asyncio.tasks, "_current_tasks", None
+)
+"""The running task of each event loop that runs one just now; None from Python 3.14 on."""
+
 # In 3.11 the public function is one in Python, and this is called for each answer.
 _tasks: Any = asyncio.tasks
 running_task: Final[Callable[[asyncio.AbstractEventLoop], asyncio.Task[Any] | None]] = (

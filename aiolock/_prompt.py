@@ -11,7 +11,7 @@ from contextvars import Context
 from functools import partial
 from typing import Any, Final
 
-from aiolock._futures import running_task
+from aiolock._futures import running, running_task
 
 _set_result: Final = asyncio.Future[Any].set_result
 
@@ -23,8 +23,9 @@ class Prompt(asyncio.Future[Any]):
     to be done, the loop polls its sockets once more before that, for nothing.
     """
 
-    _step: Callable[[Prompt], object] | None = None
-    """The callback of the task that awaits it; the only callback there is."""
+    step: Callable[[Prompt], object] | None = None
+    """The callback of the task that awaits it; the only callback there is. None once it was woken
+    or cancelled."""
     _context: Context | None = None
     _ordinary = False
     """It behaves as any future from now on: it is done, or several callbacks must be called in
@@ -34,19 +35,19 @@ class Prompt(asyncio.Future[Any]):
         self, fn: Callable[[Prompt], object], /, *, context: Context | None = None
     ) -> None:
         """As of any future. A task that awaits it is recognised by the ``context`` it passes."""
-        if context is None or self._ordinary or self._step is not None:
+        if context is None or self._ordinary or self.step is not None:
             self._become_ordinary()
             super().add_done_callback(fn, context=context)
         else:
-            self._step, self._context = fn, context
+            self.step, self._context = fn, context
 
     def when_resolved(self, function: Callable[[Prompt], object]) -> None:
         """Call this in the very call that resolves it; if it fails, as any future would."""
-        if self._ordinary or self._step is not None:
+        if self._ordinary or self.step is not None:
             self._become_ordinary()
             super().add_done_callback(function, context=Context())
         else:
-            self._step = function
+            self.step = function
 
     def remove_done_callback(self, fn: Callable[[Prompt], object], /) -> int:
         """As of any future."""
@@ -55,31 +56,32 @@ class Prompt(asyncio.Future[Any]):
 
     def _become_ordinary(self) -> None:
         self._ordinary = True
-        step, self._step = self._step, None
+        step, self.step = self.step, None
         if step is not None:
             super().add_done_callback(step, context=self._context or Context())
 
     def resolve(self, result: Any) -> None:
-        """Set the result, and let the waiting task continue in this very call.
+        """Set the result, unless it is done, and let the waiting task continue in this very call.
 
         Called from a task, it only does what `set_result` does: a task cannot step another one.
         """
-        step = self._step
+        step = self.step
         if step is None:
-            self.set_result(result)
+            if not self.done():  # otherwise it was cancelled
+                self.set_result(result)
             return
         if self._context is None:  # a function, and no task
-            self._ordinary, self._step = True, None
+            self._ordinary, self.step = True, None
             _set_result(self, result)
             step(self)
             return
-        if running_task(self._loop) is not None:
+        if self._loop in running if running is not None else running_task(self._loop) is not None:
             self.set_result(result)
             return
         # The result is set first: a signal's handler may cancel the task at any point from here.
         _set_result(self, result)
         self._ordinary = True
-        step, self._step = self._step, None
+        step, self.step = self.step, None
         if step is not None:
             try:
                 self._context.run(step, self)
@@ -127,8 +129,7 @@ def following(answer: asyncio.Future[Any]) -> Prompt:
 
 
 def _resume(prompt: Prompt, _: asyncio.Future[Any]) -> None:
-    if not prompt.done():
-        prompt.resolve(None)
+    prompt.resolve(None)
 
 
 def _raise(error: BaseException) -> None:

@@ -23,12 +23,12 @@ import logging
 import sys
 import threading
 from abc import abstractmethod
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar
-from weakref import WeakKeyDictionary, ref
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
+from weakref import ref
 
-from aiolock.errors import NotHeld
+from aiolock._by_hand import Entered, Inside, current_task
 
 __all__ = [
     "AnyEnterable",
@@ -71,19 +71,6 @@ class AnyEnterable(Generic[Entering_co]):
     def _dropped(self) -> Inside | None:
         """For an exit by hand if `_entered` has no body: one whose own exit was dropped."""
         return None
-
-
-class Inside(Protocol):
-    """A body that was entered."""
-
-    @property
-    def task(self) -> asyncio.Task[Any] | None:
-        """The task that entered it."""
-        ...
-
-    def close(self, error: BaseException | None) -> Any:
-        """Leave it; it ended with this error."""
-        ...
 
 
 class _Lookups(threading.local):
@@ -289,68 +276,3 @@ class SyncEnterable(AnyEnterable[Value_co], Generic[Value_co]):
     else:
         __enter__ = _entering
         __exit__ = _leaving
-
-
-class Entered:
-    """The bodies of one client that were entered by hand: without an exit that owns them.
-
-    They are forgotten with their description, because they can only be left through it.
-    """
-
-    def __init__(self, current_task: Callable[[], asyncio.Task[Any] | None]) -> None:
-        self._current_task = current_task
-        self._bodies: WeakKeyDictionary[Any, list[Inside]] = WeakKeyDictionary()
-
-    def __len__(self) -> int:
-        return sum(map(len, self._bodies.values()))
-
-    def has(self, of: object) -> bool:
-        """Whether there is any body of this description."""
-        return len(self._bodies) > 0 and bool(self._bodies.get(of))
-
-    def add(self, of: object, body: Inside) -> None:
-        """Add a body of ``of`` that has no exit of its own."""
-        self._bodies.setdefault(of, []).append(body)
-
-    def take(self, of: AnyEnterable[Any]) -> Inside:
-        """Remove and return the body that an exit by hand is to end; `NotHeld` if there is none."""
-        while bodies := self._bodies.get(of):
-            body = self.choose(of, tuple(bodies))
-            try:
-                bodies.remove(body)
-            except ValueError:
-                continue  # a finalizer left it in the meantime
-            return body
-        if (dropped := of._dropped()) is not None:
-            return dropped
-        raise NotHeld(f"the caller has not entered {of!r}, or has left it already")
-
-    def choose(self, of: object, bodies: Sequence[Inside]) -> Inside:
-        """The last body of this task; else the oldest of a task that has ended; else the oldest.
-
-        A body of a running task is chosen last, because that task may still leave it itself.
-        """
-        task = self._current_task()
-        ours = [body for body in bodies if body.task is task and task is not None]
-        if ours:
-            return ours[-1]
-        ended = [body for body in bodies if body.task is None or body.task.done()]
-        chosen = (ended or bodies)[0]
-        if len(bodies) > 1:
-            log.warning(
-                "aiolock: %r was entered %d times by hand, and is left by a task that has not"
-                " entered it: the oldest %s is ended. Use `async with` or an exit stack, whose"
-                " exit ends what it entered",
-                of,
-                len(bodies),
-                "of a task that has ended" if ended else "one",
-            )
-        return chosen
-
-
-def current_task() -> asyncio.Task[Any] | None:
-    """The running task; None outside of an event loop."""
-    try:
-        return asyncio.current_task()
-    except RuntimeError:
-        return None

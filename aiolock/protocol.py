@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from datetime import UTC, datetime
 from enum import Enum
-from typing import Any, Final, Generic, NamedTuple, TypeVar
+from typing import Any, Final, Generic, NamedTuple, TypeVar, final
 
 from aiolock.text import plain
 
@@ -224,7 +224,7 @@ class Queued(NamedTuple):
     until: int
     now: int
     displaced: bool = False
-    before: Before | None = None
+    before: Before | tuple[WaiterId, int] | None = None
 
 
 class Busy(NamedTuple):
@@ -400,8 +400,18 @@ class Operation(Generic[Answered]):
     """The name that it is about; empty if it is about several, or none."""
 
 
-@dataclass(frozen=True, slots=True)
-class Acquire(Operation[Answer]):
+class _Acquire(NamedTuple):
+    name: str
+    waiter: WaiterId
+    form: Form
+    ttl: int
+    ticket: int = 0
+    wait: bool = True
+    max_waiters: int = 0
+
+
+@final
+class Acquire(_Acquire, Operation[Answer]):
     """Take the lock for ``ttl`` ms if nobody holds it or waits for it, else queue.
 
     ``ticket`` is the waiter's old place, 0 for a newcomer; a ``max_waiters`` of 0 is no limit. A
@@ -410,20 +420,24 @@ class Acquire(Operation[Answer]):
     A waiter with the rule ``^`` blocks no other: if it fits, it is granted past the queue. One with
     ``&`` that does not wait, but completes its group, enters with the others. A lock that nobody
     holds, and for which nobody alive waits, is never `Busy`.
+
+    It is a named tuple, as is `Release`: every acquisition makes both, and that costs least.
     """
 
+    __slots__ = ()
+
+
+class _Release(NamedTuple):
     name: str
     waiter: WaiterId
     form: Form
-    ttl: int
-    _: KW_ONLY
-    ticket: int = 0
-    wait: bool = True
-    max_waiters: int = 0
+    fence: int
+    entered: bool = True
+    lost: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Release(Operation[int]):
+@final
+class Release(_Release, Operation[int]):
     """Remove the waiter from the holders or the queue; grant the lock to the next if it held.
 
     A ``fence`` releases only the grant with that fence; 0 releases the waiter in any state. Without
@@ -434,15 +448,10 @@ class Release(Operation[int]):
     `WAS_HOLDER`, `WAS_QUEUED` and `WAS_UNKNOWN`.
     """
 
-    name: str
-    waiter: WaiterId
-    form: Form
-    fence: int
-    _: KW_ONLY
-    entered: bool = True
-    lost: bool = False
+    __slots__ = ()
 
 
+@final
 @dataclass(frozen=True, slots=True)
 class ReportHandoff(Operation[int]):
     """Make ``target`` the holder instead of ``source``, for its claim; those between have left.

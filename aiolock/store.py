@@ -17,6 +17,7 @@ from aiolock.kinds import KINDS
 from aiolock.protocol import Deliver, Operation
 
 Value = TypeVar("Value")
+Answer = TypeVar("Answer", contravariant=True)  # noqa: PLC0105  # named for what it is
 
 ALL_KINDS: Final = frozenset({*KINDS, "rwlock"})
 """All kinds that a store may offer, by the methods of `LockClient` that make them."""
@@ -60,6 +61,30 @@ class Features:
     there. Clients of versions that cannot work together refuse each other by it."""
 
 
+class Receiver(Protocol[Answer]):
+    """What gets the answer of an operation in the very call in which it arrives, as a future."""
+
+    def done(self) -> bool:
+        """Whether it has the answer, or does not want it any more."""
+        ...
+
+    def resolve(self, answer: Answer, /) -> None:
+        """The answer; ignored once it is done."""
+        ...
+
+    def set_exception(self, error: Exception, /) -> None:
+        """The operation failed."""
+        ...
+
+
+class Submitted(Protocol):
+    """An operation that was submitted, and whose answer a receiver gets."""
+
+    def cancel(self) -> object:
+        """The receiver does not want the answer any more; as for the future of `Store.submit`."""
+        ...
+
+
 @runtime_checkable
 class Store(Protocol):
     """A place to keep locks.
@@ -72,6 +97,10 @@ class Store(Protocol):
     it submits a `Release` next, so the store may drop the cancelled command as long as it keeps
     that order. Every other command is carried out, even if its future is cancelled. Every future is
     resolved: a store gives up after 9.5 seconds at most.
+
+    A store may also have a method ``submit_to(operation, receiver) -> Submitted``, which gives the
+    answer of an `Acquire` or a `Release` to a `Receiver`, never before it has returned. That is
+    only to save the futures; `aiolock` uses it where it is there.
     """
 
     @property

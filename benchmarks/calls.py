@@ -30,20 +30,22 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parent.parent
 
-Cycle = Callable[["Lock"], Awaitable[object]]
-"""One acquire + release."""
+Cycle = Callable[["Lock", int], Awaitable[object]]
+"""Acquires and releases a lock so often."""
 
 
-async def enters(lock: Lock) -> None:
+async def enters(lock: Lock, each: int) -> None:
     """With ``async with``."""
-    async with lock:
-        pass
+    for _ in range(each):
+        async with lock:
+            pass
 
 
-async def calls(lock: Lock) -> None:
+async def calls(lock: Lock, each: int) -> None:
     """With `Lock.acquire` and `Lease.release`."""
-    lease = await lock.acquire()
-    await lease.release()
+    for _ in range(each):
+        lease = await lock.acquire()
+        await lease.release()
 
 
 @dataclass(frozen=True)
@@ -62,8 +64,7 @@ class Row:
 
         async def work(number: int) -> None:
             lock = client.lock(f"name {number % self.names}", **dict(self.options))
-            for _ in range(each):
-                await self.cycle(lock)
+            await self.cycle(lock, each)
 
         await asyncio.gather(*map(work, range(self.tasks)))
 

@@ -13,23 +13,25 @@ just granted the lock, the grant: the store decides the race in one step.
 from __future__ import annotations
 
 import asyncio
-import itertools
 from collections import deque
 from collections.abc import Callable, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Final
+from weakref import ref
 
 from aiolock._engine import deadlock, error_factories
 from aiolock._engine.acquisition import Acquisition, Phase
 from aiolock._engine.late import AlreadyDone, Late
-from aiolock._engine.lease import Lease, not_entered
+from aiolock._engine.lease import Lease, LeaseWithoutBody, not_entered
 from aiolock._engine.not_acquired import not_acquired
 from aiolock._engine.policy import Policy
+from aiolock._engine.scope import Scope, collected, enter
 from aiolock._engine.slow_monitor import SlowMonitor
 from aiolock._engine.time_limit import TimedOut, TimeLimit
 from aiolock._engine.waiters import Waiters
 from aiolock._engine.watchdog import Watchdog
 from aiolock._turns import turns
+from aiolock.entering import AnyEnterable, Entry
 from aiolock.errors import (
     ClientClosed,
     QueueFull,
@@ -63,33 +65,48 @@ async def acquire(  # noqa: C901, PLR0912, PLR0915  # flat: each nested coroutin
     engine: Engine,
     policy: Policy,
     timeout: float | None,
-    begins: Callable[[Lease], object],
+    begins: Callable[[Lease], object] | None,
     *,
+    entry: tuple[Entry, AnyEnterable[Any]] | None = None,
     owner: asyncio.Task[Any] | None = None,
     enters: bool = False,
     raises: bool = True,
     label: str = "",
     since: float | None = None,
+    lease_type: type[Lease] = LeaseWithoutBody,
 ) -> Lease | None:
     """Take the lock, or wait for it; ``begins`` gets the lease before anything else does.
 
+    Or it is entered by ``entry``, which is that of a description: then the lease has a body.
+
     If it does not become free in ``timeout`` seconds (0: if it is not free now), the result is
     None; with ``raises``, it is an `AcquireTimeout` that names the holders. With ``enters``, the
-    task that runs this is the ``owner``. For a multilock, ``since`` is when it began with its first
+    task that runs this is the ``owner``. The ``lease_type`` is `Lease` where ``begins`` gives it a
+    body. For a multilock, ``since`` is when it began with its first
     lock: the timeout is for all of its locks together.
     """
-    engine.check()
+    if asyncio._get_running_loop() is not engine.here:
+        engine.check()
     self = engine.acquirer
     watchdog = self._watchdog
     task = watchdog.current_task()
     if enters:
         owner = task
-    parent = deadlock.remember(owner)
+    known = deadlock.lineage.get()
+    if known is None or known[0]() is not owner:
+        deadlock.remember(owner)
+        known = deadlock.lineage.get()
+    parent = None if known is None else known[1]
     if owner in watchdog.owned and (held := self.held(policy, owner)) is not None:
-        return _lease_of(held, watchdog, policy, begins)
-    waiter = new(WaiterId, (self._client, next(self._numbers)))
-    acquisition = Acquisition(waiter, policy, owner, self._time())
-    acquisition.parent = parent
+        if entry is not None:
+            begins = partial(enter, *entry, policy.on_lost == "cancel")
+        assert begins is not None
+        return _lease_of(lease_type, held, watchdog, policy, begins)
+    self.number = number = self.number + 1
+    waiter = new(WaiterId, (self._client, number))
+    acquisition = Acquisition()
+    acquisition.waiter, acquisition.policy, acquisition.owner = waiter, policy, owner
+    acquisition.began, acquisition.parent = self._time(), parent
     acquisition.stands_still = owner is task
     acquisition.patient = timeout is None
     if label:
@@ -100,21 +117,51 @@ async def acquire(  # noqa: C901, PLR0912, PLR0915  # flat: each nested coroutin
     lease: Lease | None = None
     why: GaveUp = "busy"
     # Once it is added, only what follows removes it again, so nothing may raise in between.
-    self._waiters.add(acquisition)
+    waiting, key = self._waiters.acquisitions, policy.key
+    if key in waiting:
+        waiting[key][waiter] = acquisition
+    else:
+        waiting[key] = {waiter: acquisition}
+    self._waiters.by_age[waiter.seq] = acquisition
     try:
         if timeout is not None:
             limit = TimeLimit(acquisition, timeout, self._answer_timeout, since)
         self._waiters.ask(acquisition, wait=timeout != 0)
         await acquisition.waits_for
-        if (
+        now = self._time()
+        granted = (
             acquisition.phase is Phase.GRANTED
-            and self._time() < acquisition.deadline
+            and now < acquisition.deadline
             and acquisition.fence > acquisition.stale_fence
             and policy.every is None
-        ) or await self.late.go_on(acquisition, wait=timeout != 0):
-            self.keep(acquisition)
-            lease = Lease(watchdog, acquisition, shares=policy.shared)
-            begins(lease)
+        )
+        if not granted:
+            granted = await self.late.go_on(acquisition, wait=timeout != 0)
+            now = self._time()
+        if granted:
+            self._waiters.leave(acquisition, now)
+            if policy.max_hold is not None:
+                acquisition.ends = self._time() + policy.max_hold
+            if not policy.renew:
+                acquisition.counts_from = acquisition.deadline - lasts(acquisition.granted_for)
+            watchdog.keep(acquisition)
+            del acquisition.waits_for  # which keeps the context of its task
+            if self._events.often:
+                self._events.acquired(acquisition)
+            lease = lease_type(watchdog, acquisition, policy.shared)
+            if begins is not None:
+                begins(lease)
+            elif entry is not None:
+                # As `enter`, without the call.
+                body, looked_up = Scope(), entry[0]
+                body.lease, body.task, body.cancels = lease, owner, policy.on_lost == "cancel"
+                body.before = 0 if owner is None else owner.cancelling()
+                acquisition.bodies = (ref(body, partial(collected, lease)),)
+                left_by = None if looked_up.exit is None else looked_up.exit()
+                if left_by is None:
+                    entry[1]._entered.add(entry[1], body)
+                else:
+                    left_by.body = (entry[1], body)
             return lease
     except TimedOut:
         assert limit is not None
@@ -150,12 +197,16 @@ async def acquire(  # noqa: C901, PLR0912, PLR0915  # flat: each nested coroutin
 
 
 def _lease_of(
-    held: Acquisition, watchdog: Watchdog, policy: Policy, begins: Callable[[Lease], object]
+    lease_type: type[Lease],
+    held: Acquisition,
+    watchdog: Watchdog,
+    policy: Policy,
+    begins: Callable[[Lease], object],
 ) -> Lease:
     """One more lease of what the owner holds already."""
     lease = None
     try:
-        lease = Lease(watchdog, held, shares=policy.shared)
+        lease = lease_type(watchdog, held, policy.shared)
         begins(lease)
     except BaseException:
         not_entered(watchdog, held, lease)
@@ -188,7 +239,8 @@ class Acquirer:
         self._watchdog = watchdog
         self._client = client
         self._time = watchdog.time
-        self._numbers = itertools.count(1)
+        self.number = 0
+        """That of the last acquisition; `acquire` counts it up."""
 
     @cached_property
     def late(self) -> Late:
@@ -210,23 +262,9 @@ class Acquirer:
             raise error_factories.holds_already(policy)
         return held
 
-    def keep(self, acquisition: Acquisition) -> None:
-        """Keep and renew the grant from now on."""
-        self._waiters.leave(acquisition)
-        policy = acquisition.policy
-        if policy.max_hold is not None:
-            acquisition.ends = self._time() + policy.max_hold
-        if not policy.renew:
-            acquisition.counts_from = acquisition.deadline - lasts(acquisition.granted_for)
-        self._watchdog.keep(acquisition, acquisition.granted_for)
-        acquisition.kept()
-        del acquisition.waits_for  # which keeps the context of its task
-        if self._events.often:
-            self._events.acquired(acquisition)
-
     def end_without_grant(self, acquisition: Acquisition, why: GaveUp) -> None:
         """Remove the acquisition, and report why it ended."""
-        self._waiters.leave(acquisition)
+        self._waiters.leave(acquisition, self._time())
         if self._events.often:
             self._events.gave_up(acquisition, why, self._time())
 
@@ -242,6 +280,7 @@ class Acquirer:
         acquisitions = self._waiters.acquisitions.values()
         left = deque(acquisition for each in acquisitions for acquisition in each.values())
         take = turns().take
+        self._waiters.close_timers()
         try:
             await self._watchdog.handoff.flush_reports()
             while left:

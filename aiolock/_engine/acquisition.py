@@ -23,14 +23,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from enum import Enum
-from typing import Any, Final, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 from weakref import ref
 
 from aiolock._engine import error_factories
 from aiolock._engine.lease_state import LeaseState, LossReason
 from aiolock._engine.policy import Policy
+from aiolock._engine.released import Released
 from aiolock._engine.renewals import Renewals
-from aiolock._futures import failure_of
 from aiolock._prompt import Prompt
 from aiolock.errors import StoreError
 from aiolock.observer import LockRequest
@@ -46,6 +46,12 @@ from aiolock.protocol import (
     lasts,
     new,
 )
+from aiolock.store import Submitted
+
+if TYPE_CHECKING:
+    from aiolock._engine.lease import Lease
+    from aiolock._engine.scope import Scope
+    from aiolock._engine.waiters import Waiters
 
 Item = TypeVar("Item")
 
@@ -103,28 +109,6 @@ class ClockPair(NamedTuple):
     """Microseconds."""
 
 
-class Body(Protocol):
-    """The body of an ``async with`` that relies on an acquisition."""
-
-    task: asyncio.Task[Any] | None
-
-    def cancel(self) -> None:
-        """The lease is lost: cancel the body, unless ``on_lost`` is "signal"."""
-        ...
-
-
-class Handle(Protocol):
-    """A lease of an acquisition; acquiring a re-entrant lock once more gives one more."""
-
-    _shares: bool
-    _left_behind: bool
-    """It was entered, and its exit was garbage-collected, so nothing can leave its body."""
-
-    async def release(self) -> bool:
-        """Release it."""
-        ...
-
-
 class Acquisition:
     """One acquisition: its phase, and what is known of it. A task may make it again and again."""
 
@@ -144,9 +128,13 @@ class Acquisition:
 
     # While it waits
 
-    question: asyncio.Future[Answer] | None = None
-    """The store's answer to its question, an `Acquire`, while it is not here yet. There is one
-    question at a time."""
+    question: Submitted | None = None
+    """Its question, an `Acquire`, while the store's answer is not here yet. There is one question
+    at a time; the acquisition is the receiver of its answer."""
+    failure: Exception | None = None
+    """ASKING: why its question has failed."""
+    asked_by: Waiters
+    """Acts on the answers."""
     outdated = False
     """Something happened after the question was sent, so its answer may be too old: ask again."""
     ticket = 0
@@ -193,6 +181,8 @@ class Acquisition:
     is always counted from a local time that is certainly before the store began it."""
     unconfirmed = False
     """Whether its lease is only a claim, which must be renewed once to become the full ttl."""
+    next: Acquisition | None = None
+    """GRANTED: the one that is to continue after it: see `LocalHandoff`."""
     handed_off_by: LockRequest | None = None
     """GRANTED: the acquisition of this client that held the lock directly before, for observers."""
 
@@ -211,10 +201,10 @@ class Acquisition:
     """When ``max_hold`` has passed, by the local clock; None for no such limit."""
     counts_from = 0.0
     """Without renewal: the local time from which its lease counts, not later than the grant."""
-    bodies: tuple[ref[Body], ...] = ()
+    bodies: tuple[ref[Scope], ...] = ()
     """The bodies that rely on it. Weak references: a body belongs to the exit that ends it, and is
     to be collected with it."""
-    leases: tuple[Handle, ...] = ()
+    leases: tuple[Lease, ...] = ()
     """The leases that the owner can release by name, with `Lock.release`."""
     speaking = 0
     """How many leases that refer to it have not ended."""
@@ -223,8 +213,10 @@ class Acquisition:
     """Set when its release is asked for (see `wanted`); made when it is first read."""
     where = ""
     """The line that acquired it, if that was looked up."""
-    released: asyncio.Future[int] | None = None
+    released: Released | None = None
     """The store's answer to its release."""
+    handed_to: Acquisition | None = None
+    """The one that got the lock from it, until that is reported."""
     handed_off = False
     """It was handed off: a report follows instead of a release (see `LocalHandoff`)."""
     finishes = False
@@ -234,19 +226,17 @@ class Acquisition:
     downgraded: asyncio.Future[int] | None = None
     """The store's answer to its downgrading."""
 
-    def __init__(
-        self, waiter: WaiterId, policy: Policy, owner: asyncio.Task[Any] | None, began: float
-    ) -> None:
-        self.waiter = waiter
-        self.policy = policy
-        self.owner = owner
-        """The task that called `acquire`; None once that has ended, and only a lease is left."""
-        self.began = self.last_asked = began
-        """The last: the local time just before the last question was sent. Deadlines count from
-        here: the store's lease begins when the store reads the question, later by an unknown
-        time."""
-        self.ttl = policy.lease
-        """The length of its renewals, in ms."""
+    # Without `__init__`: `acquire` makes one for each acquisition, and sets these by itself.
+    waiter: WaiterId
+    policy: Policy
+    owner: asyncio.Task[Any] | None
+    """The task that called `acquire`; None once that has ended, and only a lease is left."""
+    began: float
+    last_asked: float
+    """The local time just before the last question was sent. Deadlines count from here: the store's
+    lease begins when the store reads the question, later by an unknown time."""
+    ttl = 0
+    """The length of its renewals, in ms, once it was extended: see `renews_for`."""
 
     def __repr__(self) -> str:
         return f"<Acquisition {self.waiter} {self.phase.value}>"
@@ -272,13 +262,38 @@ class Acquisition:
 
     # Questions
 
-    def asks(self, question: asyncio.Future[Answer], sent: float) -> None:
-        """A question was sent, after ``sent``: the first one, or a later one from the queue."""
-        assert self.question is None, "one question at a time"
-        assert self.phase is Phase.ASKING or self.phase is Phase.QUEUED, self
-        self.question = question
-        self.last_asked = sent
-        self.outdated = False
+    # It is the receiver of its answer
+
+    def done(self) -> bool:
+        """Whether it awaits no answer."""
+        return self.question is None
+
+    def resolve(self, answer: Answer, /) -> None:
+        """The store answers its question."""
+        self.question = None
+        # Without calls what nearly all answers are: a grant at once.
+        if type(answer) is Granted and self.phase is Phase.ASKING and not self.outdated:
+            self.fence, lease, displaced, claim = answer
+            if not displaced and self.limit is None:
+                policy, self.granted_for = self.policy, lease
+                certain = policy.lasts if lease == policy.lease else lasts(lease)
+                self.deadline = self.last_asked + certain
+                self.unconfirmed = claim or lease < policy.lease
+                self.phase = Phase.GRANTED
+                self.waits_for.resolve(None)
+                return
+        if type(answer) is Queued and self.phase is Phase.ASKING and self.overtaken is None:
+            newcomer = not self.ticket
+            self.ticket, self.failing_since, self.phase = answer.ticket, None, Phase.QUEUED
+            before, self.clocks = self.clocks, new(ClockPair, (self.last_asked, answer.now))
+            self.asked_by.queued(self, answer, before, newcomer=newcomer, first=True)
+        else:
+            self.asked_by.answered(self, answer)
+
+    def set_exception(self, failure: Exception, /) -> None:
+        """Its question has failed."""
+        self.question, self.failure = None, failure
+        self.asked_by.unanswered(self, failure)
 
     def sends_again(self) -> None:
         """The connection broke: the question under way, if any, may be sent twice."""
@@ -297,11 +312,8 @@ class Acquisition:
             return False
         return self.phase is Phase.QUEUED
 
-    def answers(self, question: asyncio.Future[Answer], answer: Answer) -> bool:
+    def answers(self, answer: Answer) -> bool:
         """The store answers; False if that comes too late to matter."""
-        if question is not self.question:
-            return False  # the question was withdrawn
-        self.question = None
         if self.phase is not Phase.ASKING and self.phase is not Phase.QUEUED:
             return False  # a push arrived before it
         if type(answer) is Granted:  # cheaper than `isinstance`
@@ -330,13 +342,6 @@ class Acquisition:
                 # Used only now, because until this answer the task awaited the answer, not a push.
                 fence, lease, deadline = self.overtaken
                 self._granted(fence, lease, deadline, claim=True)
-
-    def fails(self, question: asyncio.Future[Answer]) -> bool:
-        """A question failed, so its answer is unknown; True if that matters."""
-        if question is not self.question:
-            return False
-        self.question = None
-        return self.phase is Phase.QUEUED
 
     def withdraws(self) -> None:
         """The answer to the question under way is no longer wanted.
@@ -404,10 +409,6 @@ class Acquisition:
         """Whether its task waits in the queue, and has not been woken."""
         return self.phase is Phase.QUEUED and not self.waits_for.done()
 
-    def receives(self, fence: int, claim: int, deadline: float) -> None:
-        """Its own client hands it the lock, before the store does. It `waits`; wake it then."""
-        self._granted(fence, claim, deadline, claim=True)
-
     def taken_away(self, fence: int) -> None:
         """The grant of this fence is not ours any more. It may still be on its way."""
         self.stale_fence = max(self.stale_fence, fence)
@@ -456,11 +457,6 @@ class Acquisition:
         self._go(Phase.ASKING)
         self.overtaken, self.fence = None, 0
 
-    def kept(self) -> None:
-        """The watchdog renews the grant from now on."""
-        assert Phase.HELD in self.phase.steps, f"{self!r} cannot become held"
-        self.phase = Phase.HELD
-
     # The end of the waiting
 
     def stop(self, error: Exception) -> None:
@@ -476,18 +472,22 @@ class Acquisition:
             return False
         self._go(Phase.GIVEN_UP)
         # No release is needed if the only question was certainly not carried out.
-        known = self.clocks is not None or self.fence
-        question = self.question
-        refused = not known and question is not None and _was_refused(question)
+        known = self.clocks is not None or self.fence or self.question is not None
         self.withdraws()
-        return not refused
+        failure = self.failure
+        return bool(known) or not (isinstance(failure, StoreError) and failure.refused)
 
     # While it is held
 
     @property
-    def inside(self) -> list[Body]:
+    def inside(self) -> list[Scope]:
         """The bodies that can still be left."""
         return [body for each in self.bodies if (body := each()) is not None]
+
+    @property
+    def renews_for(self) -> int:
+        """The length of its renewals, in ms."""
+        return self.ttl or self.policy.lease
 
     @property
     def is_wanted(self) -> bool:
@@ -536,9 +536,3 @@ def without(items: tuple[Item, ...], item: object) -> tuple[Item, ...]:
     if len(items) == 1 and items[0] is item:
         return ()
     return tuple(each for each in items if each is not item)
-
-
-def _was_refused(answer: asyncio.Future[Any]) -> bool:
-    """Whether the store has certainly not carried out this question."""
-    error = failure_of(answer) if answer.done() else None
-    return isinstance(error, StoreError) and error.refused

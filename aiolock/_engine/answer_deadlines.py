@@ -10,8 +10,9 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Final
 
+from aiolock._engine.released import Released
 from aiolock._engine.timers import shared_timers
 from aiolock.errors import StoreError
 
@@ -26,29 +27,30 @@ class AnswerDeadlines:
         """``time`` is the clock of the deadlines."""
         self._time = time
         self._call_later = shared_timers()
-        self.pending: dict[asyncio.Future[Any], float] = {}
+        self.pending: dict[Released, float] = {}
         """The answers, and the deadline of each."""
         self._timer: asyncio.TimerHandle | None = None
-        self._timer_at = math.inf
+        self.timer_at = math.inf
+        """When the timer is due: who adds an answer with a later deadline needs no `add`."""
 
-    def add(self, answer: asyncio.Future[Any], deadline: float) -> None:
+    def add(self, answer: Released, deadline: float) -> None:
         """Fail this answer at its deadline, unless it arrives before."""
         self.pending[answer] = deadline
-        if deadline < self._timer_at:
+        if deadline < self.timer_at:
             self._arm(deadline)
 
-    def remove(self, answer: asyncio.Future[Any]) -> None:
+    def remove(self, answer: Released) -> None:
         """Stop watching this answer."""
         self.pending.pop(answer, None)
 
     def _arm(self, deadline: float) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        self._timer_at = deadline
+        self.timer_at = deadline
         self._timer = self._call_later(max(0.0, deadline - self._time()), self._fail_overdue)
 
     def _fail_overdue(self) -> None:
-        self._timer, self._timer_at = None, math.inf
+        self._timer, self.timer_at = None, math.inf
         now = self._time()
         overdue = [answer for answer, deadline in self.pending.items() if deadline <= now]
         for answer in overdue[:_TOGETHER]:
@@ -67,4 +69,4 @@ class AnswerDeadlines:
         self.pending.clear()
         if self._timer is not None:
             self._timer.cancel()
-            self._timer, self._timer_at = None, math.inf
+            self._timer, self.timer_at = None, math.inf

@@ -17,7 +17,8 @@ from aiolock._engine.acquisition import Acquisition, Phase
 from aiolock._engine.timers import shared_timers
 from aiolock.protocol import CLAIM, Queued, WaiterId
 
-KEEP_ALIVE: Final = protocol.KEEP_ALIVE / 1000
+KEEP_ALIVE_MS: Final = protocol.KEEP_ALIVE
+KEEP_ALIVE: Final = KEEP_ALIVE_MS / 1000
 """Seconds after which every waiter asks again: the store deletes a queue that nobody uses."""
 SOON: Final = 0.05
 """Seconds after which to ask when a waiter of ours has entered a shared lock: others hold it too,
@@ -31,14 +32,24 @@ JUST_AFTER: Final = 0.003
 class LocalQueue:
     """One client's waiters for one name. The first asks for all of them; the others ask rarely."""
 
-    def __init__(self, ask_again: Callable[[Acquisition], None], time: Callable[[], float]) -> None:
-        """``time`` is the clock of `Acquisition.last_asked`."""
+    def __init__(
+        self,
+        ask_again: Callable[[Acquisition], None],
+        time: Callable[[], float],
+        on_idle: Callable[[], object],
+    ) -> None:
+        """``time`` is the clock of `Acquisition.last_asked`.
+
+        ``on_idle`` is called some time after the last waiter has left: a timer is not cancelled
+        for an empty queue, as the next waiter would have to make another.
+        """
+        self._on_idle = on_idle
         self._ask_again = ask_again
         self._time = time
         self._call_later = shared_timers()
-        self._acquisitions: dict[WaiterId, Acquisition] = {}
+        self.acquisitions: dict[WaiterId, Acquisition] = {}
         """In the order in which they were queued."""
-        self._asked: dict[WaiterId, Acquisition] = {}
+        self.asked: dict[WaiterId, Acquisition] = {}
         """The same, in the order in which they last had an answer."""
         self.ask_at = math.inf
         """When the first asks again by itself."""
@@ -54,68 +65,74 @@ class LocalQueue:
         """
         # With few calls, because every waiter comes this way.
         waiter = acquisition.waiter
-        if waiter in self._acquisitions:
-            is_first = next(iter(self._acquisitions)) == waiter
-            del self._asked[waiter]
+        if waiter in self.acquisitions:
+            is_first = next(iter(self.acquisitions)) == waiter
+            del self.asked[waiter]
         else:
-            is_first = not self._acquisitions
-            self._acquisitions[waiter] = acquisition
-        self._asked[waiter] = acquisition
-        if answer.place == 1:
-            until = min(answer.until, KEEP_ALIVE * 1000)
-        else:
-            until = min(answer.until, acquisition.policy.lease, CLAIM)
-        if is_first:
-            # Only an answer to the first may postpone its next question. Otherwise a stream of
-            # newcomers could keep a waiter that lost its place from asking for ever.
-            self.ask_at = math.inf
-        self._ask_by(self._time() + until / 1000 + JUST_AFTER)
+            is_first = not self.acquisitions
+            self.acquisitions[waiter] = acquisition
+        self.asked[waiter] = acquisition
+        until = answer.until
+        most = KEEP_ALIVE_MS
+        if answer.place != 1:
+            lease = acquisition.policy.lease
+            most = lease if lease < CLAIM else CLAIM
+        if until > most:
+            until = most
+        when = self._time() + until / 1000 + JUST_AFTER
+        # Only an answer to the first may postpone its next question. Otherwise a stream of
+        # newcomers could keep a waiter that lost its place from asking for ever.
+        if is_first or when < self.ask_at:
+            self.ask_at = when
+        if self._timer is None or self._timer_at > self.ask_at:
+            self._arm()
 
     @property
     def first(self) -> Acquisition:
         """The waiter that has waited longest."""
-        return next(iter(self._acquisitions.values()))
+        return next(iter(self.acquisitions.values()))
 
     @property
     def first_without_grant(self) -> Acquisition | None:
         """The same, without those that were granted the lock and whose tasks have not run yet."""
-        waiting = (each for each in self._acquisitions.values() if each.phase is Phase.QUEUED)
+        waiting = (each for each in self.acquisitions.values() if each.phase is Phase.QUEUED)
         return next(waiting, None)
 
-    def leave(self, acquisition: Acquisition) -> bool:
-        """The waiter does not wait any more; True if none is left."""
-        waiter = acquisition.waiter
-        if waiter in self._acquisitions:
-            del self._acquisitions[waiter], self._asked[waiter]
-            if not self._acquisitions:
-                if self._timer is not None:
-                    self._timer.cancel()
-                return True
-            # It may have been granted the lock after it gave up. The next one is then granted the
-            # lock at the end of that claim at the latest.
-            lease = acquisition.policy.lease
-            ends = (min(CLAIM, lease)) / 1000
-            shares = acquisition.policy.shared and not acquisition.policy.passes
-            self._ask_by(self._time() + (min(SOON, ends) if shares else ends))
-        return not self._acquisitions
+    def left(self, acquisition: Acquisition, now: float) -> None:
+        """The waiter was removed, and others are left."""
+        # It may have been granted the lock after it gave up. The next one is then granted the lock
+        # at the end of that claim at the latest.
+        policy = acquisition.policy
+        ends = policy.lease / 1000 if policy.lease < CLAIM else CLAIM / 1000
+        if policy.shared and not policy.passes and ends > SOON:
+            ends = SOON
+        if now + ends < self.ask_at:
+            self.ask_at = now + ends
+            if self._timer is None or self._timer_at > self.ask_at:
+                self._arm()
 
-    def _ask_by(self, when: float) -> None:
-        """Let the first ask again at that time, unless it does so earlier."""
-        self.ask_at = min(self.ask_at, when)
+    def close(self) -> None:
+        """Ask no more."""
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _arm(self) -> None:
         # A timer that fires too early sets itself again: that is cheaper than making a new one.
-        if self._timer is None or self._timer_at > self.ask_at:
-            if self._timer is not None:
-                self._timer.cancel()
-            self._timer_at = self.ask_at
-            self._timer = self._call_later(max(0.0, self.ask_at - self._time()), self._ask)
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer_at = self.ask_at
+        self._timer = self._call_later(max(0.0, self.ask_at - self._time()), self._ask)
 
     def _ask(self) -> None:
         self._timer = None
+        if not self.acquisitions:
+            self._on_idle()
+            return
         now = self._time()
         if now >= self.ask_at:
             if self.first.is_quiet:
                 self._ask_again(self.first)
-            some = list(islice(self._asked.values(), _TOGETHER))
+            some = list(islice(self.asked.values(), _TOGETHER))
             due = [
                 acquisition for acquisition in some if now - acquisition.last_asked >= KEEP_ALIVE
             ]
@@ -124,7 +141,7 @@ class LocalQueue:
                     self._ask_again(acquisition)
                 # Its answer moves it to the end. If none comes, this does, and the others have a
                 # turn.
-                self._asked[acquisition.waiter] = self._asked.pop(acquisition.waiter)
+                self.asked[acquisition.waiter] = self.asked.pop(acquisition.waiter)
             more = len(due) == _TOGETHER
             self.ask_at = now + (JUST_AFTER if more else CLAIM / 1000)
-        self._ask_by(self.ask_at)
+        self._arm()

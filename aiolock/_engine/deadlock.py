@@ -28,7 +28,7 @@ Task = asyncio.Task[Any]
 SUSPICIOUS: Final = 1.0
 """Seconds of waiting after which a possible deadlock is logged."""
 
-_lineage: ContextVar[tuple[ref[Task], ref[Task] | None] | None] = ContextVar(
+lineage: ContextVar[tuple[ref[Task], ref[Task] | None] | None] = ContextVar(
     "aiolock task", default=None
 )
 """The task that used aiolock last in this context, and the one before it. A new task inherits the
@@ -38,10 +38,10 @@ first."""
 
 def remember(task: Task | None) -> ref[Task] | None:
     """Make this task known to the tasks that it creates; returns its own parent, if it has one."""
-    known = _lineage.get()
+    known = lineage.get()
     if task is not None and (known is None or known[0]() is not task):
         known = ref(task), None if known is None else known[0]
-        _lineage.set(known)
+        lineage.set(known)
     return None if known is None else known[1]
 
 

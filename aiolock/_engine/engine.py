@@ -15,6 +15,7 @@ from enum import Enum
 from typing import Any, Final, TypeVar
 
 from aiolock._engine.acquirer import Acquirer
+from aiolock._engine.closing import close_holds
 from aiolock._engine.events import Events
 from aiolock._engine.labels import labelled
 from aiolock._engine.lease_state import LeaseState, LossReason
@@ -57,6 +58,8 @@ class Engine(Uncopyable):
     waiters: Waiters
     acquirer: Acquirer
     _loop: asyncio.AbstractEventLoop
+    here: object
+    """The event loop in which it is open; a running loop that is another needs `check`."""
 
     def __init__(
         self,
@@ -79,6 +82,16 @@ class Engine(Uncopyable):
         self.client = _new_client()
         self._pid = os.getpid()
         self.entered = Entered(current_task)
+
+    @property
+    def state(self) -> State:
+        """Whether it is open."""
+        return self._state
+
+    @state.setter
+    def state(self, state: State) -> None:
+        self._state = state
+        self.here = self._loop if state is State.OPEN else self
 
     def begin(self) -> None:
         """Bind to the running event loop; `open` comes next.
@@ -193,7 +206,7 @@ class Engine(Uncopyable):
         try:
             await self.acquirer.aclose()
             await self.slow_monitor.aclose()
-            await self.watchdog.aclose(caller)
+            await close_holds(self.watchdog, caller)
         finally:
             try:
                 await self.handoff.aclose()

@@ -15,21 +15,20 @@ from typing import Any, Final
 from aiolock._engine.acquisition import Acquisition, without
 from aiolock._engine.lease_state import ALIVE, LeaseState, LossReason
 from aiolock._engine.policy import to_ms
-from aiolock._engine.scope import Scope
+from aiolock._engine.released import Released
+from aiolock._engine.scope import PATIENCE, body_of
 from aiolock._engine.watchdog import Watchdog
 from aiolock._futures import failure_of
-from aiolock._prompt import Prompt, following
+from aiolock._prompt import Prompt
 from aiolock.copying import Uncopyable
 from aiolock.entering import AsyncEnterable, Entered, Entry, current_task
 from aiolock.errors import LeaseLost, StoreError, Unsupported
 from aiolock.options import Seconds
-from aiolock.protocol import WAS_ABSENT, WAS_HOLDER, WAS_QUEUED
+from aiolock.protocol import WAS_ABSENT, WAS_QUEUED
 from aiolock.validation import checked_ttl
 
 log = logging.getLogger("aiolock")
 
-_PATIENCE: Final = 9.5
-"""Seconds after which a store gives up on a command by itself (see `Store`)."""
 _BY_HAND: Final = Entered(current_task)
 """The bodies of leases that were entered by hand."""
 
@@ -64,7 +63,7 @@ class Lease(
 
     __slots__ = ("__weakref__", "_ended", "_hold", "_left_behind", "_shares", "_watchdog")
 
-    def __init__(self, watchdog: Watchdog, hold: Acquisition, *, shares: bool) -> None:
+    def __init__(self, watchdog: Watchdog, hold: Acquisition, shares: bool) -> None:  # noqa: FBT001  # cheaper
         self._watchdog = watchdog
         self._hold = hold
         self._shares = shares
@@ -73,13 +72,6 @@ class Lease(
         hold.leases += (self,)
         hold.speaking += 1
         self._left_behind = self._ended = False
-
-    def __del__(self) -> None:
-        if getattr(self, "_ended", True) or self._hold.state not in ALIVE:
-            return  # it has ended, or __init__ has failed
-        self._hold.speaking -= 1
-        if not self._hold.speaking:
-            self._watchdog.unreachable(self._hold)
 
     def __repr__(self) -> str:
         return f"<Lease {self.name!r} fence={self.fence} {self.state} {self.remaining():.3f} s>"
@@ -137,8 +129,13 @@ class Lease(
 
     async def _enter(self, entry: Entry) -> Lease:
         cancels = self._hold.policy.on_lost == "cancel"
-        entry.enters(self, Scope(self, current_task(), cancels=cancels))
+        entry.enters(self, body_of(self, current_task(), cancels=cancels))
         return self
+
+    def _lose_body(self) -> None:
+        """Nothing can leave its body any more."""
+        self._left_behind = True
+        self.__class__ = LeaseWithoutBody  # pyright: ignore[reportAttributeAccessIssue]  # of the same layout
 
     def remaining(self) -> float:
         """Seconds for which it is certainly ours without a renewal; 0.0 once it has ended."""
@@ -161,30 +158,28 @@ class Lease(
         try:
             await self._answer(released)
         except asyncio.CancelledError:
-            released.add_done_callback(partial(self._watchdog.release_answered, self._hold))
+            released.then(partial(self._watchdog.release_answered, self._hold))
             raise
         return self._is_released(released)
 
-    def _answer(self, released: asyncio.Future[int]) -> Prompt:
+    def _answer(self, released: Released) -> Prompt:
         """Await this for the answer to a release: cancelling it does not stop that."""
         watchdog, deadline = self._watchdog, self._hold.deadline
         # Only needed if the lease ends before the store itself gives up on the command.
-        if deadline - watchdog.time() < _PATIENCE:
+        if deadline - watchdog.time() < PATIENCE:
             watchdog.answer_deadlines.add(released, deadline)
-        return following(released)
+        return released.wait(watchdog.loop)
 
-    def _is_released(self, released: asyncio.Future[int]) -> bool:
+    def _is_released(self, released: Released) -> bool:
         """Whether it was still ours when it was released, by the store's answer."""
         hold, watchdog = self._hold, self._watchdog
         if released in watchdog.answer_deadlines.pending:
             watchdog.answer_deadlines.remove(released)
-        try:
-            was = released.result()
-        except asyncio.CancelledError:
-            was = WAS_HOLDER  # there is no answer; the lock was ours when it was sent
-        except StoreError as failure:
-            watchdog.release_failed(hold, failure)
-            raise hold.policy.with_context(failure)  # noqa: B904  # it has the cause of the other
+        if (failure := released.failure) is not None:
+            if isinstance(failure, StoreError):
+                watchdog.release_failed(hold, failure)
+            raise hold.policy.with_context(failure)
+        was = released.was
         lost = was == WAS_ABSENT or was == WAS_QUEUED  # noqa: PLR1714  # no tuple for each release
         if lost and hold.state is LeaseState.RELEASED and not watchdog.handoff.was_unknown(hold):
             hold.state = LeaseState.LOST
@@ -200,17 +195,18 @@ class Lease(
         again, as by `release`. Whether the lock was still ours remains unknown.
         """
         if (released := self._give_back()) is not None:
-            released.add_done_callback(partial(self._watchdog.release_answered, self._hold))
+            released.then(partial(self._watchdog.release_answered, self._hold))
 
-    def _give_back(self) -> asyncio.Future[int] | None:
-        """`release` without waiting: the future of the answer, or None if there is none."""
-        hold = self._hold
-        self._watchdog.check_here()
+    def _give_back(self) -> Released | None:
+        """`release` without waiting; None if there is nothing to wait for."""
+        hold, watchdog = self._hold, self._watchdog
+        if asyncio._get_running_loop() is not watchdog.loop:  # nor in a fork
+            watchdog.check_here()
         if not self._ended:
             self._ended = True
             hold.speaking -= 1
             hold.leases = () if hold.leases == (self,) else without(hold.leases, self)
-        return None if hold.speaking else self._watchdog.release(hold)
+        return None if hold.speaking else watchdog.release(hold)
 
     async def extend(self, ttl: Seconds) -> None:
         """Let the lease end ``ttl`` seconds from now, and make later renewals as long.
@@ -305,6 +301,25 @@ class Lease(
         error.fence = self.fence
         error.closed = self._hold.reason is LossReason.CLOSED
         return error
+
+
+class LeaseWithoutBody(Lease):
+    """A lease that was acquired by call: nothing ends it if it is dropped.
+
+    A class of its own, because a finalizer costs each lease of a body as well.
+    """
+
+    __slots__ = ()
+
+    def __del__(self) -> None:
+        if getattr(self, "_ended", True) or self._hold.state not in ALIVE:
+            return  # it has ended, or __init__ has failed
+        self._hold.speaking -= 1
+        if not self._hold.speaking:
+            self._watchdog.forgotten.unreachable(self._hold)
+
+
+LeaseWithoutBody.__name__ = LeaseWithoutBody.__qualname__ = Lease.__name__  # what users know
 
 
 def not_entered(watchdog: Watchdog, hold: Acquisition, lease: Lease | None) -> None:

@@ -24,14 +24,15 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from contextvars import Context
 from functools import partial
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeVar, cast
 
 from aiolock._engine.acquisition import Acquisition, Phase
 from aiolock._engine.closed_store import ClosedStore
 from aiolock._engine.lease_state import LossReason
+from aiolock._engine.released import Released
 from aiolock._engine.releases import FIRST_PAUSE, LONGEST, LONGEST_PAUSE
 from aiolock._futures import failure_of, succeeded
-from aiolock._prompt import Prompt, when_answered
+from aiolock._prompt import when_answered
 from aiolock._turns import turns
 from aiolock.errors import StoreError
 from aiolock.protocol import (
@@ -39,7 +40,6 @@ from aiolock.protocol import (
     WAS_ABSENT,
     WAS_HOLDER,
     WAS_UNKNOWN,
-    Acquire,
     Deliver,
     Form,
     Operation,
@@ -51,9 +51,11 @@ from aiolock.protocol import (
     WaiterId,
     lasts,
 )
-from aiolock.store import Store
+from aiolock.store import Receiver, Store, Submitted
 
 Value = TypeVar("Value")
+SubmitTo = Callable[[Operation[Any], Receiver[Any]], Submitted]
+"""As `Store.submit`, with a receiver of the answer in place of a future."""
 
 _IN_A_TURN: Final = 16
 """Waiters that continue in one iteration of the event loop, because a lock was handed to them."""
@@ -70,36 +72,77 @@ _MARGIN: Final = 4
 class _HandoffChain:
     """A grant that the store has made, and its present holder after hand-offs in this client."""
 
-    def __init__(self) -> None:
-        self.present: Acquisition
-        self.fence = 0
-        """The fence of `present`, which has the lock now or had it last."""
-        self.reports = 0
-        """How many reports of this chain the store has not confirmed."""
-        self.released = False
-        """Whether the release of the present holder was sent."""
-        self.unknown = False
-        """Whether the store carried out that release before it had the report that this acquisition
-        holds the lock. Then its answer "absent" does not mean a loss."""
+    present: Acquisition
+    fence = 0
+    """The fence of `present`, which has the lock now or had it last."""
+    reports = 0
+    """How many reports of this chain the store has not confirmed."""
+    released = False
+    """Whether the release of the present holder was sent."""
+    unknown = False
+    """Whether the store carried out that release before it had the report that this acquisition
+    holds the lock. Then its answer "absent" does not mean a loss."""
 
 
 class _Batch:
     """Hand-offs of one chain that are reported in one command."""
 
-    def __init__(self, chain: _HandoffChain, source: Acquisition) -> None:
+    def __init__(
+        self,
+        handoff: LocalHandoff,
+        queue: _NameQueue,
+        chain: _HandoffChain,
+        source: Acquisition,
+    ) -> None:
+        self._handoff = handoff
+        self._queue = queue
         self.chain = chain
         self.form = source.policy.form
-        self.source = source.waiter
+        self.claimed = lasts(self.form.claim)
+        """Seconds for which a claim is certainly ours."""
+        self.source = source
         self.source_fence = self.fence = source.fence
         """The fences of the first and of the last of its grants."""
         self.via: list[Acquisition] = []
-        """The acquisitions that got the lock after ``source``, each under the next fence."""
-        self.releases: list[Prompt] = []
-        """The futures of the releases that became hand-offs; the report answers all of them."""
+        """The acquisitions that got the lock after ``source``, each under the next fence; set when
+        it is first sent. Until then, each of them has the next: see `Acquisition.handed_to`."""
+        self.size = 0
+        """How many these are."""
         self.sent: float | None = None
         """When it was first reported."""
         self.again = False
         """It is reported again, because the outcome of an earlier try is unknown."""
+
+    # It is the receiver of the answer to its report
+
+    def done(self) -> bool:
+        """Never: whoever answers it does so once for each report."""
+        return False
+
+    def heard(self, answer: asyncio.Future[int]) -> None:
+        """The same, from a future."""
+        if succeeded(answer):
+            self.resolve(answer.result())
+        else:
+            self.set_exception(failure_of(answer))
+
+    def resolve(self, was: int, /) -> None:
+        """The store has answered."""
+        self._handoff.answered(self._queue, self, was)
+
+    def set_exception(self, failure: BaseException | None, /) -> None:
+        """The outcome is unknown."""
+        self._handoff.failed(self._queue, self, failure)
+
+    @property
+    def handed_off(self) -> list[Acquisition]:
+        """Those that have handed the lock off."""
+        return [self.source, *self.via[:-1]]
+
+    @property
+    def releases(self) -> list[Released]:
+        """The releases that became hand-offs; the report answers all of them."""
+        return [hold.released for hold in self.handed_off if hold.released is not None]
 
 
 class _NameQueue:
@@ -124,6 +167,8 @@ class _NameQueue:
         """Sends them again, with growing pauses, until `LONGEST` has passed."""
         self.handed_off: dict[WaiterId, tuple[int, _HandoffChain]] = {}
         """Grants that were handed off, while the store has not confirmed that: fence and chain."""
+        self.ahead = 0
+        """How many these are."""
         self.overtaken = False
         """At the store, a waiter was queued before one of ours that may hold the lock already.
         Until the store has all reports, its `Queued.before` is not reliable."""
@@ -158,6 +203,10 @@ class LocalHandoff:
     ) -> None:
         """``release`` must release a grant and, if that fails, try again (see `Releases`)."""
         self._store = store
+        self.submit_now: Callable[[Operation[Any]], asyncio.Future[Any]] = store.submit
+        """Of the store itself, for who has sent the reports that are due, or knows of none."""
+        self.submit_to: SubmitTo | None = None
+        """The same for a `Receiver`, if the store has such a method."""
         self.features = store.features
         self._loop = asyncio.get_running_loop()
         self._time = time
@@ -167,8 +216,9 @@ class LocalHandoff:
         self.names: dict[str, _NameQueue] = {}
         """Names of which an order is known, or something is to be reported."""
         self._closed = False
-        self._next = deque[Prompt]()
-        """The futures of the waiters that were handed a lock, and continue soon, in order."""
+        self._first: Acquisition | None = None
+        """The first of those that were handed a lock, and continue soon; each has the `next`."""
+        self._last: Acquisition | None = None
         self._resuming = False
 
     def __repr__(self) -> str:
@@ -177,6 +227,8 @@ class LocalHandoff:
     async def open(self, client: str, deliver: Deliver) -> None:
         """As the store."""
         await self._store.open(client, deliver)
+        self.submit_now = self._store.submit
+        self.submit_to = getattr(self._store, "submit_to", None)
 
     async def aclose(self) -> None:
         """As the store."""
@@ -294,11 +346,10 @@ class LocalHandoff:
 
     # Hand-offs
 
-    def hand_off(self, hold: Acquisition) -> asyncio.Future[int] | None:
+    def hand_off(self, hold: Acquisition) -> Released | None:
         """Hand the lock to the waiter directly behind this hold, if that is known and possible.
 
-        Returns the future of the release's answer, which the report will give. None if the release
-        must be sent to the store.
+        Returns the release, which the report will answer. None if it must be sent to the store.
         """
         name, waiter = hold.policy.key, hold.waiter
         if name not in self.names:
@@ -309,85 +360,93 @@ class LocalHandoff:
             return None
         acquisition = queue.behind[waiter]
         del queue.behind[waiter]
-        now = self._time()
-        if not self._may_hand_off(queue, hold, acquisition, now):
+        now, form = self._time(), hold.policy.form
+        # Whether the store would grant the lock to this waiter, as far as the client can know. Only
+        # the simple case, in which its decision is certain: a plain lock, whose lease no renewal
+        # under way shortens, and which no copy of a question may still change. With a question
+        # under way, the answer may be that its place is lost.
+        if not (
+            acquisition.policy.form is form
+            and form.plain
+            and not hold.crossed
+            and (hold.renewals is None or not hold.is_limited)
+            and acquisition.phase is Phase.QUEUED
+            and acquisition.waits_for.step is not None
+            and acquisition.question is None
+            and acquisition.limit is None
+            and not (self._closed or queue.failed)
+            and queue.ahead < MAX_AHEAD
+            and now + form.claim / 1000 / _MARGIN < hold.deadline
+        ):
             self._forget_if_idle(queue)
             return None
         acquisition.behind = None
         chain = queue.chain
-        if not chain.fence or (chain.present.waiter, chain.fence) != (hold.waiter, hold.fence):
+        if not chain.fence or chain.present is not hold or chain.fence != hold.fence:
             chain = queue.chain = _HandoffChain()
         batch = queue.unsent[-1] if queue.unsent else None
         if batch is None or batch.chain is not chain:
-            batch = _Batch(chain, hold)
+            batch = _Batch(self, queue, chain, hold)
             chain.reports += 1
             queue.unsent.append(batch)
             self._loop.call_soon(self._report_if_idle, queue, batch, 0, 0, context=Context())
         fence, claim = hold.fence + 1, batch.form.claim
         # Until the report is carried out, the store knows the old lease; from then on it keeps a
         # claim, counted from a time that is certainly later than now. The earlier end is certain.
-        deadline = min(hold.deadline, now + lasts(claim))
+        deadline = now + batch.claimed
+        if deadline > hold.deadline:
+            deadline = hold.deadline
         chain.present, chain.fence = acquisition, fence
         chain.released = chain.unknown = False
         queue.handed_off[hold.waiter] = hold.fence, chain
+        queue.ahead += 1
         batch.fence = fence
-        batch.via.append(acquisition)
+        hold.handed_to = acquisition
+        batch.size += 1
         # The report answers the release: only the store can confirm that the lock was still ours.
-        released = Prompt(loop=self._loop)
-        batch.releases.append(released)
+        hold.released = released = Released()
         hold.handed_off = True
         acquisition.handed_off_by = hold.request
-        acquisition.receives(fence, claim, deadline)
-        self._next.append(acquisition.waits_for)
+        acquisition.fence, acquisition.granted_for = fence, claim
+        acquisition.deadline, acquisition.unconfirmed = deadline, True
+        acquisition.phase = Phase.GRANTED
+        if self._first is None or self._last is None:
+            self._first = acquisition
+        else:
+            self._last.next = acquisition
+        self._last = acquisition
         if not self._resuming:
             self._resuming = True
             self._loop.call_soon(self._resume, context=Context())
-        if len(batch.via) >= _TOGETHER:
+        if batch.size >= _TOGETHER:
             self._send(queue)
         return released
 
     def _resume(self) -> None:
         """Let those continue that were handed a lock, each of which may hand it to the next."""
-        following = self._next
         try:
             for _ in range(_IN_A_TURN):
-                if not following:
+                acquisition = self._first
+                if acquisition is None:
                     break
-                waiter = following.popleft()
-                if not waiter.done():  # otherwise it was cancelled meanwhile
-                    waiter.resolve(None)
+                self._first, acquisition.next = acquisition.next, None
+                # Kept by itself, as the future is deleted once it holds the lock.
+                acquisition.waits_for.resolve(None)
         finally:
-            self._resuming = bool(following)
-            if following:
+            self._resuming = self._first is not None
+            if self._resuming:
                 self._loop.call_soon(self._resume, context=Context())
-
-    def _may_hand_off(
-        self, queue: _NameQueue, hold: Acquisition, acquisition: Acquisition, now: float
-    ) -> bool:
-        """Whether the store would grant the lock to this waiter, as far as the client can know."""
-        form = hold.policy.form
-        same = acquisition.policy.form is form or acquisition.policy.form == form
-        # Only the simple case, in which the decision of the store is certain: a plain lock, whose
-        # lease no renewal under way shortens, and which no copy of a question may still change.
-        if not same or not form.plain or hold.crossed or hold.is_limited:
-            return False
-        # With a question under way, the answer may be that its place is lost.
-        if not acquisition.waits or acquisition.question is not None:
-            return False
-        if self._closed or queue.failed or len(queue.handed_off) >= MAX_AHEAD:
-            return False
-        return now + form.claim / 1000 / _MARGIN < hold.deadline
 
     def _report_if_idle(self, queue: _NameQueue, batch: _Batch, size: int, idle: int) -> None:
         """Report a batch once no hand-off has been added for some iterations of the event loop."""
         if not queue.unsent or queue.unsent[-1] is not batch:
             return
-        grown = len(batch.via) > size
+        grown = batch.size > size
         idle = 0 if grown else idle + 1
         if idle >= _IDLE_TURNS:
             self._send(queue)
         else:
-            more = queue, batch, len(batch.via), idle
+            more = queue, batch, batch.size, idle
             self._loop.call_soon(self._report_if_idle, *more, context=Context())
 
     def _send(self, queue: _NameQueue) -> None:
@@ -396,14 +455,20 @@ class LocalHandoff:
             queue.timer.cancel()
             queue.timer = None
         batches = [*queue.failed, *queue.unsent]
-        queue.failed.clear()
-        queue.unsent.clear()
+        queue.failed, queue.unsent = [], deque()
         for batch in batches:
+            if batch.sent is None:
+                hold = batch.source
+                for _ in range(batch.size):
+                    following, hold.handed_to = hold.handed_to, None
+                    assert following is not None
+                    batch.via += (following,)
+                    hold = following
             via = tuple([acquisition.waiter for acquisition in batch.via])
             handed_off = ReportHandoff(
                 queue.name,
                 batch.form,
-                batch.source,
+                batch.source.waiter,
                 batch.source_fence,
                 via[-1],
                 batch.fence,
@@ -412,16 +477,14 @@ class LocalHandoff:
             queue.under_way += 1
             if batch.sent is None:
                 batch.sent = self._time()  # before it is sent: the claim counts from here
-            answer = self._store.submit(handed_off)
-            when_answered(answer, partial(self._answered, queue, batch))
+            if self.submit_to is None:
+                when_answered(self.submit_now(handed_off), batch.heard)
+            else:
+                self.submit_to(handed_off, batch)
 
-    def _answered(self, queue: _NameQueue, batch: _Batch, answer: asyncio.Future[int]) -> None:
+    def answered(self, queue: _NameQueue, batch: _Batch, was: int) -> None:
+        """The store has answered a report."""
         queue.under_way -= 1
-        failure = failure_of(answer)
-        if failure is not None or answer.cancelled():
-            self._failed(queue, batch, failure)
-            return
-        was = answer.result()
         if was == WAS_ABSENT and batch.again:
             # The first try may have been carried out, and the lock released since.
             was = WAS_UNKNOWN
@@ -430,17 +493,20 @@ class LocalHandoff:
             self._confirmed(queue, batch)
         elif was == WAS_ABSENT:
             self._refused(queue, batch)
-        self._forget_if_idle(queue)
+        if not queue.behind:
+            self._forget_if_idle(queue)
         # Last, because each lets a task continue in that very call.
         for released in batch.releases:
-            if not released.done():
-                released.resolve(was)
+            released.resolve(was)
 
     def _settle(self, queue: _NameQueue, batch: _Batch) -> None:
         """The store has carried out or refused this report, or it is not sent again."""
         batch.chain.reports -= 1
-        for waiter in (batch.source, *(acquisition.waiter for acquisition in batch.via[:-1])):
-            queue.handed_off.pop(waiter, None)
+        handed_off = queue.handed_off
+        for hold in batch.handed_off:
+            if hold.waiter in handed_off:
+                del handed_off[hold.waiter]
+        queue.ahead = len(handed_off)
         if not queue.handed_off:
             queue.overtaken = False
 
@@ -452,7 +518,7 @@ class LocalHandoff:
             assert batch.sent is not None
             # A hold that was renewed since, or is being renewed, has a better deadline already.
             if hold.unconfirmed and not hold.is_limited:
-                hold.deadline = max(hold.deadline, batch.sent + lasts(batch.form.claim))
+                hold.deadline = max(hold.deadline, batch.sent + batch.claimed)
         elif chain.fence == batch.fence and present.ended and (chain.unknown or not chain.released):
             # The present holder has ended. Its release reached the store before this report, or was
             # never sent, so the report has made it the holder for good: release it.
@@ -482,12 +548,11 @@ class LocalHandoff:
             if had == fence and acquisition.waiter not in self._holds:
                 self._release(queue.name, acquisition.waiter, batch.form, 0)
 
-    def _failed(self, queue: _NameQueue, batch: _Batch, failure: BaseException | None) -> None:
+    def failed(self, queue: _NameQueue, batch: _Batch, failure: BaseException | None) -> None:
         """The outcome of a report is unknown. It is sent again, before all that follows."""
+        queue.under_way -= 1
         for released in batch.releases:
-            if not released.done():
-                released.set_exception(failure or StoreError("the report of a release was dropped"))
-        batch.releases.clear()
+            released.set_exception(failure or StoreError("the report of a release was dropped"))
         batch.again = True
         assert batch.sent is not None
         failing = self._time() - batch.sent
@@ -529,6 +594,7 @@ class LocalHandoff:
     def end(self) -> None:
         """Send nothing at all from now on: the client is opened again, under another client id."""
         self._store = ClosedStore(self._store, self._loop)
+        self.submit_now, self.submit_to = self._store.submit, None
 
     def submit(self, operation: Operation[Value]) -> asyncio.Future[Value]:
         """Start the operation, after the reports that it must not overtake."""
@@ -541,15 +607,29 @@ class LocalHandoff:
             chain = queue.chain
             if chain.reports and chain.present.waiter == operation.waiter:
                 chain.released = True
-                answer.add_done_callback(partial(_released, chain))
+                Released().follow(cast("asyncio.Future[int]", answer)).then(
+                    partial(_released, chain)
+                )
         return answer
+
+    def release(self, operation: Release, released: Released) -> None:
+        """The same for the release of a hold, with the receiver of its answer."""
+        name = operation.name
+        if name in self.names:
+            queue = self.names[name]
+            if queue.unsent or queue.failed:
+                self._send(queue)
+            chain = queue.chain
+            if chain.reports and chain.present.waiter == operation.waiter:
+                chain.released = True
+                released.then(partial(_released, chain))
+        if self.submit_to is None:
+            released.follow(self.submit_now(operation))
+        else:
+            self.submit_to(operation, released)
 
     def _report_before(self, operation: Operation[Any]) -> None:
         match operation:
-            case Acquire(ticket=0, wait=True, max_waiters=0):
-                # A newcomer joins the tail of the queue: for that, it makes no difference who of
-                # the waiters before it holds the lock.
-                pass
             case Renew(renewals):
                 for renewal in renewals:
                     self.report(renewal.name)
@@ -560,7 +640,7 @@ class LocalHandoff:
                 self.report(operation.name)
 
 
-def _released(chain: _HandoffChain, released: asyncio.Future[Any]) -> None:
+def _released(chain: _HandoffChain, released: Released) -> None:
     """The present holder's release succeeded. If a report is unanswered, it came before that."""
-    if succeeded(released) and chain.reports:
+    if released.failure is None and chain.reports:
         chain.unknown = True

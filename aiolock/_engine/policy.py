@@ -14,7 +14,7 @@ from typing import Final, TypeVar, overload
 
 from aiolock.errors import LockError
 from aiolock.options import OnLost, Seconds
-from aiolock.protocol import CLAIM, Form, Rule
+from aiolock.protocol import CLAIM, Form, Rule, lasts
 from aiolock.validation import (
     LONGEST_TTL,
     SHORTEST_TTL,
@@ -25,6 +25,9 @@ from aiolock.validation import (
     checked_ttl,
     seconds,
 )
+
+_MOST_FORMS: Final = 1024
+_forms: Final[dict[tuple[Form, int], Form]] = {}
 
 Error = TypeVar("Error", bound=LockError)
 Raised = TypeVar("Raised", bound=BaseException)
@@ -49,6 +52,14 @@ def plain(value: Seconds | None) -> float | None:
 def to_ms(value: float) -> int:
     """Seconds as whole milliseconds, as on the wire. They are converted only here."""
     return max(1, round(value * 1000))
+
+
+def interned(form: Form) -> Form:
+    """The one object for all forms like this one, so that they can be compared by ``is``."""
+    key = form, form.remember  # which a form does not compare
+    if len(_forms) >= _MOST_FORMS and key not in _forms:
+        _forms.clear()
+    return _forms.setdefault(key, form)
 
 
 def _ms_or_0(value: float | None) -> int:
@@ -92,6 +103,8 @@ class Policy:
     """A waiter with a grant continues and holds nothing, so the grant may have ended by then."""
     lease: int = field(init=False)
     """The length of the lease to ask for, in ms: ``ttl``, or ``max_hold`` if that is less."""
+    lasts: float = field(init=False)
+    """The seconds for which such a lease is certainly ours: see `protocol.lasts`."""
     form: Form = field(init=False)
     """The options that the store needs with each waiter."""
 
@@ -126,24 +139,27 @@ class Policy:
         if self.on_lost not in ("cancel", "signal"):
             raise ValueError(f"on_lost must be 'cancel' or 'signal', not {self.on_lost!r}")
         lease = to_ms(self.ttl if self.max_hold is None else min(self.ttl, self.max_hold))
-        form = Form(
-            # A barrier's grant lasts for a full ttl. So a party that missed the push still finds it
-            # when it asks again, which it does after a claim.
-            claim=lease if self.rule is Rule.GROUP else min(lease, CLAIM),
-            shared=self.shared,
-            rule=self.rule,
-            number=self.number,
-            declared=self.declared,
-            fixed=not self.renew,
-            once=self.once,
-            remember=self.remember,
-            downgrades=self.downgrades,
-            after_loss=_ms_or_0(self.lock_delay),
-            after_grant=_ms_or_0(self.min_hold),
-            period=_ms_or_0(self.every),
-            priority=self.priority,
+        form = interned(
+            Form(
+                # A barrier's grant lasts for a full ttl. So a party that missed the push still
+                # finds it when it asks again, which it does after a claim.
+                claim=lease if self.rule is Rule.GROUP else min(lease, CLAIM),
+                shared=self.shared,
+                rule=self.rule,
+                number=self.number,
+                declared=self.declared,
+                fixed=not self.renew,
+                once=self.once,
+                remember=self.remember,
+                downgrades=self.downgrades,
+                after_loss=_ms_or_0(self.lock_delay),
+                after_grant=_ms_or_0(self.min_hold),
+                period=_ms_or_0(self.every),
+                priority=self.priority,
+            )
         )
         object.__setattr__(self, "lease", lease)  # the only way in a frozen dataclass
+        object.__setattr__(self, "lasts", lasts(lease))
         object.__setattr__(self, "form", form)
         object.__setattr__(self, "key", f"{self.kind}:{self.name}")
         object.__setattr__(self, "passes", self.rule in (Rule.GROUP, Rule.COUNT))

@@ -12,17 +12,22 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 from weakref import ref
 
-from aiolock._engine.acquisition import Body, without
+from aiolock._engine.acquisition import without
 from aiolock._engine.lease_state import LeaseState
+from aiolock._engine.released import Released
+from aiolock._prompt import Prompt
 from aiolock.copying import Uncopyable
+from aiolock.entering import AnyEnterable, Entry
 from aiolock.errors import ClientClosed, LeaseLost, StoreError
-from aiolock.protocol import WAS_ABSENT
+from aiolock.protocol import WAS_ABSENT, WAS_HOLDER
 
 if TYPE_CHECKING:
     from aiolock._engine.lease import Lease
 
 log = logging.getLogger("aiolock")
 
+PATIENCE: Final = 9.5
+"""Seconds after which a store gives up on a command by itself (see `Store`)."""
 _TURNS: Final = 2
 """Iterations of the loop within which a cancelled anyio scope cancels its task again."""
 
@@ -34,26 +39,14 @@ class Scope(Uncopyable):
     `LeaseLost` instead. A cancellation from outside, even at the same moment, stays a cancellation.
     """
 
-    __slots__ = ("__weakref__", "_before", "_cancelled", "_cancels", "_own", "lease", "task")
-
-    def __init__(self, lease: Lease, task: asyncio.Task[Any] | None, *, cancels: bool) -> None:
-        """``cancels``: whether a loss cancels the body."""
-        self.lease = lease
-        self.task = task
-        # Cancellations of this task that are older than this body: not ours.
-        self._before = task.cancelling() if task else 0
-        self._cancelled = False
-        self._cancels = cancels
-        self._own: ref[Body] = ref(self)
-        lease._hold.bodies += (self._own,)
-
-    def __del__(self) -> None:
-        try:
-            lease = self.lease
-        except AttributeError:  # __init__ has failed
-            return
-        if not lease._ended:
-            lease._watchdog.left_behind(lease._hold, lease)
+    # Without `__init__`, because `Lock` makes one for each of its bodies, and sets these by itself.
+    lease: Lease
+    task: asyncio.Task[Any] | None
+    before: int
+    """Cancellations of its task that are older than this body: not ours."""
+    cancels: bool
+    """Whether a loss cancels the body."""
+    _cancelled = False
 
     def _is_nested(self) -> bool:
         """Whether the same task entered another body before, and a loss cancels that.
@@ -61,13 +54,13 @@ class Scope(Uncopyable):
         If bodies of a re-entrant lock are nested in one task, cancelling the outermost is enough.
         """
         for body in self.lease._hold.inside:
-            if isinstance(body, Scope) and body.task is self.task and body._cancels:
+            if body.task is self.task and body.cancels:
                 return body is not self
         return False
 
     def cancel(self) -> None:
         """The lease is lost: cancel the body, if the lock's ``on_lost`` says so."""
-        if self.task is not None and self._cancels and not self._is_nested():
+        if self.task is not None and self.cancels and not self._is_nested():
             self._cancelled = True
             if not self.task.cancel(f"{self.lease._hold.policy.called} was lost"):
                 # For example, `wait_for` of Python 3.11 enters it in a task of its own.
@@ -80,9 +73,9 @@ class Scope(Uncopyable):
     def move_to(self, task: asyncio.Task[Any] | None) -> None:
         """The body continues in ``task``: a loss cancels that task, and it closes the body."""
         self.task = task
-        self._before = task.cancelling() if task else 0
+        self.before = 0 if task is None else task.cancelling()
 
-    async def close(self, error: BaseException | None) -> None:  # noqa: C901  # flat, as `acquire`
+    async def close(self, error: BaseException | None) -> None:  # noqa: C901, PLR0912, PLR0915  # flat, as `acquire`
         """Leave the body: release the lock, and raise `LeaseLost` if the lease was lost.
 
         The body's own exception and a `CancelledError` are never replaced: after one of them, the
@@ -90,22 +83,48 @@ class Scope(Uncopyable):
         without ``confirm``.
         """
         lease, hold = self.lease, self.lease._hold
+        watchdog = lease._watchdog
         # First, so that a loss that is noticed below does not cancel a body that has ended.
-        hold.bodies = () if hold.bodies == (self._own,) else without(hold.bodies, self._own)
+        bodies = hold.bodies
+        if bodies and bodies[-1]() is self:  # as it is, unless bodies overlap
+            hold.bodies = bodies[:-1]
+        else:
+            hold.bodies = tuple([each for each in bodies if each() is not self])
         if lease._ended or hold.speaking > 1:  # otherwise the release checks it
-            lease._watchdog.check(hold)
+            watchdog.check(hold)
         try:
             if error is None and not self._cancelled and hold.policy.confirm:
-                released = lease._give_back()
-                if released is not None:  # as in `Lease.release`, without a coroutine of its own
-                    try:
-                        await lease._answer(released)
-                    except asyncio.CancelledError:
-                        released.add_done_callback(partial(lease._watchdog.release_answered, hold))
-                        raise
-                    lease._is_released(released)
+                # As `Lease.release`, without a coroutine of its own, and with few calls.
+                if asyncio._get_running_loop() is not watchdog.loop:
+                    watchdog.check_here()
+                if not lease._ended:
+                    lease._ended = True
+                    hold.speaking -= 1
+                    leases = hold.leases
+                    hold.leases = () if leases == (lease,) else without(leases, lease)
+                released = None if hold.speaking else watchdog.release(hold)
+                if released is not None:
+                    if released.was is None and released.failure is None:
+                        deadline, answers = hold.deadline, watchdog.answer_deadlines
+                        if deadline >= answers.timer_at:
+                            answers.pending[released] = deadline
+                        elif deadline - watchdog.time() < PATIENCE:
+                            answers.add(released, deadline)
+                        if released.prompt is None:
+                            released.prompt = prompt = Prompt(loop=watchdog.loop)
+                        else:
+                            prompt = released.wait(watchdog.loop)
+                        try:
+                            await prompt
+                        except asyncio.CancelledError:
+                            released.then(partial(watchdog.release_answered, hold))
+                            raise
+                        if released in answers.pending:
+                            del answers.pending[released]
+                    if released.was != WAS_HOLDER:
+                        lease._is_released(released)
             elif (released := lease._give_back()) is not None:
-                released.add_done_callback(self._log_unconfirmed)
+                released.then(self._log_unconfirmed)
         except StoreError as failure:
             self._log(failure)
         except ClientClosed as failure:
@@ -113,9 +132,10 @@ class Scope(Uncopyable):
                 raise
             self._log(failure)
         finally:
-            lease._watchdog.body_ended()
+            if watchdog.closing is not None:
+                watchdog.closing.set()
         ours = await self._take_back(error) if self._cancelled else False
-        if hold.state is LeaseState.LOST and self._cancels:
+        if hold.state is LeaseState.LOST and self.cancels:
             if error is None or ours:
                 raise lease._loss() from error
             if not isinstance(error, asyncio.CancelledError | LeaseLost):
@@ -124,14 +144,14 @@ class Scope(Uncopyable):
     async def _take_back(self, error: BaseException | None) -> bool:
         """Undo our own cancellation; True if ``error`` came from it alone."""
         assert self.task is not None
-        alone = self.task.uncancel() <= self._before
+        alone = self.task.uncancel() <= self.before
         if not isinstance(error, asyncio.CancelledError):
             try:
                 # The body ended before our cancellation arrived. Before Python 3.13 it would arrive
                 # at the next await, outside of the body: let it arrive here.
                 await asyncio.sleep(0)
             except asyncio.CancelledError:
-                if self.task.cancelling() > self._before:
+                if self.task.cancelling() > self.before:
                     raise
             return False
         if not alone:
@@ -143,13 +163,11 @@ class Scope(Uncopyable):
                 await asyncio.sleep(0)
         return alone
 
-    def _log_unconfirmed(self, released: asyncio.Future[int]) -> None:
+    def _log_unconfirmed(self, released: Released) -> None:
         self.lease._watchdog.release_answered(self.lease._hold, released)
-        if released.cancelled():
-            return
-        if failure := released.exception():
-            self._log(failure)
-        elif released.result() == WAS_ABSENT and not self.lease._watchdog.handoff.was_unknown(
+        if released.failure is not None:
+            self._log(released.failure)
+        elif released.was == WAS_ABSENT and not self.lease._watchdog.handoff.was_unknown(
             self.lease._hold
         ):
             log.warning("aiolock: %r had been lost before it was released", self.lease.name)
@@ -161,3 +179,24 @@ class Scope(Uncopyable):
             self.lease.name,
             failure,
         )
+
+
+def body_of(lease: Lease, task: asyncio.Task[Any] | None, *, cancels: bool) -> Scope:
+    """The body of this lease, in that task; ``cancels``: whether a loss cancels it."""
+    body = Scope()
+    body.lease, body.cancels = lease, cancels
+    body.move_to(task)
+    # If it is collected before it is closed, nothing can leave it any more.
+    lease._hold.bodies += (ref(body, partial(collected, lease)),)
+    return body
+
+
+def enter(entry: Entry, of: AnyEnterable[Any], cancels: bool, lease: Lease) -> None:  # noqa: FBT001  # for `partial`
+    """The body of this lease begins, in the task that has acquired it: ``async with of``."""
+    entry.enters(of, body_of(lease, lease._hold.owner, cancels=cancels))
+
+
+def collected(lease: Lease, _: ref[Scope]) -> None:
+    """The body of this lease was garbage-collected, in any thread."""
+    if not lease._ended:
+        lease._watchdog.forgotten.left_behind(lease._hold, lease)

@@ -16,7 +16,7 @@ from functools import partial
 from itertools import islice
 from typing import Any, Final
 
-from aiolock._engine.acquisition import Acquisition, Phase
+from aiolock._engine.acquisition import Acquisition, ClockPair, Phase
 from aiolock._engine.backstop import LocalQueue
 from aiolock._engine.lease_state import LossReason
 from aiolock._engine.timers import shared_timers
@@ -43,6 +43,7 @@ from aiolock.protocol import (
     Reconnected,
     ReleaseRequested,
     WaiterId,
+    new,
 )
 from aiolock.text import one_line
 
@@ -62,6 +63,10 @@ _WARNED_EVERY: Final = 60.0
 _STILL_BROKEN: Final = 3.0
 """Seconds after which it is logged why a broken link could not be restored."""
 
+_A_CLAIM: Final = CLAIM / 1000
+_MOST_EMPTY: Final = 64
+"""Queues of a client that are kept for a while when they have become empty."""
+
 _LOST: Final = {"expired": LossReason.EXPIRED, "broken": LossReason.BROKEN}
 """The reasons for a loss that a store gives; any other is from a later version."""
 
@@ -80,7 +85,7 @@ class Waiters:
         self.on_reconnect: set[Callable[[], object]] = set()
         """Called when pushes and replies may have been missed."""
         self.acquisitions: dict[str, dict[WaiterId, Acquisition]] = {}
-        """By key, and then by waiter."""
+        """By key, and then by waiter; `acquire` adds to it, and to the next."""
         self.by_age: dict[int, Acquisition] = {}
         """By their numbers, in the order in which they began."""
         self.blocked: dict[asyncio.Task[Any], Acquisition] = {}
@@ -91,6 +96,9 @@ class Waiters:
         """Waiters whose last question failed, and when each of them asks again."""
         self._retry: asyncio.TimerHandle | None = None
         self._queues: dict[str, LocalQueue] = {}
+        self._empty: dict[str, LocalQueue] = {}
+        """Those that have become empty, until their timers are due."""
+        self._kept_empty = _MOST_EMPTY
         self._displaced: dict[str, float] = {}
         """By key, the time of the latest question that found a lost place; asked for soon."""
         self._all_asked: dict[str, float] = {}
@@ -101,27 +109,32 @@ class Waiters:
         self._broken_at = math.inf
         """Since when; infinity once the warning about it was logged."""
 
-    def add(self, acquisition: Acquisition) -> None:
-        """The acquisition begins."""
-        # Without a call, here and in `leave`, because every acquisition comes this way.
-        key, waiter = acquisition.policy.key, acquisition.waiter
-        if key in self.acquisitions:
-            self.acquisitions[key][waiter] = acquisition
-        else:
-            self.acquisitions[key] = {waiter: acquisition}
-        self.by_age[waiter.seq] = acquisition
-
-    def leave(self, acquisition: Acquisition) -> None:  # noqa: C901  # flat: it is always called
+    def leave(self, acquisition: Acquisition, now: float) -> None:  # noqa: C901, PLR0912  # flat
         """The acquisition does not wait any more, for any reason. Idempotent."""
         if acquisition.question is not None:
             acquisition.withdraws()
         if self._failed:
             self._cancel_retry(acquisition)
         key, waiter = acquisition.policy.key, acquisition.waiter
-        if key in self._handoff.names:
+        names = self._handoff.names
+        if key in names and not (
+            # It was handed the lock, and stands before another: that is known already.
+            acquisition.behind is None and acquisition.phase is Phase.GRANTED and names[key].behind
+        ):
             self._handoff.leaves(acquisition)
-        if key in self._queues and self._queues[key].leave(acquisition):
-            del self._queues[key]
+        if key in self._queues and waiter in (queue := self._queues[key]).acquisitions:
+            del queue.acquisitions[waiter], queue.asked[waiter]
+            if queue.acquisitions:
+                policy = acquisition.policy
+                if now + _A_CLAIM < queue.ask_at or policy.lease < CLAIM or policy.shared:
+                    queue.left(acquisition, now)
+            else:
+                queue.ask_at = math.inf
+                del self._queues[key]
+                if len(self._empty) < self._kept_empty:
+                    self._empty[key] = queue
+                else:
+                    queue.close()
         if waiter.seq in self.by_age:
             del self.by_age[waiter.seq]
         owner = acquisition.owner
@@ -137,6 +150,13 @@ class Waiters:
             if self._all_asked:
                 self._all_asked.pop(key, None)
 
+    def close_timers(self) -> None:
+        """No timer is to be left of names that nobody waits for, from now on."""
+        self._kept_empty = 0
+        for queue in self._empty.values():
+            queue.close()
+        self._empty.clear()
+
     # Questions to the store
 
     def ask(self, acquisition: Acquisition, *, wait: bool) -> None:
@@ -144,44 +164,91 @@ class Waiters:
         policy = acquisition.policy
         if acquisition.phase is Phase.ASKING:
             acquisition.waits_for = Prompt(loop=self._loop)
-        sent = self._time()  # before it is sent: see `Acquisition.last_asked`
-        question = self._handoff.submit(
-            Acquire(
-                policy.key,
-                acquisition.waiter,
-                policy.form,
-                policy.lease,
-                ticket=acquisition.ticket,
-                wait=wait,
-                max_waiters=policy.max_waiters or 0,
-            )
+        assert acquisition.question is None, "one question at a time"
+        acquisition.outdated, acquisition.failure = False, None
+        acquisition.last_asked = self._time()  # before it is sent
+        ticket, most = acquisition.ticket, policy.max_waiters or 0
+        operation: Acquire = new(
+            Acquire,
+            (policy.key, acquisition.waiter, policy.form, policy.lease, ticket, wait, most),
         )
-        acquisition.asks(question, sent)
-        when_answered(question, partial(self._answered, acquisition))
+        acquisition.asked_by = self
+        handoff = self._handoff
+        # A newcomer joins the tail of the queue: for that, it makes no difference who of the
+        # waiters before it holds the lock.
+        if handoff.names and (ticket or most or not wait):
+            handoff.report(policy.key)
+        if handoff.submit_to is None:
+            acquisition.question = question = handoff.submit_now(operation)
+            when_answered(question, partial(self._heard, acquisition))
+        else:
+            acquisition.question = handoff.submit_to(operation, acquisition)
 
-    def _process(
-        self, acquisition: Acquisition, question: asyncio.Future[Answer], answer: Answer
-    ) -> bool:
-        """Process an answer; False if it came too late."""
-        newcomer = acquisition.ticket == 0
+    def _heard(self, acquisition: Acquisition, question: asyncio.Future[Answer]) -> None:
+        """The future of a question has its answer."""
+        if question is not acquisition.question or question.cancelled():
+            return  # the question was withdrawn
+        failure = question.exception()
+        if failure is None:
+            acquisition.resolve(question.result())
+        else:
+            assert isinstance(failure, Exception)
+            acquisition.set_exception(failure)
+
+    def answered(self, acquisition: Acquisition, answer: Answer) -> None:
+        """Process the answer to a question, and wake the task if it has to do something now."""
+        newcomer, first = acquisition.ticket == 0, acquisition.phase is Phase.ASKING
         before = acquisition.clocks
-        if not acquisition.answers(question, answer):
-            return False
-        if (type(answer) is Granted or type(answer) is Queued) and answer.displaced:
-            self._was_displaced(acquisition, -math.inf if before is None else before.sent)
+        if not acquisition.answers(answer):
+            return  # it came too late
         if type(answer) is Queued:
-            key = acquisition.policy.key
-            if key not in self._queues:
-                self._queues[key] = LocalQueue(self._ask_again, self._time)
-            self._queues[key].queued(acquisition, answer)
-            if acquisition.outdated:
-                self._ask_again(acquisition)
-            elif newcomer and (answer.before is not None or self._handoff.names):
-                self._handoff.queued(acquisition, answer, self.acquisitions[key])
-        elif acquisition.outdated and isinstance(answer, Granted) and acquisition.policy.shared:
-            # What made the question outdated may concern those that can share the lock with it.
-            self._first_asks(acquisition.policy.key)
-        return True
+            self.queued(acquisition, answer, before, newcomer=newcomer, first=first)
+            return
+        if isinstance(answer, Granted):
+            if answer.displaced:
+                self._was_displaced(acquisition, before)
+            if acquisition.outdated and acquisition.policy.shared:
+                # What made the question outdated may concern those that can share the lock with it.
+                self._first_asks(acquisition.policy.key)
+        _wake(acquisition)
+
+    def queued(
+        self,
+        acquisition: Acquisition,
+        answer: Queued,
+        before: ClockPair | None,
+        *,
+        newcomer: bool,
+        first: bool,
+    ) -> None:
+        """The acquisition is in the queue: its task sleeps on, unless it has to do something."""
+        key, handoff = acquisition.policy.key, self._handoff
+        if answer.displaced:
+            self._was_displaced(acquisition, before)
+        if key not in self._queues:
+            if key in self._empty:
+                self._queues[key] = self._empty[key]
+                del self._empty[key]
+            else:
+                forget = partial(self._empty.pop, key, None)
+                self._queues[key] = LocalQueue(self._ask_again, self._time, forget)
+        self._queues[key].queued(acquisition, answer)
+        if acquisition.outdated:
+            self._ask_again(acquisition)
+        elif newcomer and (answer.before is not None or handoff.names):
+            handoff.queued(acquisition, answer, self.acquisitions[key])
+        if acquisition.phase is not Phase.QUEUED:
+            _wake(acquisition)  # a push came before the answer
+        elif first:
+            task, parent = acquisition.owner, acquisition.parent
+            blocks = False
+            if task is not None and acquisition.patient and acquisition.stands_still:
+                # If its task, or the parent of that, holds something, deadlocks are possible.
+                self.blocked[task] = acquisition
+                owned = self._watchdog.owned
+                blocks = task in owned or (parent is not None and parent() in owned)
+            if blocks or self._watchdog.events.often:
+                _wake(acquisition)  # to look for a deadlock, or to report that it waits
 
     def _first_asks(self, key: str) -> None:
         """Let the first waiter that has not been granted the lock ask again."""
@@ -196,41 +263,12 @@ class Waiters:
                 self._cancel_retry(acquisition)
             self.ask(acquisition, wait=True)
 
-    def _answered(self, acquisition: Acquisition, question: asyncio.Future[Answer]) -> None:
-        """Process the answer to a question, and wake the task if it has to do something now."""
-        try:
-            answer = question.result()
-        except asyncio.CancelledError:
-            return  # the question was withdrawn
-        except Exception as failure:  # noqa: BLE001  # its task gets it, whatever it is
-            self._unanswered(acquisition, question, failure)
-            return
-        first = acquisition.phase is Phase.ASKING
-        if not self._process(acquisition, question, answer):
-            return
-        if acquisition.phase is not Phase.QUEUED:
-            _wake(acquisition)
-        elif first and (self._blocks(acquisition) or self._watchdog.events.often):
-            _wake(acquisition)  # to look for a deadlock, or to report that it waits
-
-    def _unanswered(
-        self, acquisition: Acquisition, question: asyncio.Future[Answer], failure: Exception
-    ) -> None:
-        if acquisition.phase is not Phase.ASKING:
-            if acquisition.fails(question):
-                self._ask_later(acquisition, failure)
-        elif question is acquisition.question and not acquisition.waits_for.done():
-            # It stays its question: `Acquisition.gives_up` looks at what became of it.
+    def unanswered(self, acquisition: Acquisition, failure: Exception) -> None:
+        """The answer to a question is unknown."""
+        if acquisition.phase is Phase.QUEUED:
+            self._ask_later(acquisition, failure)
+        elif acquisition.phase is Phase.ASKING and not acquisition.waits_for.done():
             acquisition.waits_for.set_exception(failure)
-
-    def _blocks(self, acquisition: Acquisition) -> bool:
-        """Whether its task, or the parent of that, holds something: then deadlocks are possible."""
-        task = acquisition.owner
-        if task is None or not (acquisition.patient and acquisition.stands_still):
-            return False
-        self.blocked[task] = acquisition
-        owned, parent = self._watchdog.owned, acquisition.parent
-        return task in owned or (parent is not None and parent() in owned)
 
     def _ask_later(self, acquisition: Acquisition, failure: Exception) -> None:
         """Ask again later: a waiter in the queue waits until its timeout, also during an outage.
@@ -276,14 +314,14 @@ class Waiters:
             self._retry.cancel()
             self._retry = None
 
-    def _was_displaced(self, found: Acquisition, known: float) -> None:
+    def _was_displaced(self, found: Acquisition, before: ClockPair | None) -> None:
         """This waiter lost its place in the queue; the others of its key may have lost theirs too.
 
         So all of them ask again. Many waiters find the same loss at about the same time, and only
-        the first of them may cause that. ``known`` is when this one asked before: if all have asked
-        since, then they have found the loss already.
+        the first of them may cause that. ``before`` says when this one asked before: if all have
+        asked since, then they have found the loss already.
         """
-        key = found.policy.key
+        key, known = found.policy.key, -math.inf if before is None else before.sent
         self._handoff.forget_order(key)
         if known < self._all_asked.get(key, -math.inf):
             return
@@ -443,6 +481,4 @@ _PROCESS: Final[dict[type[Event], Callable[[Waiters, Any], None]]] = {
 
 def _wake(acquisition: Acquisition) -> None:
     """Let its task continue, unless its future is resolved already."""
-    future = acquisition.waits_for
-    if not future.done():
-        future.resolve(None)
+    acquisition.waits_for.resolve(None)

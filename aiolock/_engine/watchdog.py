@@ -8,33 +8,31 @@ each place where the store keeps them. Each answer moves deadlines and plans the
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import math
 import os
 import random
-import warnings
-from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from functools import cached_property, partial
 from operator import call
 from typing import Any, Final
 
 from aiolock._clock import clock
-from aiolock._dropped import DroppedLease, on_dropped
-from aiolock._engine.acquisition import Acquisition, Handle, without
+from aiolock._engine.acquisition import Acquisition, Phase
 from aiolock._engine.answer_deadlines import AnswerDeadlines
 from aiolock._engine.events import Events
+from aiolock._engine.forgotten import Forgotten
 from aiolock._engine.lease_state import ALIVE, LeaseState, LossReason
 from aiolock._engine.limits import Limits
 from aiolock._engine.local_handoff import LocalHandoff
 from aiolock._engine.pending_finishes import PendingFinishes
+from aiolock._engine.released import Released
 from aiolock._engine.releases import Releases
 from aiolock._engine.timer_wheel import SOON, TimerWheel
-from aiolock._futures import failure_of, retrieve, running_task, succeeded
-from aiolock._turns import Backlog, turns
+from aiolock._futures import retrieve, running_task, succeeded
+from aiolock._turns import Backlog
 from aiolock.async_library import check_not_trio
 from aiolock.errors import ClientClosed, StoreError
-from aiolock.protocol import Downgrade, Form, Release, Renew, Renewal, WaiterId, lasts
+from aiolock.protocol import Downgrade, Form, Release, Renew, Renewal, WaiterId, lasts, new
 from aiolock.store import Store
 
 _BATCH: Final = 256
@@ -47,8 +45,6 @@ stores give each five seconds, by their own clocks."""
 _LOST: Final = 32
 """Losses that are processed in one iteration of the event loop: each cancels bodies and calls
 observers. The others are not used meanwhile: whatever uses a lease checks its deadline first."""
-_ENDING: Final = 6
-"""Units of work to end one hold: see `Turns`."""
 _AWAKE: Final = 1.0
 """Seconds, while anything is held, between checks of whether the machine was suspended."""
 
@@ -82,7 +78,7 @@ class Watchdog:
     def __init__(self, store: Store, events: Events, limits: Limits) -> None:
         self.events = events
         self.limits = limits
-        self._loop = loop = asyncio.get_running_loop()
+        self.loop = loop = asyncio.get_running_loop()
         self.time = clock(loop)
         # The loop is passed: asking for the running loop costs a system call (getpid) each time.
         self.current_task = partial(running_task, loop)
@@ -95,16 +91,17 @@ class Watchdog:
         self.owned: dict[asyncio.Task[Any] | None, dict[str, Acquisition]] = {}
         self.holders: dict[str, dict[asyncio.Task[Any] | None, Acquisition]] = {}
         """The same, by key. Changed without a call, because every acquisition comes this way."""
-        self._watched: dict[asyncio.Task[Any] | None, dict[Acquisition, None]] = {}
+        self.watched: dict[asyncio.Task[Any] | None, dict[Acquisition, None]] = {}
+        """Those that are kept until their owner ends: see `Forgotten`."""
         longest = math.inf if self.time == loop.time else _AWAKE
-        self._wheel = TimerWheel(self.time, self._due, longest=longest)
+        self.wheel = TimerWheel(self.time, self._due, longest=longest)
         self._jitter = 1.0
         self._expired = Backlog(self.check, most=_LOST)
         self._refused = Backlog(partial(self.lose, reason=LossReason.REFUSED), most=_LOST)
         self._answered = Backlog[Callable[[], None]](call, most=_BATCHES)
         """Answers about many leases that are still to be processed."""
-        self._body_ended: asyncio.Event | None = None
-        """Set by each body that ends, while the client closes."""
+        self.closing: asyncio.Event | None = None
+        """Set by each body that ends, while the client closes: see `closing`."""
         self.answer_deadlines = AnswerDeadlines(self.time)
         self.releases = Releases(self.handoff)
 
@@ -112,6 +109,11 @@ class Watchdog:
     def finishes(self) -> PendingFinishes:
         """Made by the first `once` that ends."""
         return PendingFinishes(self.handoff, self.time)
+
+    @cached_property
+    def forgotten(self) -> Forgotten:
+        """Made by the first lease without a body."""
+        return Forgotten(self)
 
     @property
     def is_here(self) -> bool:
@@ -130,7 +132,7 @@ class Watchdog:
                 " a fork: open one in each process, after the fork"
             )
         # This function raises nothing where no loop runs, as when a generator is closed late.
-        if asyncio._get_running_loop() is not self._loop:
+        if asyncio._get_running_loop() is not self.loop:
             check_not_trio()
             raise ClientClosed(
                 "this client was opened in another event loop: open one in each event loop"
@@ -145,9 +147,10 @@ class Watchdog:
             self.check(hold)
         return None if hold is None or hold.state not in ALIVE else hold
 
-    def keep(self, hold: Acquisition, lease: int) -> None:
-        """Begin to keep a hold whose present lease is ``lease`` ms long."""
-        task, key = hold.owner, hold.policy.key
+    def keep(self, hold: Acquisition) -> None:
+        """Keep and renew a grant from now on."""
+        policy, lease = hold.policy, hold.granted_for
+        task, key = hold.owner, policy.key
         try:
             self.holds[hold.waiter] = hold
             if key in self.holders:
@@ -160,7 +163,7 @@ class Watchdog:
                 self.owned[task] = {key: hold}
             hold.since = now = self.time()
             left, pause = hold.deadline - now, lease / 3000 * self._jitter
-            if not (hold.policy.renew or hold.unconfirmed):
+            if not (policy.renew or hold.unconfirmed):
                 pause = left
             elif left < lease / 2000:
                 # Its grant was processed late, so more than half of the lease has passed.
@@ -168,11 +171,13 @@ class Watchdog:
             elif left < 3 * pause:
                 pause = left / 3
             if pause < SOON:
-                self._wheel.schedule(hold, now + pause, now)
+                self.wheel.schedule(hold, now + pause, now)
             else:
-                self._wheel.young[hold] = now + pause
-                if not self._wheel.promotes:
-                    self._wheel.promote_soon()
+                self.wheel.young[hold] = now + pause
+                if not self.wheel.promotes:
+                    self.wheel.promote_soon()
+            assert hold.phase is Phase.GRANTED, f"{hold!r} cannot become held"
+            hold.phase = Phase.HELD
         except BaseException:
             self._forget(hold)
             raise
@@ -187,139 +192,74 @@ class Watchdog:
             return now + min(lease / 3000 * self._jitter, (hold.deadline - now) / 3)
         return hold.deadline
 
-    # Holds that were forgotten: no task can release them any more
-
-    def watch(self, hold: Acquisition) -> None:
-        """When the hold's owner task ends, keep the hold only while its user has a lease of it.
-
-        The task can release it by name, so it is not forgotten before: see `unreachable`.
-        """
-        task = hold.owner
-        if task is None:
-            self._disown(hold)
-            return
-        watched = self._watched.get(task)
-        if watched is None:
-            task.add_done_callback(self._owner_ended)  # one callback for all holds of the task
-            watched = self._watched[task] = {}
-        watched[hold] = None
-
-    def _unwatch(self, hold: Acquisition) -> None:
-        task = hold.owner
-        watched = self._watched.get(task) if task is not None else None
-        if task is None or watched is None:
-            return
-        watched.pop(hold, None)
-        if not watched:
-            del self._watched[task]
-            task.remove_done_callback(self._owner_ended)
-
-    def _owner_ended(self, task: asyncio.Task[Any]) -> None:
-        for hold in self._watched.pop(task, {}):
-            self._disown(hold)
-
-    def _disown(self, hold: Acquisition) -> None:
-        self._remove_owned(hold)
-        hold.owner = None
-        hold.leases = ()  # this may be the last reference to a lease
-
-    def left_behind(self, hold: Acquisition, lease: Handle) -> None:
-        """A body's exit was garbage-collected: treat its lease as one that was acquired by call.
-
-        Called by the garbage collector, in any thread.
-        """
-        if self.is_here:
-            with contextlib.suppress(RuntimeError):  # the loop is closed
-                self._loop.call_soon_threadsafe(self._left_behind, hold, lease)
-
-    def _left_behind(self, hold: Acquisition, lease: Handle) -> None:
-        hold.bodies = tuple([each for each in hold.bodies if each() is not None])
-        self.body_ended()
-        if hold.state not in ALIVE or lease not in hold.leases:
-            return
-        if hold.policy.released_by_name:
-            lease._left_behind = True
-            self.watch(hold)
-        else:  # such a kind has no release by name, so only its user's own reference counts
-            hold.leases = without(hold.leases, lease)
-
-    def unreachable(self, hold: Acquisition) -> None:
-        """Its last lease was garbage-collected without a release: warn, and release it.
-
-        Called by the garbage collector, in any thread.
-        """
-        if not self.is_here:
-            return  # in a fork, the hold is still the parent's
-        where = f", acquired at {hold.where}" if hold.where else ""
-        more = "" if where else " (python -X dev says where it was acquired)"
-        what = "is released"
-        try:
-            self._loop.call_soon_threadsafe(self.abandon, hold)
-        except RuntimeError:  # the loop is closed, so the release cannot be sent
-            what = "is held until its lease ends"
-        self.was_dropped(hold)
-        # The warning comes last, because with -W error it raises.
-        warnings.warn(
-            f"{hold.policy.called} (fence {hold.fence}) was held by a lease that nobody can release"
-            f" any more{where}, so it {what}: use `async with`, or call release(){more}",
-            ResourceWarning,
-            stacklevel=3,
-            source=self,
-        )
-
-    def was_dropped(self, hold: Acquisition) -> None:
-        """Call `on_dropped` for a hold whose release was forgotten. In any thread."""
-        policy = hold.policy
-        for callback in list(on_dropped):
-            callback(DroppedLease(hold.waiter.client, policy.kind, policy.name, hold.fence))
-
     def abandon(self, hold: Acquisition) -> None:
         """Release without waiting; a release that is not answered is sent again (`Releases`)."""
         if (released := self.release(hold)) is not None:
-            released.add_done_callback(partial(self.release_answered, hold))
+            released.then(partial(self.release_answered, hold))
 
     # The end of a hold
 
-    def release(self, hold: Acquisition, *, finished: int = 0) -> asyncio.Future[int] | None:
-        """Release a hold now; the future of the answer, or None if it was not ours any more.
+    def release(self, hold: Acquisition, *, finished: int = 0) -> Released | None:  # noqa: C901, PLR0912  # flat: every acquisition ends here
+        """Release a hold now; the release, or None if it was not ours any more.
 
         With ``finished``, the store remembers for so many ms that the work of a `once` is done.
         """
-        self.check(hold)
-        if hold.released is None and hold.state is not LeaseState.RELEASED:
-            mine = hold.state is not LeaseState.LOST
-            if mine:
-                hold.state = LeaseState.RELEASED
-                self._forget(hold)
-                if self.events.often:
-                    self.events.released(hold, self.time())
-            if mine or hold.crossed or _may_be_at_store(hold.reason):
-                # After a crossing, the store may have queued the waiter once more. So the release
-                # names no grant, and removes the waiter wherever it is: see `Acquisition.crossed`.
-                fence = 0 if hold.crossed else hold.fence
-                key, form = hold.policy.key, hold.policy.form
-                if finished and mine:
-                    hold.finishes = True
-                    hold.released = self.finishes.finish(hold, finished)
-                elif (
-                    mine
-                    and key in self.handoff.names
-                    and (handed_off := self.handoff.hand_off(hold)) is not None
-                ):
-                    hold.released = handed_off
-                else:
-                    lost = not mine and _closes_as_lost(hold)
-                    hold.released = self._store.submit(
-                        Release(key, hold.waiter, form, fence, lost=lost)
-                    )
-                if not mine:
-                    hold.released.add_done_callback(partial(self.release_answered, hold))
-        return hold.released if hold.state is LeaseState.RELEASED else None
+        if hold.state in ALIVE and self.time() >= hold.deadline:  # as `check`
+            self.lose(hold, LossReason.EXPIRED)
+        if hold.released is not None or hold.state is LeaseState.RELEASED:
+            return hold.released if hold.state is LeaseState.RELEASED else None
+        if hold.state is LeaseState.LOST:
+            self._release_lost(hold)
+            return None
+        hold.state = LeaseState.RELEASED
+        policy, waiter, handoff = hold.policy, hold.waiter, self.handoff
+        task, key = hold.owner, policy.key
+        # As `_forget`, without the calls.
+        if waiter in self.holds:
+            del self.holds[waiter]
+        if task in self.owned and key in (owned := self.owned[task]) and owned[key] is hold:
+            del owned[key]
+            if not owned:
+                del self.owned[task]
+        if key in self.holders and task in (held := self.holders[key]) and held[task] is hold:
+            del held[task]
+            if not held:
+                del self.holders[key]
+        if self.watched:
+            self.forgotten.unwatch(hold)
+        if hold in self.wheel.young:  # as most are
+            del self.wheel.young[hold]
+        else:
+            self.wheel.forget(hold)
+        if self.events.often:
+            self.events.released(hold, self.time())
+        if finished:
+            hold.finishes = True
+            hold.released = Released().follow(self.finishes.finish(hold, finished))
+            return hold.released
+        if key in handoff.names and handoff.hand_off(hold) is not None:
+            return hold.released
+        # After a crossing, the store may have queued the waiter once more. So the release names no
+        # grant, and removes the waiter wherever it is: see `Acquisition.crossed`.
+        fence = 0 if hold.crossed else hold.fence
+        operation: Release = new(Release, (key, waiter, policy.form, fence, True, False))
+        hold.released = released = Released()
+        handoff.release(operation, released)
+        return released
 
-    def release_answered(self, hold: Acquisition, released: asyncio.Future[int]) -> None:
+    def _release_lost(self, hold: Acquisition) -> None:
+        """Release a hold that was lost, if the store may still have it, or its waiter."""
+        if hold.crossed or _may_be_at_store(hold.reason):
+            policy, fence = hold.policy, 0 if hold.crossed else hold.fence
+            lost = _closes_as_lost(hold)
+            operation = Release(policy.key, hold.waiter, policy.form, fence, lost=lost)
+            hold.released = Released().follow(self.handoff.submit(operation))
+            hold.released.then(partial(self.release_answered, hold))
+
+    def release_answered(self, hold: Acquisition, released: Released) -> None:
         """Process the answer, or the failure, of a release that no task awaits."""
-        if isinstance(failure := failure_of(released), StoreError):
-            self.release_failed(hold, failure)
+        if isinstance(released.failure, StoreError):
+            self.release_failed(hold, released.failure)
 
     def release_failed(self, hold: Acquisition, failure: StoreError) -> None:
         """Send a release again that has failed; its caller has been given the error.
@@ -333,7 +273,7 @@ class Watchdog:
                 entered=True,
                 lost=_closes_as_lost(hold),
             )
-            self.releases.again(release, hold.ttl, failure)
+            self.releases.again(release, hold.renews_for, failure)
 
     def give_up(self, acquisition: Acquisition) -> None:
         """Release whatever the store has for an acquisition that is not held."""
@@ -378,7 +318,7 @@ class Watchdog:
         """A hold's lease is certain until then only, and no answer under way changes that."""
         hold.shorten(until)
         now = self.time()
-        self._wheel.schedule(hold, now, now)  # it is renewed at once, if it can be
+        self.wheel.schedule(hold, now, now)  # it is renewed at once, if it can be
 
     def affordable(self, hold: Acquisition, ttl: int) -> int:
         """``ttl`` ms, or the rest of ``max_hold``, if that is less."""
@@ -395,7 +335,7 @@ class Watchdog:
             # still under way.
             hold.deadline = min(hold.deadline, now + lasts(ttl))
             number = hold.renews(ttl, now, extends=True)
-            self._wheel.schedule(hold, self._due_at(hold, ttl, now), now)
+            self.wheel.schedule(hold, self._due_at(hold, ttl, now), now)
         renewal = Renewal(hold.policy.key, hold.waiter, hold.policy.form, hold.fence, ttl)
         batch = [(hold, renewal, number)]
         answer = self._renew(batch)
@@ -420,67 +360,21 @@ class Watchdog:
         downgraded.add_done_callback(retrieve)
         return downgraded
 
-    async def aclose(self, caller: asyncio.Task[Any] | None) -> None:
-        """Release what is held; bodies of other tasks are cancelled, and release their own.
-
-        Waits for those bodies, at most until the last of their leases has ended.
-        """
-        self._body_ended = asyncio.Event()
-        bodies, end = deque[Acquisition](), 0.0
-        left, take = deque(self.holds.values()), turns().take
-        try:
-            if "finishes" in self.__dict__:
-                self.finishes.aclose()
-            await self.releases.aclose()
-            while left:
-                await take(_ENDING)
-                if self._close(left.popleft(), caller, bodies):
-                    end = max(end, bodies[-1].deadline)
-        finally:
-            for hold in left:  # without a pause, because this was cancelled
-                self._close(hold, caller, bodies)
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(end - self.time()):
-                while bodies:
-                    await take()
-                    if bodies[0].inside:
-                        self._body_ended.clear()
-                        await self._body_ended.wait()
-                    else:
-                        bodies.popleft()
-        self._wheel.aclose()
-
-    def _close(
-        self, hold: Acquisition, caller: asyncio.Task[Any] | None, bodies: deque[Acquisition]
-    ) -> bool:
-        """End a hold; True if it has bodies of other tasks, which are cancelled and still run."""
-        if any(body.task is not caller for body in hold.inside):
-            bodies.append(hold)
-            self.lose(hold, LossReason.CLOSED)
-            return True
-        self.abandon(hold)
-        return False
-
-    def body_ended(self) -> None:
-        """A body has ended, and its hold is released."""
-        if self._body_ended is not None:
-            self._body_ended.set()
-
     # Renewing
 
     def _forget(self, hold: Acquisition) -> None:
         if hold.waiter in self.holds:
             del self.holds[hold.waiter]
-        self._remove_owned(hold)
-        if self._watched:
-            self._unwatch(hold)
-        young = self._wheel.young
+        self.remove_owned(hold)
+        if self.watched:
+            self.forgotten.unwatch(hold)
+        young = self.wheel.young
         if hold in young:  # as most are
             del young[hold]
         else:
-            self._wheel.forget(hold)
+            self.wheel.forget(hold)
 
-    def _remove_owned(self, hold: Acquisition) -> None:
+    def remove_owned(self, hold: Acquisition) -> None:
         """Remove it from both indexes; each by itself, as `keep` may have been interrupted."""
         task, key = hold.owner, hold.policy.key
         if task in self.owned and key in (owned := self.owned[task]) and owned[key] is hold:
@@ -523,25 +417,27 @@ class Watchdog:
             # The renewal before is not answered. It is not sent again here: a store that sent it
             # repeats it by itself, or fails it, and then `_renewed` plans the next one.
             hold.state = LeaseState.AT_RISK
-            self._wheel.schedule(hold, hold.deadline, now)
+            self.wheel.schedule(hold, hold.deadline, now)
             return
         look_at = hold.deadline
         if hold.policy.renew or hold.unconfirmed:
-            ttl = self.affordable(hold, hold.ttl)
+            ttl = self.affordable(hold, hold.renews_for)
             if not hold.policy.renew:  # the claim becomes the full ttl, counted from the grant
-                ttl = max(1, min(ttl, int((hold.counts_from - now) * 1000) + hold.ttl))
+                ttl = max(1, min(ttl, int((hold.counts_from - now) * 1000) + hold.renews_for))
             if now + lasts(ttl) > hold.deadline + 0.001:
                 number = hold.renews(ttl, now)
                 assert hold.renewals is not None
                 hold.renewals.asking = number
                 renewal = Renewal(hold.policy.key, hold.waiter, hold.policy.form, hold.fence, ttl)
                 renewals.append((hold, renewal, number))
-                self._wheel.schedule(hold, min(hold.deadline, now + max(0.05, ttl / 6000)), now)
+                self.wheel.schedule(hold, min(hold.deadline, now + max(0.05, ttl / 6000)), now)
                 return
-            if ttl == hold.ttl:  # it was extended for longer than renewals last: renew it in time
+            if (
+                ttl == hold.renews_for
+            ):  # it was extended for longer than renewals last: renew it in time
                 look_at = hold.deadline - ttl / 1500
         hold.state = LeaseState.HELD  # no answer is missing that could still change it
-        self._wheel.schedule(hold, look_at, now)
+        self.wheel.schedule(hold, look_at, now)
 
     def _renew(self, batch: list[_Sent]) -> asyncio.Future[list[bool | None]]:
         return self._store.submit(Renew([renewal for _, renewal, _ in batch]))
@@ -574,11 +470,11 @@ class Watchdog:
             elif doubt:
                 hold.state = LeaseState.AT_RISK
                 again = max(0.02, min(1.0, (hold.deadline - now) / 5))
-                self._wheel.schedule(hold, min(hold.deadline, now + again), now)
+                self.wheel.schedule(hold, min(hold.deadline, now + again), now)
             else:
                 hold.state = LeaseState.HELD
                 if renewal.ttl and hold.renewed(number, sent, renewal.ttl):
-                    self._wheel.schedule(hold, self._due_at(hold, renewal.ttl, now), now)
+                    self.wheel.schedule(hold, self._due_at(hold, renewal.ttl, now), now)
         if len(batch) > 1:
             self._refused.add(refused)
         else:  # at once: a task that asked about this hold looks at its state next

@@ -18,8 +18,9 @@ from typing import Any, Final, Self, TypeVar, Unpack
 from aiolock._engine.acquirer import acquire
 from aiolock._engine.lease import Lease, LostEvent
 from aiolock._engine.lease_state import LeaseState
+from aiolock._locks.acquire_context import AcquireContext, watch
 from aiolock._locks.async_only import AsyncOnly
-from aiolock._locks.lock import AcquireContext, Lock, watch
+from aiolock._locks.lock import Lock
 from aiolock._turns import PART, turns
 from aiolock.copying import CopiedAsItself, Uncopyable
 from aiolock.entering import AsyncEnterable, Entered, Entry

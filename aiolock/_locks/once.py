@@ -19,8 +19,9 @@ from aiolock._engine.lease import Lease
 from aiolock._engine.lease_state import ALIVE
 from aiolock._engine.policy import Policy, to_ms
 from aiolock._engine.releases import FIRST_PAUSE
+from aiolock._locks.acquire_context import AcquireContext
 from aiolock._locks.async_only import AsyncOnly
-from aiolock._locks.lock import AcquireContext, Lock
+from aiolock._locks.lock import Lock
 from aiolock.copying import CopiedAsItself
 from aiolock.entering import AsyncEnterable, Entered, Entry
 from aiolock.errors import AcquireTimeout, ResultGone, StoreError
@@ -81,9 +82,9 @@ async def _close(
     kind = None if error is None else type(error)
     await acquisition.__aexit__(kind, error, None)
     released = lease._hold.released
-    if error is None and released is not None and released.done() and not released.cancelled():
-        failure = released.exception()
-        if failure is not None or released.result() == WAS_UNKNOWN:
+    if error is None and released is not None and released.done():
+        failure = released.failure
+        if failure is not None or released.was == WAS_UNKNOWN:
             why = failure or "its confirmation was lost"
             raise lease._hold.policy.with_name(
                 StoreError(
@@ -220,7 +221,7 @@ class Once(CopiedAsItself, AsyncEnterable[Lease | None], AsyncOnly):
             raise ValueError(f"what is kept must have at most {LONGEST_RESULT} characters")
         result.encode()  # UnicodeEncodeError, a ValueError
         watchdog = lease._watchdog
-        until = watchdog.time() + min(_TRIES, lease._hold.ttl / 1000)
+        until = watchdog.time() + min(_TRIES, lease._hold.renews_for / 1000)
         while True:
             try:
                 await self._post(lease.fence, result)

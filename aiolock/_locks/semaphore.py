@@ -8,8 +8,9 @@ from dataclasses import dataclass, replace
 from typing import Any, Final, Unpack
 
 from aiolock._engine.lease import Lease
+from aiolock._locks.acquire_context import AcquireContext
 from aiolock._locks.async_only import AsyncOnly
-from aiolock._locks.lock import AcquireContext, Lock, caller
+from aiolock._locks.lock import Lock, caller
 from aiolock.copying import CopiedAsItself
 from aiolock.entering import AsyncEnterable, Entered, Entry
 from aiolock.options import DEFAULT, Default, Seconds

@@ -79,7 +79,7 @@ class Body(Uncopyable, Generic[T]):
         leases = _relied_on(self.value)
         if leases and leases[0]._watchdog.is_here:  # in a fork, the parent is still inside
             for lease in leases:
-                lease._watchdog.was_dropped(lease._hold)
+                lease._watchdog.forgotten.was_dropped(lease._hold)
             called = ", ".join(lease._hold.policy.called for lease in leases)
             # The warning comes last, because with -W error it raises.
             warnings.warn(

@@ -23,7 +23,7 @@ from aiolock.testing._peer import A_MOMENT, CLAIM, READER, Grant, Peer, fresh_na
 from aiolock.testing._shared import SharedContract
 
 
-async def _before(peer: Peer, name: str, form: Form | None = None) -> tuple[Grant, Before | None]:
+async def _before(peer: Peer, name: str, form: Form | None = None) -> tuple[Grant, object]:
     """Queue another waiter of this client: its grant for a release, and `Queued.before`."""
     waiter = peer.waiter() if form is None else peer.waiter(form)
     answer = await peer.ask(name, waiter)

@@ -39,9 +39,31 @@ LOOP.close()
 PLACE = Queued(ticket=77, place=1, until=LEASE, now=0)
 
 
+class Hears:
+    """What the acquisitions leave to the waiters of their client."""
+
+    def __init__(self) -> None:
+        self.matters = False
+        self.failures = list[Exception]()
+
+    def queued(self, *_: object, **__: object) -> None: ...
+
+    def answered(self, acquisition: Acquisition, answer: Answer) -> None:
+        self.matters = acquisition.answers(answer)
+
+    def unanswered(self, _: Acquisition, failure: Exception) -> None:
+        self.failures.append(failure)
+
+
+HEARS = Hears()
+
+
 def acquisition(policy: Policy = POLICY) -> Acquisition:
     """One that has just begun."""
-    return Acquisition(WaiterId("me", 1), policy, None, 0.0)
+    begun = Acquisition()
+    begun.waiter, begun.policy, begun.owner = WaiterId("me", 1), policy, None
+    begun.began = begun.last_asked = 0.0
+    return begun
 
 
 def phase(of: Acquisition) -> Phase:
@@ -54,10 +76,18 @@ def future() -> Prompt:
     return Prompt(loop=LOOP)
 
 
+def keep(of: Acquisition) -> None:
+    """The watchdog keeps its grant."""
+    assert of.phase is Phase.GRANTED
+    of.phase = Phase.HELD
+
+
 def ask(of: Acquisition, sent: float = 0.0) -> asyncio.Future[Answer]:
     """It asks."""
     question = future()
-    of.asks(question, sent)
+    assert of.question is None
+    of.asked_by = HEARS  # type: ignore[assignment]  # pyright: ignore[reportAttributeAccessIssue]  # as much of it as is used
+    of.question, of.last_asked, of.outdated = question, sent, False
     if of.phase is Phase.ASKING:
         of.waits_for = future()
     return question
@@ -68,7 +98,11 @@ def answer(of: Acquisition, question: asyncio.Future[Answer], says: Answer) -> b
     if question.cancelled():
         return False
     question.set_result(says)
-    return of.answers(question, says)
+    if of.question is not question:
+        return False
+    HEARS.matters = True
+    of.resolve(says)
+    return HEARS.matters
 
 
 def test_steps_of_every_phase_but_the_ends_include_given_up() -> None:
@@ -86,7 +120,7 @@ def test_acquisition_granted_by_the_first_answer_is_held() -> None:
     assert phase(a) is Phase.GRANTED
     assert a.accepts(1.0)
     assert (a.fence, a.granted_for, a.unconfirmed) == (7, LEASE, False)
-    a.kept()
+    keep(a)
     assert phase(a) is Phase.HELD
     assert not a.gives_up()
 
@@ -220,7 +254,8 @@ def test_gives_up_after_a_store_error_needs_no_release_if_refused(refused: bool)
     a = acquisition()
     error = StoreError("no")
     error.refused = refused
-    ask(a).set_exception(error)
+    _ = ask(a)
+    a.set_exception(error)
     assert a.gives_up() is not refused
     assert phase(a) is Phase.GIVEN_UP
 
@@ -228,13 +263,8 @@ def test_gives_up_after_a_store_error_needs_no_release_if_refused(refused: bool)
 def test_acquisition_taking_an_illegal_step_raises_assertion_error() -> None:
     """The table says which there are."""
     a = acquisition()
-    with pytest.raises(AssertionError, match="cannot become held"):
-        a.kept()
     with pytest.raises(AssertionError, match="cannot become asking"):
         a.returned()
-    _ = ask(a)
-    with pytest.raises(AssertionError, match="one question at a time"):
-        _ = ask(a)
 
 
 class AnyOrder(RuleBasedStateMachine):
@@ -281,8 +311,11 @@ class AnyOrder(RuleBasedStateMachine):
     @rule()
     def is_not_answered(self) -> None:
         """Nobody knows what became of a question from the queue."""
-        self.question.set_exception(StoreError("no"))
-        assert self.acquisition.fails(self.question)
+        failure = StoreError("no")
+        self.question.set_exception(failure)
+        if self.acquisition.question is self.question:
+            self.acquisition.set_exception(failure)
+            assert HEARS.failures.pop() is failure
 
     @rule(old=st.booleans())
     def is_pushed(self, old: bool) -> None:
@@ -322,7 +355,7 @@ class AnyOrder(RuleBasedStateMachine):
         else:
             assert fence > self.acquisition.stale_fence
             assert self.now < self.acquisition.deadline
-            self.acquisition.kept()
+            keep(self.acquisition)
 
     @precondition(lambda self: self.acquisition.phase is Phase.CONFIRMING)
     @rule()

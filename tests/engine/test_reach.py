@@ -142,13 +142,13 @@ async def test_watchdog_watches_a_task_with_many_leases_once(client: aiolock.Loc
     task = asyncio.current_task()
     assert task is not None
     leases = [await client.lock(f"{number}").acquire() for number in range(100)]
-    assert list(client._engine.watchdog._watched) == [task]
-    assert task.remove_done_callback(client._engine.watchdog._owner_ended) == 1
-    task.add_done_callback(client._engine.watchdog._owner_ended)
+    assert list(client._engine.watchdog.watched) == [task]
+    assert task.remove_done_callback(client._engine.watchdog.forgotten._owner_ended) == 1
+    task.add_done_callback(client._engine.watchdog.forgotten._owner_ended)
     for lease in leases:
         await lease.release()
-    assert not client._engine.watchdog._watched
-    assert task.remove_done_callback(client._engine.watchdog._owner_ended) == 0
+    assert not client._engine.watchdog.watched
+    assert task.remove_done_callback(client._engine.watchdog.forgotten._owner_ended) == 0
 
 
 def test_warning_of_a_dropped_lease_in_dev_mode_names_the_line() -> None:

@@ -201,7 +201,7 @@ async def test_loop_with_ten_thousand_leases_stays_responsive(
         make_due(client, 100)
 
     async def given_slots() -> None:
-        while client._engine.watchdog._wheel.young:  # noqa: ASYNC110  # it sets no Event
+        while client._engine.watchdog.wheel.young:  # noqa: ASYNC110  # it sets no Event
             await asyncio.sleep(0.01)
 
     await take()

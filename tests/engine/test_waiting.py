@@ -73,12 +73,12 @@ class ByHand(Wrapped):
                 future.set_result(Status(name, (), ()))
             case Post():  # labels: as the status
                 future.set_result(operation.count)
-            case Acquire():
-                self._write_down("acquire", future, operation.waiter, operation.ticket)
-            case Release(_, waiter, _, fence):
-                self._write_down("release", future, waiter, fence)
             case Renew(renewals):
                 self._write_down("renew", future, list(renewals))
+            case _ if isinstance(operation, Acquire):
+                self._write_down("acquire", future, operation.waiter, operation.ticket)
+            case _ if isinstance(operation, Release):
+                self._write_down("release", future, operation.waiter, operation.fence)
             case _:
                 self._write_down(type(operation).__name__, future)
         return future
@@ -532,6 +532,30 @@ def test_waiter_at_the_head_asks_at_lease_end_and_others_within_a_claim() -> Non
         assert await play(2) == pytest.approx(3.5, abs=0.5), "a claim is 3 s at most"
 
     run(both())
+
+
+def test_waiter_behind_one_that_was_granted_asks_a_claim_after_the_grant() -> None:
+    """Counted from when the other entered, not from when it was queued: that was seconds before."""
+
+    async def play() -> None:
+        s = await scene()
+        s.client._engine.watchdog.events.often = True  # so that who waits reports it, and waits on
+        _ = await s.start(), await s.start()
+        for index in range(2):
+            s.answer(index, queued(0.0, place=index + 1))
+        await settle()
+        await asyncio.sleep(3.1)
+        s.answer(2, queued(3.1))  # a claim is over: the first in line has asked
+        await asyncio.sleep(0.9)
+        s.push(fence=7, granted=4.0)
+        await settle()
+        assert len(s.entered) == 1
+        await asyncio.sleep(2.9)
+        assert s.store.verbs.count("acquire") == 3
+        await asyncio.sleep(0.2)
+        assert s.store.verbs.count("acquire") == 4
+
+    run(play())
 
 
 def test_waiter_that_was_displaced_lets_the_others_ask_again() -> None:

@@ -341,13 +341,13 @@ def test_timer_wheel_after_many_leases_keeps_few_slots() -> None:
                 for _ in range(500):
                     async with client.lock("a", ttl=ttl):
                         await asyncio.sleep(0.05)
-                assert not watchdog._wheel._slots
-                assert len(watchdog._wheel._order) == len(watchdog._wheel._ordered) <= 200
+                assert not watchdog.wheel._slots
+                assert len(watchdog.wheel._order) == len(watchdog.wheel._ordered) <= 200
             async with contextlib.AsyncExitStack() as stack:
                 for number in range(400):
                     await stack.enter_async_context(client.lock(f"{number}", ttl=86400))
                     await asyncio.sleep(5)
-                assert len(watchdog._wheel._slots) <= 200
+                assert len(watchdog.wheel._slots) <= 200
                 await asyncio.sleep(86400)
                 assert len(watchdog.holds) == 400, "and each of them is renewed in time"
 

@@ -113,7 +113,7 @@ async def test_campaign_after_a_handoff_reports_it_before_posting_the_leader() -
         async with election.campaign("a"):
             tasks = [asyncio.create_task(candidate(value)) for value in "bc"]
             queues = client._engine.waiters._queues
-            await until(lambda: queues and len(queues["election:e"]._acquisitions) == 2)
+            await until(lambda: queues and len(queues["election:e"].acquisitions) == 2)
         await asyncio.gather(*tasks)
     assert store.told == ["a", "handed on", "b", "handed on", "c"]
 

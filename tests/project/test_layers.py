@@ -18,7 +18,7 @@ ROOT = Path(aiolock.__file__).parent
 PRIMITIVES = sorted(
     f"aiolock._locks.{path.stem}"
     for path in (ROOT / "_locks").glob("*.py")
-    if path.stem not in {"__init__", "async_only", "lock"}
+    if path.stem not in {"__init__", "async_only", "acquire_context", "lock"}
 )
 # Each module of the core imports only those before it: the lower knows nothing of the higher.
 CORE = [
@@ -40,6 +40,7 @@ CORE = [
     "aiolock.validation",
     "aiolock.naming",
     "aiolock.signatures",
+    "aiolock._by_hand",
     "aiolock.entering",
     "aiolock.async_library",
     "aiolock.observe._log",
@@ -55,6 +56,7 @@ CORE = [
     "aiolock._engine.wait_graph",
     "aiolock._engine.lease_state",
     "aiolock._engine.renewals",
+    "aiolock._engine.released",
     "aiolock._engine.error_factories",
     "aiolock._engine.acquisition",
     "aiolock._engine.backstop",
@@ -68,7 +70,9 @@ CORE = [
     "aiolock._engine.pending_finishes",
     "aiolock._engine.timer_wheel",
     "aiolock._engine.local_handoff",
+    "aiolock._engine.forgotten",
     "aiolock._engine.watchdog",
+    "aiolock._engine.closing",
     "aiolock._engine.waiters",
     "aiolock._engine.deadlock_search",
     "aiolock._engine.slow_monitor",
@@ -82,6 +86,7 @@ CORE = [
     "aiolock._engine.engine",
     "aiolock._locks",
     "aiolock._locks.async_only",
+    "aiolock._locks.acquire_context",
     "aiolock._locks.lock",
     *PRIMITIVES,
     "aiolock._target",

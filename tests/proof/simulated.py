@@ -157,9 +157,9 @@ class _Command:
     @property
     def ends(self) -> tuple[WaiterId, ...]:
         """The waiters that have ended when this is answered."""
+        if isinstance(self.operation, Release):
+            return (self.operation.waiter,) if self.leaves_tombstone else ()
         match self.operation:
-            case Release(_, waiter) if self.leaves_tombstone:
-                return (waiter,)
             case ReportHandoff(source=source, via=via):
                 return (source, *via[:-1])
             case _:

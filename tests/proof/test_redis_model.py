@@ -37,7 +37,6 @@ from aiolock.protocol import (
     Acquire,
     Answer,
     AskAgain,
-    Before,
     Break,
     Busy,
     Done,
@@ -656,11 +655,13 @@ class Differential(RuleBasedStateMachine):
         else:
             assert real == model
 
-    def known(self, before: Before | None, *, real: bool) -> tuple[WaiterId, int] | None:
+    def known(
+        self, before: tuple[WaiterId, int] | None, *, real: bool
+    ) -> tuple[WaiterId, int] | None:
         """Who stands before it, and which grant that has."""
         self.learn()
         fences = self.real_fences if real else self.model_fences
-        return None if before is None else (before.waiter, fences.rank(before.fence))
+        return None if before is None else (before[0], fences.rank(before[1]))
 
     # What is done most often: it takes many of these until something is handed on.
 

@@ -74,7 +74,7 @@ def make_due(client: aiolock.LockClient, left: float) -> None:
     for hold in watchdog.holds.values():
         hold.renewals = None
         hold.deadline = now + left
-        watchdog._wheel.schedule(hold, now + 0.3, now)
+        watchdog.wheel.schedule(hold, now + 0.3, now)
 
 
 async def are_renewed(client: aiolock.LockClient) -> None:
@@ -90,7 +90,7 @@ def expire(client: aiolock.LockClient) -> None:
     now = watchdog.time()
     for hold in watchdog.holds.values():
         hold.deadline = now + 0.3
-        watchdog._wheel.schedule(hold, hold.deadline, now)
+        watchdog.wheel.schedule(hold, hold.deadline, now)
 
 
 async def check_readers(

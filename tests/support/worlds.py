@@ -149,7 +149,7 @@ def abandon(client: aiolock.LockClient) -> None:
     engine.watchdog.holds.clear()
     engine.watchdog.owned.clear()
     engine.watchdog.holders.clear()
-    engine.watchdog._wheel.aclose()
+    engine.watchdog.wheel.aclose()
 
 
 def asking(lock: aiolock.Lock, timeout: float | None = None) -> asyncio.Task[aiolock.Lease]:

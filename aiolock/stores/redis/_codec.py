@@ -20,7 +20,7 @@ import re
 from functools import lru_cache
 from typing import Final
 
-from aiolock.protocol import Form, Rule, WaiterId
+from aiolock.protocol import Form, Rule, WaiterId, new
 
 RESERVED: Final = "-"
 """The client of a lock that stays closed: its grant ends like any other, but has no owner."""
@@ -58,7 +58,7 @@ def tagged(text: str, tag: str) -> str:
 def waiter_of(text: str) -> WaiterId:
     """Only the waiter's id; `ValueError` for a text that is no waiter."""
     _, client, seq = text.rsplit(":", 2)
-    return WaiterId(client, int(seq))
+    return new(WaiterId, (client, int(seq)))  # type: ignore[no-any-return]
 
 
 def decode(text: str) -> tuple[WaiterId, Form, bool]:
@@ -67,7 +67,7 @@ def decode(text: str) -> tuple[WaiterId, Form, bool]:
     form, blind = _decode_form(head)
     if not client or not seq.isdecimal():
         raise ValueError(f"no waiter: {text!r}")
-    return WaiterId(client, int(seq)), form, blind
+    return new(WaiterId, (client, int(seq))), form, blind
 
 
 def decode_any(text: str) -> tuple[WaiterId, Form, bool]:

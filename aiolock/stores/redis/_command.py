@@ -3,50 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
-from aiolock._prompt import Prompt
-from aiolock.errors import StoreError
+from aiolock.protocol import WaiterId
+from aiolock.store import Receiver
 from aiolock.stores._retry_window import RetryWindow
 from aiolock.stores.redis._errors import Refusal
 from aiolock.stores.redis._scripts import Script
 
 
-class Called:
-    """A substitute for a future that no task awaits: it calls one function as soon as it is
-    resolved.
-
-    A full future costs more than all the rest of a request.
-    """
-
-    __slots__ = ("_done", "_on_reply")
-
-    def __init__(self, on_reply: Callable[[Any, Exception | None], None]) -> None:
-        self._on_reply = on_reply
-        self._done = False
+class _Nobody:
+    """The receiver of an answer that is not wanted any more."""
 
     def done(self) -> bool:
-        """Whether it was answered, or will not be."""
-        return self._done
+        return True
 
-    def resolve(self, result: Any, /) -> None:
-        """It is answered."""
-        self._done = True
-        self._on_reply(result, None)
+    def resolve(self, answer: Any, /) -> None:
+        """It is not wanted."""
 
     def set_exception(self, error: Exception, /) -> None:
-        """It failed."""
-        self._done = True
-        self._on_reply(None, error)
+        """It is not wanted."""
 
-    def cancel(self) -> bool:
-        """It was not sent, and never will be; whether it had no answer."""
-        if self._done:
-            return False
-        error = StoreError("it was released before it was sent")
-        error.refused = True
-        self.set_exception(error)
-        return True
+
+NOBODY: Final = _Nobody()
 
 
 class Command:
@@ -56,7 +35,13 @@ class Command:
     stamp: Callable[[RetryWindow, float], bytes] | None = None
     """Makes one more argument each time that it is written: it depends on the connection."""
     waiter: str | None = None
-    """The waiter whose first question it is, while that waits to be written."""
+    """The text of the waiter whose first question it is, for `CommandQueue.forget`."""
+    own = b""
+    """The same as an argument."""
+    joins: bytes | None = None
+    """The head of its arguments, if it can be sent together with other questions of that head."""
+    asks_for: WaiterId | None = None
+    """The waiter whose first question it is."""
     together = 1
     """How many commands, this one and those after it, are one call with one reply."""
     again = 0
@@ -69,30 +54,52 @@ class Command:
     """Set for such a request: the command that is written after it."""
     refusal: Refusal | None = None
     """Why it must be written again."""
+    unqueue: Callable[[Command], object] | None = None
+    """Set while it waits for the next connection: removes it if it is not wanted any more."""
     hops = 0
     """How often a server has sent it on to another."""
 
-    def __init__(
-        self,
+    # Without `__init__`, because every acquisition makes two commands, and sets these by itself.
+    script: Script
+    count: int
+    """How many arguments it has, without a stamp."""
+    arguments: bytes
+    receiver: Receiver[Any]
+    born: float
+    """When it was submitted."""
+    sent: float
+    """When it was last written."""
+    must_run = True
+    """It is carried out even if its answer is not wanted any more."""
+
+    @classmethod
+    def of(
+        cls,
         script: Script,
         count: int,
         arguments: bytes,
-        future: Prompt | Called,
+        receiver: Receiver[Any],
         now: float,
         *,
         must_run: bool,
-    ) -> None:
-        self.script = script
-        self.count = count
-        self.arguments = arguments
-        self.future = future
-        self.born = self.sent = now
-        self.must_run = must_run
+    ) -> Command:
+        """One for such a call, of which the receiver gets the answer."""
+        command = cls()
+        command.script, command.count, command.arguments = script, count, arguments
+        command.receiver, command.must_run = receiver, must_run
+        command.born = command.sent = now
+        return command
 
     @property
     def wanted(self) -> bool:
         """Whether it is to be carried out, or carried out again."""
-        return self.must_run or not self.future.done()
+        return self.must_run or not self.receiver.done()
+
+    def cancel(self) -> None:
+        """Its answer is not wanted any more; it is not sent again, unless it must be."""
+        self.receiver = NOBODY
+        if self.unqueue is not None:
+            self.unqueue(self)
 
     @property
     def key(self) -> bytes:
@@ -110,8 +117,11 @@ class Command:
             rest = rest[end + 2 :]
         return leading
 
-    def stand_in(self, nobody: Prompt) -> Command:
+    def stand_in(self) -> Command:
         """A command that takes its place for the reply that is due, while it is sent elsewhere."""
-        other = Command(self.script, self.count, self.arguments, nobody, self.sent, must_run=False)
+        other = Command.of(
+            self.script, self.count, self.arguments, NOBODY, self.sent, must_run=False
+        )
         other.together, other.waiter, other.times = self.together, self.waiter, self.times
+        other.asks_for, other.own = self.asks_for, self.own
         return other

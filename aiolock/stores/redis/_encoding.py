@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
@@ -29,27 +29,41 @@ from aiolock.stores.redis._scripts import KEPT, Script, bulk
 _MOST_STEMS: Final = 1024
 """Forms that are kept encoded."""
 
-Text = Callable[[str, WaiterId, Form], str]
-"""A function that gives the text of a waiter for a name (see `_codec`)."""
+Tag = Callable[[str, WaiterId, str], str]
+"""A function that changes the text of a waiter for a name."""
 
 
-def waiter_texts(client: str, *, blind: bool) -> Text:
-    """The texts of one client's waiters; what does not depend on the waiter is encoded once.
+class Texts:
+    """The texts of one client's waiters (see `_codec`), of which each form is encoded once."""
 
-    ``blind``: the client's listeners cannot be counted, so its waiters must never count as dead.
-    """
-    stems: dict[int, tuple[Form, str]] = {}
-    # By the id of a form, which is kept with it: hashing the form would take longer.
+    def __init__(self, client: str, *, blind: bool, tag: Tag | None = None) -> None:
+        """``blind``: the client's listeners cannot be counted: its waiters never count as dead."""
+        self._client = client
+        self._blind = blind
+        self.tag = tag
+        # By the id of a form, which is kept with it: hashing the form would take longer.
+        self._stems: dict[int, tuple[Form, str]] = {}
 
-    def text(_: str, waiter: WaiterId, form: Form) -> str:
-        known = stems.get(id(form))
+    def stem(self, form: Form) -> str:
+        """The beginning of the texts of all waiters of this form; their number follows."""
+        known = self._stems.get(id(form))
         if known is None:
-            if len(stems) >= _MOST_STEMS:
-                stems.clear()
-            known = stems[id(form)] = form, stem(form, client, blind=blind)
-        return f"{known[1]}{waiter.seq}"
+            if len(self._stems) >= _MOST_STEMS:
+                self._stems.clear()
+            known = self._stems[id(form)] = form, stem(form, self._client, blind=self._blind)
+        return known[1]
 
-    return text
+    def text(self, name: str, waiter: WaiterId, form: Form) -> str:
+        """The text of a waiter for a name."""
+        text = f"{self.stem(form)}{waiter.seq}"
+        return text if self.tag is None else self.tag(name, waiter, text)
+
+    def many(self, name: str, waiters: Sequence[WaiterId], form: Form) -> list[str]:
+        """The texts of several waiters of one form."""
+        stem, tag = self.stem(form), self.tag
+        if tag is None:
+            return [f"{stem}{waiter.seq}" for waiter in waiters]
+        return [tag(name, waiter, f"{stem}{waiter.seq}") for waiter in waiters]
 
 
 class Call(NamedTuple):
@@ -68,14 +82,14 @@ class Encoding:
     _resizes = itertools.count(1)
     """One counter for all, since a name of a cluster may move from one node to another."""
 
-    def __init__(self, names: Names, client: str, text: Text) -> None:
+    def __init__(self, names: Names, client: str, texts: Texts) -> None:
         self._names = names
         self._client = client
-        self._text = text
+        self._texts, self._text = texts, texts.text
         self._channels = bulk(names.channels)
         self.head = lru_cache(maxsize=4096)(self._head)
         self.calls: Mapping[type[Operation[Any]], Callable[[Any], Call]] = {
-            ReportHandoff: self._report_handoff,
+            ReportHandoff: self.report_handoff,
             Renew: self._renew,
             Finish: self._finish,
             Downgrade: self._downgrade,
@@ -91,13 +105,11 @@ class Encoding:
         values = bulk(ttl) + bulk(ttl + KEPT + closes) + bulk(max_waiters)
         return self._names.three(name) + values + self._channels
 
-    def _report_handoff(self, operation: ReportHandoff) -> Call:
+    def report_handoff(self, operation: ReportHandoff) -> Call:
+        """One report of several hand-offs."""
         name, form, fence, via = operation.name, operation.form, operation.fence, operation.via
-        grants = (
-            f"{self._text(name, operation.source, form)}:{operation.source_fence}",
-            f"{self._text(name, operation.target, form)}:{fence}",
-        )
-        others = [self._text(name, each, form) for each in via]
+        source, *others = self._texts.many(name, [operation.source, *via], form)
+        grants = f"{source}:{operation.source_fence}", f"{others[-1]}:{fence}"
         values = (*grants, str(fence), str(form.claim), *others)
         encoded = "".join([f"${len(value)}\r\n{value}\r\n" for value in values]).encode("ascii")
         arguments = self._names.three(name) + encoded

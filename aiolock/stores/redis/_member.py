@@ -34,9 +34,9 @@ from aiolock.stores._member import (
 )
 from aiolock.stores.redis import _scripts as scripts
 from aiolock.stores.redis import _voting as voting
+from aiolock.stores.redis._called import Called
 from aiolock.stores.redis._codec import waiter_of
-from aiolock.stores.redis._command import Called
-from aiolock.stores.redis._encoding import waiter_texts
+from aiolock.stores.redis._encoding import Texts
 from aiolock.stores.redis._errors import ClusterNodeError, Place, code_of, store_error
 from aiolock.stores.redis._lone_node import is_node
 from aiolock.stores.redis._pipeline import Pipeline
@@ -126,7 +126,7 @@ class RedisMember(Uncopyable):
             )
         except StoreError as error:
             raise self.named(error) from error
-        self._text = waiter_texts(client, blind=not session.health.counted)
+        self._text = Texts(client, blind=not session.health.counted).text
 
     def _make_pipe(self, pool: ConnectionPool, prefix: str, **callbacks: Any) -> Pipeline:
         """The command connection; nothing is sent on it before the registration."""

@@ -42,6 +42,7 @@ class Names:
         # Cached, because names come back: the next waiter asks for the same lock.
         self.three = lru_cache(maxsize=4096)(self._three)
         self.holders = lru_cache(maxsize=4096)(self._holders)
+        self.name = lru_cache(maxsize=4096)(self._name)
 
     def keys(self, name: str) -> list[str]:
         """All its keys: as a rule, of its holders, its queue and its fence."""
@@ -57,7 +58,7 @@ class Names:
         """A pattern for the keys of names; ``[`` and the like are escaped in the prefix."""
         return re.sub(r"([][*?\\^])", r"\\\1", self.prefix) + ":{*}:" + self._pattern
 
-    def name(self, key: str) -> str:
+    def _name(self, key: str) -> str:
         """The name that a key belongs to; a push carries the key of the holders."""
         escaped = key[len(self.prefix) + 2 : key.rindex("}")]
         return unescape(escaped) if "%" in escaped else escaped

@@ -17,17 +17,21 @@ from typing import Any, Final
 from aiolock._prompt import Prompt
 from aiolock.errors import StoreError
 from aiolock.stores._retry_window import RetryWindow
-from aiolock.stores.redis._command import Command
+from aiolock.stores.redis._command import NOBODY, Command
 from aiolock.stores.redis._errors import Place, store_error
 from aiolock.stores.redis._queue import CommandQueue, Held
 from aiolock.stores.redis._scripts import ACQUIRE_SEVERAL, PRESENCE, Script, bulk
-from aiolock.stores.redis._wire import FEW, Wire
+from aiolock.stores.redis._wire import Wire
 
 COMMAND_TIMEOUT: Final = 9.0
 """Seconds, over all reconnections, after which a command fails with its outcome unknown."""
 _MOST: Final = 32
 """Questions in one call, at most: it blocks all other clients of the server."""
 _NONE: Final = bulk(0)
+
+not_after: Final = RetryWindow.not_after
+tombstone: Final = RetryWindow.tombstone
+"""The stamps of commands: see `Command.stamp`."""
 
 
 def _is_plain(loop: asyncio.AbstractEventLoop) -> bool:
@@ -60,6 +64,8 @@ class Outbox:
         # The last of those sent, in order: newcomers that wait for others of this loop iteration.
         self._gathered: list[Command] = []
         self._gathered_head = b""
+        self._room = _MOST
+        """How many more may be gathered."""
         self.last_head: bytes | None = None
         """The head of the last command, if such a newcomer sent it and no reply has come since."""
         self.replied = False
@@ -98,51 +104,75 @@ class Outbox:
         `RetryWindow.not_after`; with ``leaves_tombstone``: `RetryWindow.tombstone`. ``waiter`` is
         set if this is that waiter's first question, see `CommandQueue.forget`. ``joins`` is the
         head of its arguments, if it can be sent together with other questions of the same head.
-        ``reply``, a `Called`, stands for the future if no task is to wait for it.
+        ``reply``, a `Receiver`, stands for the future if no task is to wait for it.
         """
-        now = self.time()
-        few = len(self.sent) < FEW
         future = reply or Prompt(loop=self.loop)
-        if self.closed:
-            error = StoreError("the client was closed")
-            error.refused = True
-            future.set_exception(error)
-            return future
-        command = Command(script, count, arguments, future, now, must_run=must_run)
-        copies = self.copies
+        command = Command.of(script, count, arguments, future, self.time(), must_run=must_run)
+        if in_full:
+            self.known.discard(script)
         if expires or leaves_tombstone:
-            command.stamp = RetryWindow.not_after if expires else RetryWindow.tombstone
+            command.stamp = not_after if expires else tombstone
+        command.waiter, command.joins = waiter, joins
+        self.post(command)
+        return future
+
+    def post(self, command: Command) -> None:  # noqa: C901, PLR0912  # flat: each comes here
+        """Send a command that was just made."""
+        wire, sent = self.wire, self.sent
+        if self.closed:
+            self.loop.call_soon(self._refuse, command)
+            return
         if self.held is not None and self.held.keep(command):
-            command.waiter = waiter
-            return future
-        wire = self.wire
+            return
         if wire is None:
-            self.queue.add(command, waiter)
+            self.queue.add(command, command.waiter)
         else:
-            command.times = 1
-            self.sent.append(command)
-            before, self.last_head = self.last_head, joins
-            if joins is not None and joins == before:
-                command.waiter = waiter
-                self._gather(command, joins)
+            few = not sent or sent[0] is sent[-1]  # one, or none: as `FEW` says, without a call
+            sent.append(command)
+            joins = command.joins
+            if joins is not None and joins == self.last_head:
+                # Hold it back for others of this iteration: the one before asks for the same lock.
+                if not self._gathered:
+                    self._gathered_head = joins
+                    self.loop.call_soon(self._write_gathered)
+                self._gathered.append(command)
+                self._room -= 1
+                if not self._room:
+                    self._write_gathered()
             else:
                 # With few commands under way, write at once: a lone hand-off is as fast as can be.
                 # Otherwise the commands of one iteration go out together: 200 tasks do not make 200
                 # packets.
                 if self._gathered:
                     self._write_gathered()
-                if expires:  # as `write`; inlined here to save the call
+                self.last_head = joins
+                command.times = 1
+                # As `write`; here without the call.
+                script, count, arguments = command.script, command.count, command.arguments
+                stamp, now, copies = command.stamp, command.born, self.copies
+                if stamp is not None:
                     count += 1
-                    arguments += copies.stamp if now < copies.stamp_until else copies.not_after(now)
-                elif leaves_tombstone:
-                    count += 1
-                    arguments += copies.tombstone(now) if copies.copies_may_arrive else _NONE
-                known = script in self.known and not in_full
-                head = script.heads[count] if known else self._in_full(script, count)
-                wire.write(head + arguments, at_once=few)
+                    if stamp is tombstone:
+                        arguments += stamp(copies, now) if copies.copies_may_arrive else _NONE
+                    else:
+                        reused = now < copies.stamp_until
+                        arguments += copies.stamp if reused else stamp(copies, now)
+                if script in self.known:
+                    arguments = script.heads[count] + arguments
+                else:
+                    arguments = self._in_full(script, count) + arguments
+                if few and not wire.corked:
+                    wire.write_now(arguments)
+                else:
+                    wire.write(arguments, at_once=False)
         if not self.watched:
             self.watch()
-        return future
+
+    def _refuse(self, command: Command) -> None:
+        if not command.receiver.done():
+            error = StoreError("the client was closed")
+            error.refused = True
+            command.receiver.set_exception(error)
 
     # Writing
 
@@ -161,7 +191,7 @@ class Outbox:
         if self._gathered:
             self._write_gathered()
         if command.preface:
-            preface = Command(PRESENCE, 0, b"", self.nobody(), now, must_run=False)
+            preface = Command.of(PRESENCE, 0, b"", NOBODY, now, must_run=False)
             preface.preface_of = command
             self.sent.append(preface)
             wire.write(command.preface, at_once=False)
@@ -194,29 +224,13 @@ class Outbox:
         for number, command in enumerate(self.sent):
             if command.wanted and concerned(command):
                 # Its reply on this connection is still due, and must be matched with something.
-                self.sent[number] = command.stand_in(self.nobody())
+                self.sent[number] = command.stand_in()
                 command.together = 1
                 taken.append(command)
         return taken
 
-    def nobody(self) -> Prompt:
-        """A future for a reply that no task waits for."""
-        nobody = Prompt(loop=self.loop)
-        nobody.cancel()
-        return nobody
-
-    def _gather(self, command: Command, head: bytes) -> None:
-        """Hold it back for others of this iteration: the one before asks for the same lock, too."""
-        command.times = 0
-        if not self._gathered:
-            self._gathered_head = head
-            self.loop.call_soon(self._write_gathered)
-        self._gathered.append(command)
-        if len(self._gathered) == _MOST:
-            self._write_gathered()
-
     def _write_gathered(self) -> None:
-        gathered, self._gathered = self._gathered, []
+        gathered, self._gathered, self._room = self._gathered, [], _MOST
         wire = self.wire
         if not gathered or wire is None:
             return
@@ -229,7 +243,7 @@ class Outbox:
         first.together = len(gathered)
         for command in gathered:
             command.times = 1
-        waiters = b"".join([bulk(command.waiter) for command in gathered])
+        waiters = b"".join([command.own for command in gathered])
         arguments = head + waiters + first.stamp(self.copies, first.sent)
         script, count = ACQUIRE_SEVERAL, 9 + len(gathered)
         call = script.heads[count] if script in self.known else self._in_full(script, count)
@@ -267,13 +281,16 @@ class Outbox:
         self.queue.put_back([each for each in self.sent if each.wanted], self._gathered)
         self.sent.clear()
         self._gathered.clear()
+        self._room = _MOST
 
     # Giving up
 
     def fail(self, command: Command, error: Exception, *, refused: bool = False) -> None:
         """``refused``: the server has certainly not carried it out."""
-        if not command.future.done():
-            command.future.set_exception(store_error(error, self._place, refused=refused))
+        receiver = command.receiver
+        if not receiver.done():
+            command.receiver = NOBODY  # a reply may still come
+            receiver.set_exception(store_error(error, self._place, refused=refused))
 
     def give_up(self, command: Command) -> None:
         """Fail it: it has waited for too long to be sent."""

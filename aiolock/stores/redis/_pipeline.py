@@ -15,7 +15,7 @@ from typing import Any
 
 from redis.asyncio.connection import ConnectionPool
 
-from aiolock.stores.redis._command import Command
+from aiolock.stores.redis._command import NOBODY, Command
 from aiolock.stores.redis._deadlines import Deadlines
 from aiolock.stores.redis._errors import Place, Refusal, code_of
 from aiolock.stores.redis._link import Link
@@ -130,9 +130,8 @@ class Pipeline:
             outbox.resend()
             return
         count, arguments = self._probe_arguments()
-        nobody = outbox.nobody()
-        reader.probe = probe = Command(
-            *(self._probe_script, count, arguments, nobody, outbox.time()), must_run=False
+        reader.probe = probe = Command.of(
+            *(self._probe_script, count, arguments, NOBODY, outbox.time()), must_run=False
         )
         outbox.sent.append(probe)
         outbox.write(wire, probe, at_once=True)

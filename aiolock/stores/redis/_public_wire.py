@@ -23,6 +23,8 @@ BUG: Final = "aiolock: could not deal with what the server sent, and connects ag
 class PublicWire:
     """A `Wire` on redis-py's public methods: one task reads and one writes."""
 
+    corked = True  # nothing is sent at once here
+
     def __init__(
         self,
         connection: AbstractConnection,
@@ -40,7 +42,10 @@ class PublicWire:
         self._reading = asyncio.create_task(self._read(), name="aiolock read")
         self._sending = asyncio.create_task(self._send(), name="aiolock send")
 
-    def write(self, data: bytes, *, at_once: bool) -> None:  # never at once here
+    def write_now(self, data: bytes) -> None:
+        self._outbox.put_nowait(data)
+
+    def write(self, data: bytes, *, at_once: bool) -> None:
         self._outbox.put_nowait(data)
 
     async def _send(self) -> None:

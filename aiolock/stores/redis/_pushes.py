@@ -14,6 +14,7 @@ from aiolock.protocol import (
     GrantPushed,
     OrderUnknown,
     ReleaseRequested,
+    new,
 )
 from aiolock.stores.redis._codec import decode, waiter_of
 from aiolock.stores.redis._names import Names
@@ -31,7 +32,8 @@ def read_push(names: Names, push: str) -> Event | None:
         waiter, fence, lease, now, key = rest.split(" ", 4)
         name = names.name(key)
         who, form, _ = decode(waiter)
-        return GrantPushed(name, who, form, int(fence), int(lease), int(now))
+        pushed: GrantPushed = new(GrantPushed, (name, who, form, int(fence), int(lease), int(now)))
+        return pushed
     if kind == "l":
         grant, reason, key = rest.split(" ", 2)
         waiter, _, fence = grant.rpartition(":")

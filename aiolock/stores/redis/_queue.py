@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, Protocol
 
+from aiolock.errors import StoreError
 from aiolock.stores.redis._command import Command
 
 
@@ -70,7 +71,13 @@ class CommandQueue:
             return False
         for command in commands:
             self.commands.pop(command, None)
-            command.future.cancel()
+            receiver = command.receiver
+            if isinstance(receiver, asyncio.Future):
+                receiver.cancel()
+            elif not receiver.done():
+                error = StoreError("it was released before it was sent")
+                error.refused = True
+                receiver.set_exception(error)
         self._on_left()
         return True
 
@@ -81,9 +88,11 @@ class CommandQueue:
         """Keep it for as long as it is wanted."""
         command.together = 1
         self.commands[command] = None
-        if not command.must_run and isinstance(command.future, asyncio.Future):
-            command.future.add_done_callback(partial(self._unwanted, command))
+        if not command.must_run:
+            command.unqueue = self._unwanted
+            if isinstance(command.receiver, asyncio.Future):
+                command.receiver.add_done_callback(partial(self._unwanted, command))
 
-    def _unwanted(self, command: Command, _: asyncio.Future[Any]) -> None:
+    def _unwanted(self, command: Command, _: asyncio.Future[Any] | None = None) -> None:
         self.commands.pop(command, None)
         self._on_left()

@@ -13,8 +13,8 @@ from typing import Any, Final
 from redis.exceptions import InvalidResponse
 
 from aiolock.protocol import Queued
-from aiolock.stores.redis._codec import waiter_of
-from aiolock.stores.redis._command import Called, Command
+from aiolock.stores.redis._called import Called
+from aiolock.stores.redis._command import Command
 from aiolock.stores.redis._errors import Refusal, code_of, did_nothing
 from aiolock.stores.redis._outbox import Outbox
 from aiolock.stores.redis._replies import Opened, Present, left, several
@@ -90,28 +90,32 @@ class Reader:
         not before."""
 
     def on_reply(self, reply: Any) -> None:
+        """The reply to the command that was sent first."""
         outbox = self._outbox
         if not self._sent:
             self._drop(InvalidResponse(f"nobody asked for {reply!r}"))
             return
         command = self._sent.popleft()
         outbox.replied, outbox.last_head = True, None
-        if command is self.probe:
+        if type(reply) is int and command.times == 1 and command.script.gives_int:  # a release
+            self.quiet_since, self.proved = command.sent, True
+            command.receiver.resolve(reply)
+        elif command.together == 1 and type(reply) is not Refusal and command is not self.probe:
+            self._answered(command, reply)
+        elif command is self.probe:
             self.probe = None
             self._on_probe(command, reply)
         elif command.together > 1:
             self._answered_together(command, reply)
         elif type(reply) is Refusal:
             self._refused(command, reply)
-        else:
-            self._answered(command, reply)
         if outbox.drained is not None:
             outbox.check_drained()
 
     # Answers
 
     def _answered(self, command: Command, reply: Any) -> None:
-        script, future = command.script, command.future
+        script = command.script
         self.quiet_since = command.sent
         self.proved = True
         try:
@@ -119,27 +123,18 @@ class Reader:
                 # The push comes first: the next holder need not wait for the last one.
                 self._on_push(reply.decode("utf-8", "replace"))
         finally:
-            if not future.done():
-                try:
-                    # The first copy may have been carried out as well, and this is the reply to the
-                    # second.
-                    decode = script.decode if command.times == 1 else script.decode_again
-                    answer = decode(reply)
-                except (TypeError, ValueError, IndexError):
-                    self._undecoded(command, reply)
-                else:
-                    if script in _CLOCKS and isinstance(answer, Opened | Present | Queued):
-                        self._outbox.copies.read_clock(command.sent, answer.now)
-                    if self._on_queued is not None and type(answer) is Queued:
-                        self._on_queued()
-                    future.resolve(answer)
+            try:
+                # The first copy may have been carried out as well, and this is the reply to the
+                # second.
+                answer = (script.decode if command.times == 1 else script.decode_again)(reply)
+            except (TypeError, ValueError, IndexError):
+                self._undecoded(command, reply)
             else:
-                self._unawaited(command, reply)
-
-    def _unawaited(self, command: Command, reply: Any) -> None:
-        answered = self._take_rest(reply)
-        if answered is not reply:
-            self._answered(command, answered)
+                if script in _CLOCKS and isinstance(answer, Opened | Present | Queued):
+                    self._outbox.copies.read_clock(command.sent, answer.now)
+                if self._on_queued is not None and type(answer) is Queued:
+                    self._on_queued()
+                command.receiver.resolve(answer)
 
     def _undecoded(self, command: Command, reply: Any) -> None:
         answered = self._take_rest(reply)  # which no decoder takes
@@ -161,7 +156,7 @@ class Reader:
 
     def _answered_together(self, first: Command, reply: Any) -> None:
         """Split one reply for several commands, which are treated one by one from now on."""
-        commands = [first, *(self._sent.popleft() for _ in range(first.together - 1))]
+        commands = [first, *[self._sent.popleft() for _ in range(first.together - 1)]]
         first.together = 1
         if isinstance(reply, Refusal):
             self._refused_together(commands, reply)
@@ -171,7 +166,7 @@ class Reader:
         self._split(commands, reply)
 
     def _split(self, commands: list[Command], reply: Any) -> None:
-        waiters = [waiter_of(command.waiter) for command in commands if command.waiter]
+        waiters = [command.asks_for for command in commands if command.asks_for is not None]
         try:
             answers = several(reply, waiters)
         except (AttributeError, IndexError, TypeError, ValueError):
@@ -185,8 +180,7 @@ class Reader:
         if self._on_queued is not None:
             self._on_queued()
         for command, answer in zip(commands, answers, strict=True):
-            if not command.future.done():
-                command.future.resolve(answer)
+            command.receiver.resolve(answer)
 
     # Refusals
 

@@ -11,7 +11,7 @@ from typing import Any, Final, Protocol
 from aiolock._turns import at_once, in_parts, turns
 from aiolock.errors import StoreError
 from aiolock.protocol import FEW, Page, Status
-from aiolock.stores.redis._command import Called
+from aiolock.stores.redis._called import Called
 from aiolock.stores.redis._errors import code_of
 from aiolock.stores.redis._names import Names
 from aiolock.stores.redis._pipeline import Pipeline

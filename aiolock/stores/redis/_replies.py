@@ -12,7 +12,6 @@ from aiolock.protocol import (
     WAS_HOLDER,
     WAS_UNKNOWN,
     Answer,
-    Before,
     Busy,
     Differs,
     Done,
@@ -25,7 +24,7 @@ from aiolock.protocol import (
     WaiterId,
     new,
 )
-from aiolock.stores.redis._codec import decode_any, waiter_of
+from aiolock.stores.redis._codec import decode_any
 
 
 def answer(reply: Any) -> Answer:
@@ -34,8 +33,23 @@ def answer(reply: Any) -> Answer:
         # Made without a call in Python, because every acquisition comes this way.
         granted: Granted = new(Granted, (int(fence), int(lease), displaced == b"1", False))
         return granted
-    kind, *rest = cast(list[int], reply)
-    return _ANSWERS[kind](*rest)
+    if reply[0] == _QUEUED:
+        # Without a function of its own, because every waiter comes this way.
+        _, ticket, place, until, now, displaced, *more = reply
+        before = None
+        if more and more[0] is not None:
+            # The text of a waiter; if it holds the lock, that of its grant.
+            if place == 1:
+                _, client, seq, minted = more[0].decode().rsplit(":", 3)
+            else:
+                _, client, seq = more[0].decode().rsplit(":", 2)
+                minted = 0
+            waiter: WaiterId = new(WaiterId, (client, int(seq)))
+            before = waiter, int(minted)
+        queued: Queued = new(Queued, (ticket, place, until, now, displaced == 1, before))
+        return queued
+    kind, *rest = cast("list[int]", reply)
+    return _OTHERS[kind](*rest)
 
 
 def _busy(until: int, grant: bytes | None = None, metadata: bytes = b"") -> Busy:
@@ -47,18 +61,6 @@ def _busy(until: int, grant: bytes | None = None, metadata: bytes = b"") -> Busy
     return Busy(
         until, participant(waiter, form, metadata, fence, fence=fence, remaining=until / 1000)
     )
-
-
-def _queued(  # noqa: PLR0917  # in the order of the reply
-    ticket: int, place: int, until: int, now: int, displaced: int, before: bytes | None = None
-) -> Queued:
-    if before is None:
-        return Queued(ticket, place, until, now, bool(displaced))
-    text, fence = before.decode(), 0
-    if place == 1:
-        text, _, minted = text.rpartition(":")
-        fence = int(minted)
-    return Queued(ticket, place, until, now, bool(displaced), Before(waiter_of(text), fence))
 
 
 class Left(NamedTuple):
@@ -96,16 +98,18 @@ def several(reply: Any, waiters: Sequence[WaiterId]) -> list[Answer]:
         until, now, place, fence = first.until, first.now, 2, 0
     else:
         raise ValueError("nobody can stand behind one that does not")  # noqa: TRY004  # no bug of ours
-    answers: list[Answer] = [first]
-    for ticket, before in enumerate(waiters[:-1], start=reply[1]):
-        behind = new(Before, (before, fence))
-        answers.append(new(Queued, (ticket, place, until, now, False, behind)))
-        place, fence = 2, 0
-    return answers
+    start, before = reply[1], waiters[0]  # one pair is a `Before`, but made without a call
+    second = new(Queued, (start, place, until, now, False, (before, fence)))
+    rest = [
+        new(Queued, (ticket, 2, until, now, False, (before, 0)))
+        for ticket, before in enumerate(waiters[1:-1], start=start + 1)
+    ]
+    return [first, second, *rest]
 
 
-_ANSWERS: Final[tuple[Callable[..., Answer], ...]] = (_busy, Granted, _queued, Full, Done, Differs)
-"""By the first number of the acquire script's reply."""
+_QUEUED: Final = 2
+_OTHERS: Final[tuple[Callable[..., Answer], ...]] = (_busy, Granted, Queued, Full, Done, Differs)
+"""By the first number of the acquire script's reply; a `Queued` is made without."""
 
 
 Asked = tuple[int, tuple[bytes, bytes] | None]

@@ -164,6 +164,8 @@ class Script:
         self.pushes = pushes
         self.decode = decode
         self.decode_again = decode_again or decode
+        self.gives_int = decode is was
+        """Whether a number is the answer as it is."""
         self.heads: dict[int, bytes] = _Heads(self)
         """The head of a call by the number of arguments: of the keys' number, the keys, and the
         values."""

@@ -9,28 +9,33 @@ from typing import Any, Final, TypeVar
 
 from redis.asyncio.connection import ConnectionPool
 
+from aiolock._prompt import Prompt
 from aiolock.copying import Uncopyable
 from aiolock.protocol import (
     WAS_ABSENT,
     Acquire,
     Answer,
     Deliver,
+    Form,
     Operation,
     Page,
     ReadPage,
     ReadStatus,
     Release,
     Renew,
+    ReportHandoff,
     RequestRelease,
     Status,
 )
-from aiolock.store import Features
+from aiolock.store import Features, Receiver
 from aiolock.stores.redis import _scripts as scripts
+from aiolock.stores.redis._command import Command
 from aiolock.stores.redis._companion import Companion
-from aiolock.stores.redis._encoding import Call, Encoding, Text, waiter_texts
+from aiolock.stores.redis._encoding import Call, Encoding, Texts
 from aiolock.stores.redis._errors import Place, address_of
 from aiolock.stores.redis._lone_node import is_node
 from aiolock.stores.redis._names import Names
+from aiolock.stores.redis._outbox import not_after, tombstone
 from aiolock.stores.redis._pipeline import Pipeline
 from aiolock.stores.redis._protocol import PROTOCOL
 from aiolock.stores.redis._reading import StatusReader
@@ -41,6 +46,8 @@ from aiolock.stores.redis._session import MakePipe, Session
 
 Value = TypeVar("Value")
 
+_MOST_NAMES: Final = 4096
+"""Names for which the arguments are kept encoded."""
 _NEWCOMER: Final = bulk(0)
 """The ticket of a newcomer, which has none."""
 _CLOSES: Final = bulk(1)
@@ -90,8 +97,9 @@ class RedisStore(Uncopyable):
             companion=self._companion,
         )
         await session.open(check=partial(self._check_cluster, session))
-        text = waiter_texts(client, blind=not session.health.counted)
-        self.operations = operations = Operations(session, self._names, client, text)
+        texts = Texts(client, blind=not session.health.counted)
+        self.operations = operations = Operations(session, self._names, client, texts)
+        self.submit_to = operations.submit_to
         self._table = table = operations.table
         if self._slots_apart:
             table[Renew] = partial(one_by_one, table[Renew])
@@ -113,48 +121,141 @@ class RedisStore(Uncopyable):
             await self._session.aclose()
 
 
+class _Encoded:
+    """What the arguments of all waiters of one name and form have in common."""
+
+    stem = ""
+    """The beginning of their texts; the number follows."""
+    encoded = b""
+    """The same, encoded."""
+    length = 0
+    """Its characters."""
+    keys = b""
+    """The keys of the name."""
+    ttl = limit = -1
+    head = b""
+    """The arguments of an `Acquire` for that ttl and limit of waiters, up to the waiter."""
+    joins = False
+    """Whether several newcomers may ask in one call."""
+
+    def __init__(self, form: Form) -> None:
+        self.form = form
+
+
 class Operations:
     """The operations of one client at one server: ``table[type(operation)](operation)``."""
 
-    def __init__(self, session: Session, names: Names, client: str, text: Text) -> None:
+    def __init__(self, session: Session, names: Names, client: str, texts: Texts) -> None:
+        self._loop = asyncio.get_running_loop()
         self._pipe = session.pipe
         self._health = session.health
         self._names = names
-        self._text = text
+        self._texts, self._tag = texts, texts.tag
+        self._encoded = dict[str, _Encoded]()
+        # Numbers of so many digits are those from the one to below the other.
+        self._digits = self._from = self._below = 0
         self._channels = bulk(names.channels)
         self._reader = StatusReader(session.pipe, names, session.presence.own_keys)
-        self._encoding = Encoding(names, client, text)
+        self._encoding = Encoding(names, client, texts)
+        self._post, self._time = session.pipe.outbox.post, session.pipe.outbox.time
         self.table: dict[type[Operation[Any]], Callable[[Any], asyncio.Future[Any]]] = {
-            Acquire: self._acquire,
-            Release: self._release,
+            Acquire: self._submit,
+            Release: self._submit,
             RequestRelease: self._request_release,
             ReadStatus: self._read_status,
             ReadPage: self._read_page,
             **dict.fromkeys(self._encoding.calls, self._call),
         }
 
-    def _acquire(self, operation: Acquire) -> asyncio.Future[Answer]:
-        form, ticket, limit = operation.form, operation.ticket, operation.max_waiters
-        who = self._text(operation.name, operation.waiter, form)
-        head = self._encoding.head(operation.name, operation.ttl, form.closes, limit)
-        own = f"${len(who)}\r\n{who}\r\n".encode("ascii")
-        newcomer = operation.wait and not ticket
-        place = _NEWCOMER if newcomer else bulk(ticket if operation.wait else -1)
-        joins = newcomer and form.plain and not (form.priority or limit)
-        health = self._health
-        script, health.beating = (
-            scripts.ACQUIRE_HEARTBEAT if health.beating else scripts.ACQUIRE,
-            False,
-        )
-        return self._pipe.call(
-            script,
-            10,
-            head + own + place,
-            must_run=False,
-            expires=True,
-            waiter="" if ticket else who,  # only a newcomer's question may be left unsent
-            joins=head if joins else None,
-        )
+    def _submit(self, operation: Acquire | Release) -> asyncio.Future[Any]:
+        answer = Prompt(loop=self._loop)
+        self.submit_to(operation, answer)
+        return answer
+
+    def submit_to(  # noqa: C901, PLR0912, PLR0915  # flat: each acquisition comes here, twice
+        self, operation: Acquire | Release | ReportHandoff, receiver: Receiver[Any]
+    ) -> Command:
+        """Start it; the receiver gets its answer."""
+        if type(operation) is ReportHandoff:  # cheaper than `isinstance`
+            return self._report(operation, receiver)
+        name, waiter, form = operation.name, operation.waiter, operation.form
+        known = self._encoded[name] if name in self._encoded else None  # noqa: SIM401  # no call
+        if known is None or known.form is not form:
+            known = self._encode(name, form)
+        seq = waiter.seq
+        who = f"{known.stem}{seq}"
+        if self._tag is not None:
+            who = self._tag(name, waiter, who)
+            own = bulk(who)
+        else:
+            if not self._from <= seq < self._below:
+                self._measure(seq)
+            own = b"$%d\r\n%b%d\r\n" % (known.length + self._digits, known.encoded, seq)
+        command = Command()
+        command.receiver = receiver
+        command.born = command.sent = self._time()
+        if type(operation) is Release:
+            fence = b"%d" % operation.fence
+            command.script, command.count, command.stamp = scripts.RELEASE, 8, tombstone
+            grant = b"%b%b$%d\r\n%b\r\n%b"
+            command.arguments = grant % (known.keys, own, len(fence), fence, self._channels)
+            if not operation.entered and operation.fence:
+                # A grant that came too late: its waiter asks again, so it must not be marked as
+                # gone.
+                command.count, command.stamp = 9, None
+                command.arguments += _GIVEN_BACK
+            elif operation.entered and form.closes:
+                command.arguments += _CLOSES_AS_LOST if operation.lost else _CLOSES
+            else:
+                command.arguments += _CLOSES_NOTHING
+            if not operation.fence and self._pipe.forget(who):
+                self._loop.call_soon(receiver.resolve, WAS_ABSENT)
+            else:
+                self._post(command)
+            return command
+        _, _, _, ttl, ticket, wait, limit = operation
+        if known.ttl != ttl or known.limit != limit:
+            known.ttl, known.limit = ttl, limit
+            known.head = self._encoding.head(name, ttl, form.closes, limit)
+        command.script, command.count, command.stamp = scripts.ACQUIRE, 10, not_after
+        command.must_run, command.own = False, own
+        if self._health.beating:
+            command.script, self._health.beating = scripts.ACQUIRE_HEARTBEAT, False
+        if ticket or not wait:
+            command.arguments = known.head + own + bulk(ticket if wait else -1)
+        else:
+            command.arguments = known.head + own + _NEWCOMER
+            command.asks_for = waiter
+            if known.joins and not limit:
+                command.joins = known.head
+        if not ticket:  # only a newcomer's question may be left unsent
+            command.waiter = who
+        self._post(command)
+        return command
+
+    def _measure(self, seq: int) -> None:
+        """The digits of this number, and of others near it."""
+        self._digits = len(str(seq))
+        self._from, self._below = 10 ** (self._digits - 1) if seq else 0, 10**self._digits
+
+    def _report(self, operation: ReportHandoff, receiver: Receiver[int]) -> Command:
+        script, count, arguments, _, _ = self._encoding.report_handoff(operation)
+        command = Command.of(script, count, arguments, receiver, self._time(), must_run=True)
+        command.stamp = not_after
+        self._post(command)
+        return command
+
+    def _encode(self, name: str, form: Form) -> _Encoded:
+        """What is the same for all waiters of this name and form."""
+        if len(self._encoded) >= _MOST_NAMES:
+            del self._encoded[next(iter(self._encoded))]  # the one that was encoded first
+        known = self._encoded[name] = _Encoded(form)
+        known.stem = self._texts.stem(form)
+        known.encoded = known.stem.encode("ascii")
+        known.length = len(known.stem)
+        known.keys = self._names.three(name)
+        known.joins = form.plain and not form.priority
+        return known
 
     def acquire_again(self, operation: Acquire) -> asyncio.Future[Answer]:
         """Ask for a waiter that was answered before: also without a ticket it is no newcomer.
@@ -164,27 +265,9 @@ class Operations:
         """
         name, form = operation.name, operation.form
         place = bulk(operation.ticket if operation.wait else -1)
-        own = bulk(self._text(name, operation.waiter, form)) + place
+        own = bulk(self._texts.text(name, operation.waiter, form)) + place
         head = self._encoding.head(name, operation.ttl, form.closes, operation.max_waiters)
         return self._pipe.call(scripts.ACQUIRE, 10, head + own, must_run=False, expires=True)
-
-    def _release(self, operation: Release) -> asyncio.Future[int]:
-        name, form, fence = operation.name, operation.form, operation.fence
-        who = self._text(name, operation.waiter, form)
-        if not fence and self._pipe.forget(who):
-            unsent: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-            unsent.set_result(WAS_ABSENT)
-            return unsent
-        grant = f"${len(who)}\r\n{who}\r\n${len(str(fence))}\r\n{fence}\r\n".encode("ascii")
-        arguments = self._names.three(name) + grant + self._channels
-        if fence and not operation.entered:
-            # A grant that came too late: its waiter asks again, so it must not be marked as gone.
-            return self._pipe.call(scripts.RELEASE, 9, arguments + _GIVEN_BACK)
-        if operation.entered and form.closes:
-            arguments += _CLOSES_AS_LOST if operation.lost else _CLOSES
-        else:
-            arguments += _CLOSES_NOTHING
-        return self._pipe.call(scripts.RELEASE, 8, arguments, leaves_tombstone=True)
 
     def _call(self, operation: Operation[Any]) -> asyncio.Future[Any]:
         return self._send(self._encoding.calls[operation.__class__](operation))

@@ -38,18 +38,33 @@ log = logging.getLogger("aiolock")
 CONNECT_TIMEOUT: Final = 5.0
 """Seconds for one attempt to connect and authenticate."""
 
-FEW: Final = 2
+FEW: Final = 2  # as `Outbox.post` knows
 """Up to this many commands at a time are each sent at once: so the server begins with the first (it
 may be a release that a task waits for) while we prepare the second. More are sent together."""
 _MANY: Final = 32
 """Commands after which the data is sent before the end of the iteration: the server works
 meanwhile."""
 
+
+def _nowhere(_: bytes) -> None:
+    """Send it nowhere: the connection is closed."""
+
+
 _NO_LINGER: Final = struct.pack("hh" if os.name == "nt" else "ii", 1, 0)
 
 
 class Wire(Protocol):
     """An open connection. Everything that comes goes to the two functions given to `dial`."""
+
+    @property
+    def corked(self) -> bool:
+        """Whether what is written is held back for the rest of this iteration."""
+        ...
+
+    @property
+    def write_now(self) -> Callable[[bytes], object]:
+        """As `write` at once, while it is not corked."""
+        ...
 
     def write(self, data: bytes, *, at_once: bool) -> None:
         """Send, at once or together with all else that this loop iteration sends. Never raises."""
@@ -186,7 +201,8 @@ class _TransportWire(asyncio.Protocol):
         self._on_broken = on_broken
         self._reader = hiredis.Reader(replyError=Refusal)
         self._soon = asyncio.get_running_loop().call_soon
-        self._corked = False
+        self.corked = False
+        self.write_now: Callable[[bytes], object] = transport.write
         self._held_back: list[bytes] = []
         self._closed = False
         self._behind = False
@@ -198,19 +214,19 @@ class _TransportWire(asyncio.Protocol):
         transport.resume_reading()
 
     def write(self, data: bytes, *, at_once: bool) -> None:
-        if at_once and not self._corked:
+        if at_once and not self.corked:
             if not self._closed:
                 self._transport.write(data)
         else:
-            if not self._corked:
-                self._corked = True
+            if not self.corked:
+                self.corked = True
                 self._soon(self._flush)
             self._held_back.append(data)
             if len(self._held_back) == _MANY:
                 self._send()
 
     def _flush(self) -> None:
-        self._corked = False
+        self.corked = False
         if self._held_back:
             self._send()
 
@@ -240,8 +256,8 @@ class _TransportWire(asyncio.Protocol):
             self._end(error)
         # The tasks woken here run before the callbacks scheduled here: all that they send in their
         # first step leaves with one system call. A few need not wait for that.
-        if replies > FEW and not self._corked:
-            self._corked = True
+        if replies > FEW and not self.corked:
+            self.corked = True
             self._soon(self._flush)
 
     def _catch_up(self) -> None:
@@ -268,6 +284,7 @@ class _TransportWire(asyncio.Protocol):
 
     def close(self) -> None:
         self._closed = True
+        self.write_now = _nowhere
         self._transport.abort()
         # redis-py does not know that its connection is closed, and would warn when collected.
         connection: Any = self._connection

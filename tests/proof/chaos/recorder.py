@@ -132,14 +132,18 @@ class Recorder:
                 pass
 
     def _after(self, operation: Operation[Any], now: int, answer: asyncio.Future[Any]) -> None:
+        if isinstance(operation, Acquire):
+            attempt = self._attempts[operation.waiter]
+            answer.add_done_callback(partial(self._answered, attempt, operation.name, now))
+            return
+        if isinstance(operation, Release):
+            name, waiter, form, fence, entered, _ = operation
+            attempt = self._attempts.get(waiter, "")
+            answer.add_done_callback(partial(self._given_back, attempt, name, fence, now))
+            if entered or not fence:  # else the client asks again
+                answer.add_done_callback(partial(self._is_over, waiter, form))
+            return
         match operation:
-            case Acquire(name, waiter):
-                answer.add_done_callback(partial(self._answered, self._attempts[waiter], name, now))
-            case Release(name, waiter, form, fence):
-                attempt = self._attempts.get(waiter, "")
-                answer.add_done_callback(partial(self._given_back, attempt, name, fence, now))
-                if operation.entered or not fence:  # else the client asks again
-                    answer.add_done_callback(partial(self._is_over, waiter, form))
             case Renew(renewals):
                 answer.add_done_callback(partial(self._look_soon, renewals))
                 self._look_soon(renewals)  # `extend` to less counts from when it is sent

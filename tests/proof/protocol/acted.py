@@ -11,12 +11,14 @@ import contextlib
 import math
 import random
 from collections.abc import Iterator
+from contextvars import Context
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, Literal
 from unittest.mock import patch
 
 import aiolock
 from aiolock._engine import local_handoff, releases, waiters
+from aiolock._engine.released import Released
 from aiolock._engine.releases import FIRST_PAUSE
 from aiolock.protocol import (
     CLAIM,
@@ -68,6 +70,18 @@ LATEST: Final = 5
 """Ticks to a play: before the rare questions that the model does not know (`KEEP_ALIVE`)."""
 
 
+class Answered(asyncio.Future[Any]):
+    """The future of a command, which knows the release of the client's that follows it."""
+
+    released: Released | None = None
+
+    def add_done_callback(self, fn: Any, /, *, context: Context | None = None) -> None:
+        owner = getattr(fn, "__self__", None)
+        if isinstance(owner, Released):
+            self.released = owner
+        super().add_done_callback(fn, context=context)
+
+
 @dataclass(eq=False)
 class Sent:
     """A command that a client has sent and that is not answered."""
@@ -75,7 +89,7 @@ class Sent:
     what: str
     task: int
     number: int
-    answer: asyncio.Future[Any]
+    answer: Answered
     carried_out: int = 0
     """When the server did so last, by its clock (µs)."""
 
@@ -102,12 +116,12 @@ class ByHand:
     async def aclose(self) -> None: ...
 
     def submit(self, operation: Operation[Any]) -> asyncio.Future[Any]:
+        if isinstance(operation, Acquire):
+            self.name = operation.name
+            return self._send("ask", operation.waiter, operation.form, operation.ticket)
+        if isinstance(operation, Release):
+            return self._send("release", operation.waiter, operation.form, operation.fence)
         match operation:
-            case Acquire(name, waiter, form):
-                self.name = name
-                return self._send("ask", waiter, form, operation.ticket)
-            case Release(_, waiter, form, fence):
-                return self._send("release", waiter, form, fence)
             case ReportHandoff():
                 return self._send("pass", operation.target, operation.form, operation.fence)
             case Renew():
@@ -117,13 +131,13 @@ class ByHand:
             case _:
                 raise NotImplementedError
 
-    def _send(self, what: str, waiter: WaiterId, form: Form, number: int) -> asyncio.Future[Any]:
+    def _send(self, what: str, waiter: WaiterId, form: Form, number: int) -> Answered:
         assert waiter.client == self.client
         assert form == FORM
         loop = asyncio.get_running_loop()
         assert isinstance(loop, VirtualLoop)
         loop._now += 1e-9  # a real clock gives no two questions the same time
-        answer = loop.create_future()
+        answer = Answered(loop=loop)
         self.pipe.append(Sent(what, waiter.seq - 1, number, answer))
         return answer
 
@@ -221,8 +235,8 @@ class Actor:
     @property
     def waits_no_more(self) -> bool:
         """Whether nobody hears what becomes of the oldest release: its lease has ended."""
-        sent = self.store.pipe[0]
-        return sent.what == "release" and sent.answer.done()
+        released = self.store.pipe[0].answer.released
+        return released is not None and released.done()
 
 
 class Play:

@@ -278,7 +278,17 @@ async def test_periodic_instances_keep_their_turns_beside_a_forgetful_server(
 
 @pytest.mark.parametrize(
     ("size", "seed"),
-    [*product((3, 5), range(8)), (3, 107), (3, 371), (5, 315), (3, 5301), (7, 6193), (3, 6005)],
+    [
+        *product((3, 5), range(8)),
+        (3, 107),
+        (3, 371),
+        (5, 315),
+        (3, 5301),
+        (7, 6193),
+        (3, 6005),
+        (5, 459),
+        (3, 5365),
+    ],
 )
 def test_periodic_instances_run_in_turn_while_a_minority_stops(size: int, seed: int) -> None:
     """Clocks differ, a minority stops now and then: no period has two runs, and each its turn."""

@@ -627,7 +627,7 @@ async def test_pipe_refusal_redirects_only_the_commands_that_depend_on_it(
         assert node is not None
         pipe = node._pipe
         assert pipe.outbox.wire is not None
-        monkeypatch.setattr(pipe.outbox.wire, "write", lambda data, at_once: None)
+        monkeypatch.setattr(pipe.outbox.wire, "write_now", lambda data: None)
         sent_on = list[Command]()
         monkeypatch.setattr(
             node._redirects, "_on_redirect", lambda commands, refusal: sent_on.extend(commands)
@@ -700,7 +700,7 @@ async def test_late_copy_of_an_acquire_after_the_slot_came_back_grants_nothing(
         wire, swallowed = pipe.outbox.wire, bytearray()
         assert wire is not None
         with pytest.MonkeyPatch.context() as swallowing:
-            swallowing.setattr(wire, "write", lambda data, at_once: swallowed.extend(data))
+            swallowing.setattr(wire, "write_now", swallowed.extend)
             waiter, fence = ann.waiter(), 0
             asked = ann.ask(name, waiter)
             await asyncio.sleep(0)
@@ -1030,14 +1030,13 @@ async def test_pending_commands_are_sent_before_later_ones(
         node = store.masters.topology.owners[slot_of("lock:a")]
         assert node is not None
         waiter, called = ann.waiter(), list[Script]()
-        call: Any = node._pipe.call
+        post = node._pipe.outbox.post
 
-        def calls(script: Script, *args: Any, **options: Any) -> asyncio.Future[Any]:
-            called.append(script)
-            future: asyncio.Future[Any] = call(script, *args, **options)
-            return future
+        def posts(command: Command) -> None:
+            called.append(command.script)
+            post(command)
 
-        monkeypatch.setattr(node._pipe, "call", calls)
+        monkeypatch.setattr(node._pipe.outbox, "post", posts)
         ask = partial(store.submit, ReadPosted("lock:a"))
         monkeypatch.setattr(store.masters, "is_ready", lambda _: ask())
         node.ready = False

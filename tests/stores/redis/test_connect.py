@@ -27,7 +27,7 @@ import aiolock
 from aiolock.protocol import Break, Event, ReadPosted, ReadStatus
 from aiolock.stores._opening import Opening
 from aiolock.stores.redis import _replies, _scripts, _wire
-from aiolock.stores.redis._encoding import waiter_texts
+from aiolock.stores.redis._encoding import Texts
 from aiolock.stores.redis._errors import ACL_RULE
 from aiolock.stores.redis._session import Session
 from aiolock.testing import Peer
@@ -793,7 +793,7 @@ async def test_idle_waiters_ask_at_most_once_in_each_interval(
         waiting = [asyncio.create_task(take(client.lock("lock"))) for _ in range(waiters)]
         await peek.queued(place - 1 + waiters)
         known = client._engine.waiters._queues
-        await until(lambda: sum(len(queue._acquisitions) for queue in known.values()) == waiters)
+        await until(lambda: sum(len(queue.acquisitions) for queue in known.values()) == waiters)
         proxy.recording = True
         start = time.monotonic()
         await asyncio.sleep(1.4)
@@ -827,8 +827,10 @@ async def test_handoff_to_a_client_that_cannot_be_counted_is_not_skipped(
         Peer(store_on(server.url, prefix)) as cat,
     ):
         # As where the server does not count subscribers.
-        operations, text = blind.operations, waiter_texts(bob.client, blind=True)
-        operations._text = operations._encoding._text = text
+        texts = blind.operations._texts = Texts(bob.client, blind=True)
+        blind.operations._encoding._texts = texts
+        blind.operations._encoding._text = texts.text
+        blind.operations._encoded.clear()
         grant = await ann.take("n")
         waiting = [await bob.queue("n"), await cat.queue("n")]
         await bob.store.aclose()

@@ -14,7 +14,6 @@ import pytest
 
 import aiolock
 from aiolock._engine.acquisition import Acquisition
-from aiolock._engine.waiters import Waiters
 from aiolock._prompt import Prompt
 from aiolock.protocol import (
     WAS_ABSENT,
@@ -35,8 +34,9 @@ from aiolock.protocol import (
 )
 from aiolock.stores._retry_window import LATE_AFTER
 from aiolock.stores.redis import RedisStore
+from aiolock.stores.redis._called import Called
 from aiolock.stores.redis._codec import encode
-from aiolock.stores.redis._command import Called, Command
+from aiolock.stores.redis._command import Command
 from aiolock.stores.redis._pipeline import Pipeline
 from aiolock.stores.redis._scripts import ACQUIRE, READ, RELEASE, RENEW, bulk
 from tests.support.failures import command_link, linked, take, until
@@ -223,7 +223,7 @@ async def test_command_from_another_node_times_out_by_its_own_age(
     young = look(store)
     born = asyncio.get_running_loop().time() - 59.5
     answer = Prompt(loop=asyncio.get_running_loop())
-    pipe.outbox.again([Command(READ, 0, b"", answer, born, must_run=True)])
+    pipe.outbox.again([Command.of(READ, 0, b"", answer, born, must_run=True)])
     with pytest.raises(aiolock.StoreError):
         await asyncio.wait_for(answer, 10)
     assert not young.done()
@@ -742,13 +742,13 @@ async def test_answers_are_processed_in_the_order_of_arrival(
 ) -> None:
     """None of them waits for another turn of the loop while later ones are processed."""
     heard = list[int]()
-    hear = Waiters._answered
+    hear = Acquisition.resolve
 
-    def noted(waiters: Waiters, acquisition: Acquisition, question: asyncio.Future[Answer]) -> None:
+    def noted(acquisition: Acquisition, answer: Answer) -> None:
         heard.append(acquisition.waiter.seq)
-        hear(waiters, acquisition, question)
+        hear(acquisition, answer)
 
-    monkeypatch.setattr(Waiters, "_answered", noted)
+    monkeypatch.setattr(Acquisition, "resolve", noted)
     async with (
         aiolock.connect(redis_server.url, prefix=prefix) as other,
         aiolock.connect(redis_server.url, prefix=prefix) as client,

@@ -537,8 +537,7 @@ async def test_release_after_a_broken_link_leaves_a_tombstone(
         monkeypatch.setattr(pipe, "forget", lambda _: True)  # as without a connection
         called = int(redis_server.call("INFO", "commandstats")["cmdstat_evalsha"]["calls"])
         unsent = ann.leave("n", waiter)
-        assert unsent.done()
-        assert unsent.result() == WAS_ABSENT
+        assert await unsent == WAS_ABSENT
         assert int(redis_server.call("INFO", "commandstats")["cmdstat_evalsha"]["calls"]) == called
 
 

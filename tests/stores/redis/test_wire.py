@@ -80,10 +80,11 @@ async def test_wire_writes_of_many_commands_leave_in_chunks(
             def __getattr__(self, name: str) -> Any:
                 return getattr(transport, name)
 
-        wire._transport = Counting()
+        wire._transport = counting = Counting()
+        wire.write_now = counting.write
         acquisitions = (client.lock(f"lock {number}").acquire() for number in range(200))
         leases = await asyncio.gather(*acquisitions)
-        wire._transport = transport
+        wire._transport, wire.write_now = transport, transport.write
         assert sum(sizes) == 200
         assert max(sizes) == 32
         assert len(sizes) <= 10
@@ -263,6 +264,9 @@ class _Unread:
 
     def resume_reading(self) -> None:
         """It does not read."""
+
+    def write(self, data: bytes) -> None:
+        """Nothing is written."""
 
     def get_extra_info(self, _: str) -> None:
         """There is no socket."""

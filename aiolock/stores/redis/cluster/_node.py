@@ -15,7 +15,6 @@ from aiolock.backoff import Backoff
 from aiolock.protocol import (
     Deliver,
     Event,
-    Form,
     Heartbeat,
     LinkChanged,
     Operation,
@@ -23,7 +22,7 @@ from aiolock.protocol import (
 )
 from aiolock.stores.redis._codec import tagged
 from aiolock.stores.redis._command import Command
-from aiolock.stores.redis._encoding import Text, waiter_texts
+from aiolock.stores.redis._encoding import Texts
 from aiolock.stores.redis._errors import Refusal
 from aiolock.stores.redis._lone_node import slots
 from aiolock.stores.redis._names import Names
@@ -190,10 +189,9 @@ class Node:
     def _serve(self, session: Session) -> None:
         """Start what was kept, before any newer operation."""
         self._pipe = session.pipe
-        text = waiter_texts(self._client, blind=not session.health.counted)
-        if self._tags is not None:
-            text = partial(self._tagged_text, self._tags, text)
-        self._table = Operations(session, self._names, self._client, text).table
+        tag = None if self._tags is None else partial(self._tagged, self._tags)
+        texts = Texts(self._client, blind=not session.health.counted, tag=tag)
+        self._table = Operations(session, self._names, self._client, texts).table
         self.ready = True
         if self._inherits:
             self._pipe.copies.elsewhere()
@@ -333,5 +331,5 @@ class Node:
     def _shard_channel(self) -> str:
         return self._names.shard_channel(self.tag, self._client) if self.tag else ""
 
-    def _tagged_text(self, tags: Tags, text: Text, name: str, waiter: WaiterId, form: Form) -> str:
-        return tagged(text(name, waiter, form), tags.tag(slot_of(name), waiter.seq, self.tag))
+    def _tagged(self, tags: Tags, name: str, waiter: WaiterId, text: str) -> str:
+        return tagged(text, tags.tag(slot_of(name), waiter.seq, self.tag))

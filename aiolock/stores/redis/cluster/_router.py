@@ -203,20 +203,20 @@ class Router:
     def _limit(self, commands: list[Command]) -> None:
         """Limit their waiting to the time of a command, since they are in no pipe."""
         for command in commands:
-            if command not in self._limits and not command.future.done():
+            if command not in self._limits and not command.receiver.done():
                 until = command.born + COMMAND_TIMEOUT
                 self._limits[command] = self._loop.call_at(until, self._give_up, command)
-                assert isinstance(command.future, asyncio.Future), "members are no cluster"
-                command.future.add_done_callback(partial(self._limitless, command))
+                assert isinstance(command.receiver, asyncio.Future), "members are no cluster"
+                command.receiver.add_done_callback(partial(self._limitless, command))
 
     def _limitless(self, command: Command, _: asyncio.Future[Any]) -> None:
         if (timer := self._limits.pop(command, None)) is not None:
             timer.cancel()
 
     def _give_up(self, command: Command) -> None:
-        if not command.future.done():
+        if not command.receiver.done():
             error = self._unreachable(slot_of_command(command))
-            command.future.set_exception(error(command.times == 0))
+            command.receiver.set_exception(error(command.times == 0))
 
     def give_up(self) -> None:
         """End everything that waits for a master."""
