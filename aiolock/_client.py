@@ -75,6 +75,9 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 _TTL: Final = 30.0
+_NONE: Final = (None,) * 7
+_MOST_POLICIES: Final = 1024
+"""Names of locks without options that are kept checked."""
 """The default of ``ttl`` in the signatures, where it is repeated for the reader."""
 _AT_REST: Final = (State.NEW, State.CLOSED)
 
@@ -208,6 +211,8 @@ class LockClient(
             ),
         )
         self._ttl = checked_ttl(ttl)
+        self._policies = dict[str, Policy]()
+        """Those of the locks without options, by name."""
         self._engine.limits.check_ttl(self._ttl, default=self._ttl == _TTL)
         self._opening: asyncio.Task[None] | None = None
         self._openers = 0
@@ -479,6 +484,14 @@ class LockClient(
         """
         for wrong in unknown:
             raise unexpected(LockClient.lock, wrong)
+        options = ttl, timeout, max_waiters, max_hold, min_hold, lock_delay, family
+        if (
+            options == _NONE
+            and (renew is True and confirm is True and reentrant is False)
+            and (on_lost == "cancel" and type(priority) is int and not priority)
+            and type(name) is str
+        ):
+            return self._plain_lock(name)
         policy = Policy(
             name,
             self._ttl if ttl is None else plain(ttl),
@@ -495,6 +508,15 @@ class LockClient(
             family=family,
         )
         return self._described("lock", policy)
+
+    def _plain_lock(self, name: str) -> Lock:
+        """A lock without options. Most are, and their names come back: so they are checked once."""
+        policy = self._policies.get(name)
+        if policy is None:
+            if len(self._policies) >= _MOST_POLICIES:
+                del self._policies[next(iter(self._policies))]  # the one that was made first
+            policy = self._policies[name] = self._described("lock", Policy(name, self._ttl))._policy
+        return Lock(self._engine, policy)
 
     def _described(self, kind: str, policy: Policy) -> Lock:
         """A lock with this policy, if the store offers its kind and allows its ttl."""
