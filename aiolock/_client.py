@@ -19,11 +19,11 @@ from typing import TYPE_CHECKING, Any, Final, Literal, ParamSpec, Self, TypeVar,
 
 import anyio
 
-from aiolock._engine.deadlock_search import find_deadlocks
+from aiolock._engine.diagnostics.deadlock_search import find_deadlocks
+from aiolock._engine.diagnostics.labels import labelled
+from aiolock._engine.diagnostics.snapshot import snapshot
 from aiolock._engine.engine import Engine, State
-from aiolock._engine.labels import labelled
 from aiolock._engine.policy import Policy, plain, to_ms
-from aiolock._engine.snapshot import snapshot
 from aiolock._locks.async_only import AsyncOnly
 from aiolock._locks.barrier import Barrier
 from aiolock._locks.election import Election

@@ -19,14 +19,15 @@ from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Final
 from weakref import ref
 
-from aiolock._engine import deadlock, error_factories
+from aiolock._engine import error_factories
 from aiolock._engine.acquisition import Acquisition, Phase
+from aiolock._engine.diagnostics import deadlock
+from aiolock._engine.diagnostics.slow_monitor import SlowMonitor
 from aiolock._engine.late import AlreadyDone, Late
 from aiolock._engine.lease import Lease, LeaseWithoutBody, not_entered
 from aiolock._engine.not_acquired import not_acquired
 from aiolock._engine.policy import Policy
 from aiolock._engine.scope import Scope, collected, enter
-from aiolock._engine.slow_monitor import SlowMonitor
 from aiolock._engine.time_limit import TimedOut, TimeLimit
 from aiolock._engine.waiters import Waiters
 from aiolock._engine.watchdog import Watchdog

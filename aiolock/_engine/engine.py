@@ -16,13 +16,13 @@ from typing import Any, Final, TypeVar
 
 from aiolock._engine.acquirer import Acquirer
 from aiolock._engine.closing import close_holds
-from aiolock._engine.events import Events
-from aiolock._engine.labels import labelled
+from aiolock._engine.diagnostics.events import Events
+from aiolock._engine.diagnostics.labels import labelled
+from aiolock._engine.diagnostics.slow_monitor import SlowMonitor
 from aiolock._engine.lease_state import LeaseState, LossReason
 from aiolock._engine.limits import Limits
 from aiolock._engine.local_handoff import LocalHandoff
 from aiolock._engine.policy import Policy
-from aiolock._engine.slow_monitor import SlowMonitor
 from aiolock._engine.waiters import Waiters
 from aiolock._engine.watchdog import Watchdog
 from aiolock.async_library import check_asyncio, check_not_trio

@@ -13,7 +13,7 @@ from typing import Final
 
 from aiolock._engine import error_factories
 from aiolock._engine.acquisition import Acquisition, Phase
-from aiolock._engine.deadlock_watch import DeadlockWatch
+from aiolock._engine.diagnostics.deadlock_watch import DeadlockWatch
 from aiolock._engine.waiters import Waiters
 from aiolock._engine.watchdog import Watchdog
 from aiolock._futures import retrieve

@@ -9,7 +9,7 @@ from typing import Final
 
 from aiolock._engine import error_factories
 from aiolock._engine.acquisition import Acquisition
-from aiolock._engine.labels import labelled
+from aiolock._engine.diagnostics.labels import labelled
 from aiolock._engine.local_handoff import LocalHandoff
 from aiolock._engine.time_limit import TimeLimit
 from aiolock.errors import AcquireTimeout, StoreError

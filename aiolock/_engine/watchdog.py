@@ -19,7 +19,7 @@ from typing import Any, Final
 from aiolock._clock import clock
 from aiolock._engine.acquisition import Acquisition, Phase
 from aiolock._engine.answer_deadlines import AnswerDeadlines
-from aiolock._engine.events import Events
+from aiolock._engine.diagnostics.events import Events
 from aiolock._engine.forgotten import Forgotten
 from aiolock._engine.lease_state import ALIVE, LeaseState, LossReason
 from aiolock._engine.limits import Limits

@@ -11,7 +11,7 @@ from types import FrameType
 from typing import Any, Final, Unpack
 
 from aiolock._engine.acquirer import acquire
-from aiolock._engine.deadlock import remember
+from aiolock._engine.diagnostics.deadlock import remember
 from aiolock._engine.engine import Engine
 from aiolock._engine.lease import Lease
 from aiolock._engine.policy import Policy

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from aiolock import Deadlock
-from aiolock._engine import wait_graph as reduction
+from aiolock._engine.diagnostics import wait_graph as reduction
 from aiolock._turns import at_once
 from aiolock.protocol import Participant, Status
 

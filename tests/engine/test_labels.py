@@ -11,8 +11,8 @@ import pytest
 
 import aiolock
 from aiolock import AcquireTimeout, ClientClosed, Deadlock, Observer
-from aiolock._engine import deadlock_search, slow_monitor
-from aiolock._engine.labels import KEPT, REFRESHED
+from aiolock._engine.diagnostics import deadlock_search, slow_monitor
+from aiolock._engine.diagnostics.labels import KEPT, REFRESHED
 from aiolock.protocol import Participant, Post, Reconnected
 from aiolock.stores.memory import MemoryServer, MemoryStore
 from aiolock.testing import FaultyStore

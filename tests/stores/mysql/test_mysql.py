@@ -22,7 +22,7 @@ import pytest
 
 import aiolock
 from aiolock import protocol
-from aiolock._engine import slow_monitor
+from aiolock._engine.diagnostics import slow_monitor
 from aiolock.cli.main import main
 from aiolock.protocol import (
     BREAK_UNKNOWN,

@@ -624,7 +624,9 @@ async def test_flush_that_always_fails_is_given_up_and_the_waiter_asks_by_itself
     own_rights: PostgresServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The waiter asks by itself, and the next one is notified once the right is given back."""
-    monkeypatch.setattr("aiolock._engine.slow_monitor._EVERY", 60.0)  # labels would be flushed, too
+    monkeypatch.setattr(
+        "aiolock._engine.diagnostics.slow_monitor._EVERY", 60.0
+    )  # labels would be flushed, too
     monkeypatch.setattr(_notices, "_PAUSES", (0.0, 0.05))
     monkeypatch.setattr(_store, "HEARTBEAT", 60.0)
     async with pair(own_rights.url("app")) as (ours, theirs):

@@ -19,7 +19,7 @@ from redis.asyncio.connection import SSLConnection
 
 import aiolock
 from aiolock import StoreError
-from aiolock._engine import slow_monitor
+from aiolock._engine.diagnostics import slow_monitor
 from aiolock.observer import Link, Observer
 from aiolock.protocol import (
     WAS_ABSENT,

@@ -18,7 +18,7 @@ from typing import Final
 import pytest
 
 import aiolock
-from aiolock._engine import slow_monitor
+from aiolock._engine.diagnostics import slow_monitor
 from aiolock.protocol import ReadPosted
 from aiolock.stores.sqlite import _places, _session
 from tests.support.failures import take

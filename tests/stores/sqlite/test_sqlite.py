@@ -26,7 +26,7 @@ from hypothesis import strategies as st
 
 import aiolock
 import aiolock.store
-from aiolock._engine import slow_monitor
+from aiolock._engine.diagnostics import slow_monitor
 from aiolock._engine.waiters import _PROCESS
 from aiolock.protocol import (
     Acquire,

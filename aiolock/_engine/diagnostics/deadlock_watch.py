@@ -7,9 +7,9 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from aiolock._engine import deadlock
 from aiolock._engine.acquisition import Acquisition
-from aiolock._engine.deadlock_cycles import Searches
+from aiolock._engine.diagnostics import deadlock
+from aiolock._engine.diagnostics.deadlock_cycles import Searches
 from aiolock._engine.waiters import Waiters
 from aiolock._engine.watchdog import Watchdog
 

@@ -20,10 +20,10 @@ from typing import Any, Final, Generic, TypeVar, TypeVarTuple, Unpack
 from weakref import WeakKeyDictionary
 
 from aiolock._engine.acquisition import Acquisition, Phase
-from aiolock._engine.deadlock_search import find_deadlocks
-from aiolock._engine.labels import Labels, PostedLabel, labelled
+from aiolock._engine.diagnostics.deadlock_search import find_deadlocks
+from aiolock._engine.diagnostics.labels import Labels, PostedLabel, labelled
+from aiolock._engine.diagnostics.wait_graph import BLOCKING
 from aiolock._engine.timers import shared_timers
-from aiolock._engine.wait_graph import BLOCKING
 from aiolock._engine.watchdog import Watchdog
 from aiolock._turns import in_parts
 from aiolock.errors import StoreError

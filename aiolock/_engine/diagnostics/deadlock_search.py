@@ -10,9 +10,9 @@ import asyncio
 from dataclasses import replace
 from typing import Final
 
-from aiolock._engine.labels import labelled
-from aiolock._engine.snapshot import snapshot
-from aiolock._engine.wait_graph import cycles, lasting, stuck_on
+from aiolock._engine.diagnostics.labels import labelled
+from aiolock._engine.diagnostics.snapshot import snapshot
+from aiolock._engine.diagnostics.wait_graph import cycles, lasting, stuck_on
 from aiolock._turns import clear_in_parts, in_parts
 from aiolock.observer import Deadlock
 from aiolock.protocol import ReadStatus, Status

@@ -9,7 +9,7 @@ from contextvars import Context
 from typing import Final, NamedTuple
 
 from aiolock._engine.acquisition import Acquisition, Holders
-from aiolock._engine.deadlock import SUSPICIOUS, Task, log
+from aiolock._engine.diagnostics.deadlock import SUSPICIOUS, Task, log
 from aiolock._engine.policy import Policy
 from aiolock.errors import WouldDeadlock
 from aiolock.protocol import Rule
