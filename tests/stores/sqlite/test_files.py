@@ -194,6 +194,24 @@ async def test_directory_link_switched_while_in_use_loses_all_leases_at_once(
             pass
 
 
+async def test_directory_link_switched_under_an_idle_client_loses_its_lease(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if nothing else tells it, such as that the others do not see it any more."""
+    monkeypatch.setattr(_session, "HEARTBEAT", 0.05)
+    monkeypatch.setattr(_session.Session, "_look", lambda _: None)
+    for release in ("one", "two"):
+        (directory / release).mkdir()
+    current, switched = directory / "current", directory / "switched"
+    current.symlink_to("one")
+    async with aiolock.connect(url(current / "locks.db")) as client:
+        lease = await take(client.lock("x", ttl=3600))
+        await asyncio.sleep(0.5)  # the first sweep, which would notice it, is over
+        switched.symlink_to("two")
+        switched.rename(current)
+        await asyncio.wait_for(lease.lost.wait(), 5)
+
+
 @LINUX
 @pytest.mark.one_loop
 @pytest.mark.parametrize("suffixes", [(), ("", "-wal", "-shm"), ("",)], ids=str)
