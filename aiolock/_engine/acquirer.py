@@ -76,15 +76,16 @@ async def acquire(  # noqa: C901, PLR0912, PLR0915  # flat: each nested coroutin
     since: float | None = None,
     lease_type: type[Lease] = LeaseWithoutBody,
 ) -> Lease | None:
-    """Take the lock, or wait for it; ``begins`` gets the lease before anything else does.
+    """Take the lock, or wait for it.
 
-    Or it is entered by ``entry``, which is that of a description: then the lease has a body.
+    ``begins`` gets the lease before anything else does. Or, with the ``entry`` of a description,
+    and that description, the lease has a body, which the exit of that entry ends.
 
-    If it does not become free in ``timeout`` seconds (0: if it is not free now), the result is
-    None; with ``raises``, it is an `AcquireTimeout` that names the holders. With ``enters``, the
-    task that runs this is the ``owner``. The ``lease_type`` is `Lease` where ``begins`` gives it a
-    body. For a multilock, ``since`` is when it began with its first
-    lock: the timeout is for all of its locks together.
+    If the lock does not become free in ``timeout`` seconds (0: if it is not free now), the result
+    is None; with ``raises``, it is an `AcquireTimeout` that names the holders. With ``enters``, the
+    task that runs this is the ``owner``. The ``lease_type`` is `Lease` if it has a body. For a
+    multilock, ``since`` is when it began with its first lock: the timeout is for all of its locks
+    together.
     """
     if asyncio._get_running_loop() is not engine.here:
         engine.check()

@@ -260,9 +260,7 @@ class Acquisition:
         """Whether it is not acquired any more: it was, or was not, or was given up."""
         return not self.phase.steps
 
-    # Questions
-
-    # It is the receiver of its answer
+    # Questions, of whose answers it is the receiver (see `store.Receiver`)
 
     def done(self) -> bool:
         """Whether it awaits no answer."""

@@ -39,6 +39,10 @@ ANSWER_TIMEOUT: Final = 1.0
 """Seconds for the store's answer to an acquisition that does not wait, by default."""
 
 
+_NOWHERE: Final = object()
+"""No event loop: neither that of the caller, nor none at all."""
+
+
 class State(Enum):
     """The state of a client. The value is the reason why it cannot be used in that state."""
 
@@ -91,7 +95,7 @@ class Engine(Uncopyable):
     @state.setter
     def state(self, state: State) -> None:
         self._state = state
-        self.here = self._loop if state is State.OPEN else self
+        self.here = self._loop if state is State.OPEN else _NOWHERE
 
     def begin(self) -> None:
         """Bind to the running event loop; `open` comes next.

@@ -204,7 +204,7 @@ class LocalHandoff:
         """``release`` must release a grant and, if that fails, try again (see `Releases`)."""
         self._store = store
         self.submit_now: Callable[[Operation[Any]], asyncio.Future[Any]] = store.submit
-        """Of the store itself, for who has sent the reports that are due, or knows of none."""
+        """`Store.submit` itself, for callers that have seen to the reports that are due."""
         self.submit_to: SubmitTo | None = None
         """The same for a `Receiver`, if the store has such a method."""
         self.features = store.features
