@@ -69,20 +69,24 @@ class Released:
         if self.was is not None or self.failure is not None:
             return
         self.was = was
-        # Functions first: the task goes on in this very call.
-        if self._then:
-            self._call()
-        if self.prompt is not None:
-            self.prompt.resolve(None)
+        try:
+            # Functions first: the task goes on in this very call.
+            if self._then:
+                self._call()
+        finally:  # whatever a function raises, the exit must not wait for ever
+            if self.prompt is not None:
+                self.prompt.resolve(None)
 
     def set_exception(self, failure: BaseException, /) -> None:
         """The store has refused, or its answer is unknown."""
         if self.done():
             return
         self.failure = failure
-        self._call()
-        if self.prompt is not None and not self.prompt.done():
-            self.prompt.set_result(None)
+        try:
+            self._call()
+        finally:
+            if self.prompt is not None and not self.prompt.done():
+                self.prompt.set_result(None)
 
     def _call(self) -> None:
         functions, self._then = self._then, ()

@@ -11,6 +11,7 @@ import pytest
 
 import aiolock
 from aiolock import AcquireTimeout
+from aiolock._engine.released import Released
 from aiolock._engine.time_limit import TimedOut
 from aiolock.protocol import (
     WAS_HOLDER,
@@ -532,6 +533,44 @@ def test_waiter_at_the_head_asks_at_lease_end_and_others_within_a_claim() -> Non
         assert await play(2) == pytest.approx(3.5, abs=0.5), "a claim is 3 s at most"
 
     run(both())
+
+
+def test_question_or_keeping_out_of_turn_raises_assertion_error() -> None:
+    """One question at a time, and only what was granted is kept: nothing changes otherwise."""
+
+    async def play() -> None:
+        s = await scene()
+        _ = await s.start()
+        engine = s.client._engine
+        acquisition = engine.waiters.acquisitions["lock:n"][s.waiter]
+        with pytest.raises(AssertionError, match="one question at a time"):
+            engine.waiters.ask(acquisition, wait=True)
+        with pytest.raises(AssertionError, match="cannot become held"):
+            engine.watchdog.keep(acquisition)
+        assert not engine.watchdog.holds
+        assert s.store.verbs == ["acquire"]
+
+    run(play())
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_released_wakes_its_task_although_a_function_raises(*, fails: bool) -> None:
+    """The exit that waits for the answer goes on, and whoever has answered gets the error."""
+
+    async def play() -> None:
+        released = Released()
+
+        def breaks(_: Released) -> None:
+            raise LookupError
+
+        released.then(breaks)
+        prompt = released.wait(asyncio.get_running_loop())
+        failure = aiolock.StoreError("no answer")
+        with pytest.raises(LookupError):
+            released.set_exception(failure) if fails else released.resolve(WAS_HOLDER)
+        await asyncio.wait_for(prompt, 1)
+
+    run(play())
 
 
 def test_waiter_behind_one_that_was_granted_asks_a_claim_after_the_grant() -> None:
