@@ -19,7 +19,7 @@ import pytest
 import redis.asyncio
 
 import aiolock
-from aiolock import AcquireTimeout, ClientClosed, LeaseLost, StoreError
+from aiolock import AcquireTimeout, ClientClosed, LeaseLost, StoreError, _client
 from aiolock._engine.engine import State
 from aiolock.protocol import Deliver, ReadStatus, Reconnected
 from aiolock.stores.memory import MemoryServer, MemoryStore
@@ -1075,3 +1075,29 @@ async def test_locked_decorator_with_an_invalid_formatted_name_raises_value_erro
     with pytest.raises(ValueError, match="512"):
         await work("x" * 513)
     assert await work("x") == "x"
+
+
+async def test_lock_without_options_is_checked_once_and_few_are_kept(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The same name gives the same policy; any option, or a name long ago, another."""
+    monkeypatch.setattr(_client, "_MOST_POLICIES", 3)
+    client = aiolock.connect("memory://")
+    first = client.lock("a")._policy
+    assert client.lock("a")._policy is first
+    assert client.lock("a", timeout=1)._policy is not first
+    assert client.lock("a", timeout=1)._policy.timeout == 1
+    wrongs: list[dict[str, Any]] = [
+        {"renew": 1},
+        {"reentrant": 0},
+        {"confirm": 1},
+        {"priority": False},
+    ]
+    for wrong in wrongs:
+        with pytest.raises(TypeError):
+            client.lock("a", **wrong)
+    for name in "bcd":
+        client.lock(name)
+    assert len(client._policies) == 3
+    assert client.lock("a")._policy is not first
+    assert client.lock("a")._policy == first
