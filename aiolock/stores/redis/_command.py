@@ -34,10 +34,9 @@ class Command:
     # Defaults on the class: most commands are answered before any of these is written.
     stamp: Callable[[RetryWindow, float], bytes] | None = None
     """Makes one more argument each time that it is written: it depends on the connection."""
-    waiter: str | None = None
-    """The text of the waiter whose first question it is, for `CommandQueue.forget`."""
-    own = b""
-    """The same as an argument."""
+    waiter: str | bytes | None = None
+    """The waiter whose first question it is, for `CommandQueue.forget`: its text, or that as an
+    argument if the command has a head that it ``joins``."""
     joins: bytes | None = None
     """The head of its arguments, if it can be sent together with other questions of that head."""
     asks_for: WaiterId | None = None
@@ -123,5 +122,5 @@ class Command:
             self.script, self.count, self.arguments, NOBODY, self.sent, must_run=False
         )
         other.together, other.waiter, other.times = self.together, self.waiter, self.times
-        other.asks_for, other.own = self.asks_for, self.own
+        other.asks_for = self.asks_for
         return other

@@ -12,7 +12,7 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from aiolock._prompt import Prompt
 from aiolock.errors import StoreError
@@ -27,7 +27,6 @@ COMMAND_TIMEOUT: Final = 9.0
 """Seconds, over all reconnections, after which a command fails with its outcome unknown."""
 _MOST: Final = 32
 """Questions in one call, at most: it blocks all other clients of the server."""
-_NONE: Final = bulk(0)
 
 not_after: Final = RetryWindow.not_after
 tombstone: Final = RetryWindow.tombstone
@@ -57,8 +56,8 @@ class Outbox:
         """The last reason why there was no connection."""
         self.sent: deque[Command] = deque()
         self.queue = CommandQueue(self.check_drained)
-        self.held: Held | None = None
-        """Set as long as any command is kept back."""
+        self._direct: Wire | None = None
+        """The connection, while commands are written as they come: see `_look`."""
         self.known: set[Script] = set()
         """The scripts that were sent on this connection."""
         # The last of those sent, in order: newcomers that wait for others of this loop iteration.
@@ -72,9 +71,33 @@ class Outbox:
         """Set by each reply."""
         self.drained: asyncio.Future[None] | None = None
         """Set, and then done, when the outbox is to be closed and all is answered."""
-        self.watched = False
+        self._held: Held | None = None
+        self._watched = self.closed = False
+
+    def _look(self) -> None:
+        """See whether commands are written as they come: in one attribute, for each reads it."""
+        free = self._held is None and self._watched and not self.closed
+        self._direct = self.wire if free else None
+
+    @property
+    def held(self) -> Held | None:
+        """Set as long as any command is kept back."""
+        return self._held
+
+    @held.setter
+    def held(self, held: Held | None) -> None:
+        self._held = held
+        self._look()
+
+    @property
+    def watched(self) -> bool:
         """Whether deadlines are watched."""
-        self.closed = False
+        return self._watched
+
+    @watched.setter
+    def watched(self, watched: bool) -> None:
+        self._watched = watched
+        self._look()
 
     @property
     def pending(self) -> list[Command]:
@@ -92,7 +115,7 @@ class Outbox:
         in_full: bool = False,
         expires: bool = False,
         leaves_tombstone: bool = False,
-        waiter: str | None = None,
+        waiter: str | bytes | None = None,
         joins: bytes | None = None,
         reply: Any = None,
     ) -> asyncio.Future[Any]:
@@ -116,57 +139,60 @@ class Outbox:
         self.post(command)
         return future
 
-    def post(self, command: Command) -> None:  # noqa: C901, PLR0912  # flat: each comes here
-        """Send a command that was just made."""
-        wire, sent = self.wire, self.sent
+    def post(self, command: Command, written: bytes | None = None) -> None:
+        """Send a command that was just made; ``written``: as `_encoded` would write it now.
+
+        Flat, as each comes here.
+        """
+        wire = self._direct
+        if wire is None:
+            wire = self._wire_of(command)
+            if wire is None:
+                return
+        joins = command.joins
+        if joins is not None and joins == self.last_head:
+            # Hold it back for others of this iteration: the one before asks for the same lock.
+            self.sent.append(command)
+            if not self._gathered:
+                self._gathered_head = joins
+                self.loop.call_soon(self._write_gathered)
+            self._gathered.append(command)
+            self._room -= 1
+            if not self._room:
+                self._write_gathered()
+            return
+        if self._gathered:
+            self._write_gathered()
+        self.last_head = joins
+        command.times = 1
+        if written is None:
+            written = self._encoded(command)
+        sent = self.sent
+        # With few commands under way, write at once: a lone hand-off is as fast as can be.
+        # Otherwise the commands of one iteration go out together: 200 tasks do not make 200
+        # packets.
+        if wire.corked:
+            sent.append(command)
+            wire.write_later(written)
+        elif not sent or sent[0] is sent[-1]:  # one, or none: as `FEW` says, without a call
+            sent.append(command)
+            wire.write_now(written)
+        else:
+            sent.append(command)
+            wire.write(written, at_once=False)
+
+    def _wire_of(self, command: Command) -> Wire | None:
+        """Where a command can be written all the same; if nowhere, it is kept, or refused."""
         if self.closed:
             self.loop.call_soon(self._refuse, command)
-            return
-        if self.held is not None and self.held.keep(command):
-            return
-        if wire is None:
-            self.queue.add(command, command.waiter)
-        else:
-            few = not sent or sent[0] is sent[-1]  # one, or none: as `FEW` says, without a call
-            sent.append(command)
-            joins = command.joins
-            if joins is not None and joins == self.last_head:
-                # Hold it back for others of this iteration: the one before asks for the same lock.
-                if not self._gathered:
-                    self._gathered_head = joins
-                    self.loop.call_soon(self._write_gathered)
-                self._gathered.append(command)
-                self._room -= 1
-                if not self._room:
-                    self._write_gathered()
-            else:
-                # With few commands under way, write at once: a lone hand-off is as fast as can be.
-                # Otherwise the commands of one iteration go out together: 200 tasks do not make 200
-                # packets.
-                if self._gathered:
-                    self._write_gathered()
-                self.last_head = joins
-                command.times = 1
-                # As `write`; here without the call.
-                script, count, arguments = command.script, command.count, command.arguments
-                stamp, now, copies = command.stamp, command.born, self.copies
-                if stamp is not None:
-                    count += 1
-                    if stamp is tombstone:
-                        arguments += stamp(copies, now) if copies.copies_may_arrive else _NONE
-                    else:
-                        reused = now < copies.stamp_until
-                        arguments += copies.stamp if reused else stamp(copies, now)
-                if script in self.known:
-                    arguments = script.heads[count] + arguments
-                else:
-                    arguments = self._in_full(script, count) + arguments
-                if few and not wire.corked:
-                    wire.write_now(arguments)
-                else:
-                    wire.write(arguments, at_once=False)
-        if not self.watched:
+            return None
+        if self._held is not None and self._held.keep(command):
+            return None
+        if not self._watched:
             self.watch()
+        if self.wire is None:
+            self.queue.add(command, command.waiter)
+        return self.wire
 
     def _refuse(self, command: Command) -> None:
         if not command.receiver.done():
@@ -179,11 +205,15 @@ class Outbox:
     def write(self, wire: Wire, command: Command, *, at_once: bool = False) -> None:
         if self._gathered:
             self._write_gathered()
+        wire.write(self._encoded(command), at_once=at_once)
+
+    def _encoded(self, command: Command) -> bytes:
+        """The command as it is written on this connection."""
         script, count, arguments = command.script, command.count, command.arguments
         if command.stamp is not None:
             count, arguments = count + 1, arguments + command.stamp(self.copies, command.sent)
         head = script.heads[count] if script in self.known else self._in_full(script, count)
-        wire.write(head + arguments, at_once=at_once)
+        return head + arguments
 
     def send(self, wire: Wire, command: Command, now: float) -> None:
         """Write it once more, or after a break."""
@@ -243,7 +273,7 @@ class Outbox:
         first.together = len(gathered)
         for command in gathered:
             command.times = 1
-        waiters = b"".join([command.own for command in gathered])
+        waiters = b"".join([cast("bytes", command.waiter) for command in gathered])
         arguments = head + waiters + first.stamp(self.copies, first.sent)
         script, count = ACQUIRE_SEVERAL, 9 + len(gathered)
         call = script.heads[count] if script in self.known else self._in_full(script, count)
@@ -263,6 +293,7 @@ class Outbox:
     def connected(self, wire: Wire) -> None:
         """Write to this connection from now on; what has waited for it is sent by `resend`."""
         self.wire = wire
+        self._look()
         self.copies.connected = True
 
     def resend(self) -> None:
@@ -277,6 +308,7 @@ class Outbox:
         """Keep the commands without an answer for the next connection."""
         if self.wire is not None:
             self.wire = None
+            self._look()
             self.copies.lost()
         self.queue.put_back([each for each in self.sent if each.wanted], self._gathered)
         self.sent.clear()

@@ -48,6 +48,9 @@ class PublicWire:
     def write(self, data: bytes, *, at_once: bool) -> None:
         self._outbox.put_nowait(data)
 
+    def write_later(self, data: bytes) -> None:
+        self._outbox.put_nowait(data)
+
     async def _send(self) -> None:
         try:
             while (data := await self._outbox.get()) is not None:

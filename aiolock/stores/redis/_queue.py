@@ -29,12 +29,12 @@ class CommandQueue:
         """``on_left`` is called when commands have left that nobody wants any more."""
         self._on_left = on_left
         self.commands: dict[Command, None] = {}
-        self.first: dict[str, list[Command]] = {}
+        self.first: dict[str | bytes, list[Command]] = {}
         """First questions that were never written, by waiter: if it gives up, there is nothing to
         release.
         """
 
-    def add(self, command: Command, waiter: str | None) -> None:
+    def add(self, command: Command, waiter: str | bytes | None) -> None:
         """Add one; ``waiter`` if this is that waiter's first question and was never written."""
         command.waiter = waiter
         self._queue(command)
@@ -64,7 +64,7 @@ class CommandQueue:
                     self.first.pop(command.waiter, None)
                 yield command
 
-    def forget(self, waiter: str) -> bool:
+    def forget(self, waiter: str | bytes) -> bool:
         """Whether the first question of this waiter was never written; then it never will be."""
         commands = self.first.pop(waiter, None)
         if commands is None:
@@ -81,7 +81,7 @@ class CommandQueue:
         self._on_left()
         return True
 
-    def _note_first(self, command: Command, waiter: str) -> None:
+    def _note_first(self, command: Command, waiter: str | bytes) -> None:
         self.first.setdefault(waiter, []).append(command)
 
     def _queue(self, command: Command) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Final, TypeVar
@@ -40,7 +41,7 @@ from aiolock.stores.redis._pipeline import Pipeline
 from aiolock.stores.redis._protocol import PROTOCOL
 from aiolock.stores.redis._reading import StatusReader
 from aiolock.stores.redis._replies import Asked
-from aiolock.stores.redis._scripts import bulk
+from aiolock.stores.redis._scripts import ACQUIRE, RELEASE, bulk
 from aiolock.stores.redis._sentinel import Address, is_managed
 from aiolock.stores.redis._session import MakePipe, Session
 
@@ -53,6 +54,8 @@ _NEWCOMER: Final = bulk(0)
 _CLOSES: Final = bulk(1)
 _CLOSES_AS_LOST: Final = bulk(2)
 _CLOSES_NOTHING: Final = bulk(0)
+_NO_COPIES: Final = bulk(0)
+"""The stamp of a release without which no copies can come: see `RetryWindow`."""
 _GIVEN_BACK: Final = bulk(0) + bulk(0)
 """The last arguments of a release: it does not close the lock, and no copies can come."""
 
@@ -124,22 +127,30 @@ class RedisStore(Uncopyable):
 class _Encoded:
     """What the arguments of all waiters of one name and form have in common."""
 
-    stem = ""
+    form: Form | None = None
+    stem = b""
     """The beginning of their texts; the number follows."""
-    encoded = b""
-    """The same, encoded."""
-    length = 0
-    """Its characters."""
     keys = b""
     """The keys of the name."""
     ttl = limit = -1
     head = b""
     """The arguments of an `Acquire` for that ttl and limit of waiters, up to the waiter."""
-    joins = False
-    """Whether several newcomers may ask in one call."""
+    joins: bytes | None = None
+    """The same, if several newcomers may ask in one call."""
 
-    def __init__(self, form: Form) -> None:
-        self.form = form
+
+class _Question(Command):
+    """An `Acquire`: only a newcomer's, which may be left unsent, has a ``waiter``."""
+
+    script, count, must_run = ACQUIRE, 10, False
+    stamp = staticmethod(not_after)
+
+
+class _Ending(Command):
+    """A `Release`."""
+
+    script, count = RELEASE, 8
+    stamp = staticmethod(tombstone)
 
 
 class Operations:
@@ -151,13 +162,15 @@ class Operations:
         self._health = session.health
         self._names = names
         self._texts, self._tag = texts, texts.tag
-        self._encoded = dict[str, _Encoded]()
-        # Numbers of so many digits are those from the one to below the other.
-        self._digits = self._from = self._below = 0
+        self._encoded = defaultdict[str, _Encoded](_Encoded)
         self._channels = bulk(names.channels)
         self._reader = StatusReader(session.pipe, names, session.presence.own_keys)
         self._encoding = Encoding(names, client, texts)
-        self._post, self._time = session.pipe.outbox.post, session.pipe.outbox.time
+        self._outbox = session.pipe.outbox
+        self._time, self._copies = self._outbox.time, self._outbox.copies
+        self._post = self._outbox.post
+        self._asks = ACQUIRE.heads[_Question.count + 1]
+        self._releases = RELEASE.heads[_Ending.count + 1]
         self.table: dict[type[Operation[Any]], Callable[[Any], asyncio.Future[Any]]] = {
             Acquire: self._submit,
             Release: self._submit,
@@ -172,71 +185,94 @@ class Operations:
         self.submit_to(operation, answer)
         return answer
 
-    def submit_to(  # noqa: C901, PLR0912, PLR0915  # flat: each acquisition comes here, twice
+    def submit_to(
         self, operation: Acquire | Release | ReportHandoff, receiver: Receiver[Any]
     ) -> Command:
-        """Start it; the receiver gets its answer."""
-        if type(operation) is ReportHandoff:  # cheaper than `isinstance`
+        """Start it; the receiver gets its answer. Flat: each acquisition comes here, twice."""
+        if type(operation) is not Acquire:  # cheaper than `isinstance`
+            if type(operation) is Release:
+                return self._release(operation, receiver)
             return self._report(operation, receiver)
-        name, waiter, form = operation.name, operation.waiter, operation.form
-        known = self._encoded[name] if name in self._encoded else None  # noqa: SIM401  # no call
-        if known is None or known.form is not form:
-            known = self._encode(name, form)
-        seq = waiter.seq
-        who = f"{known.stem}{seq}"
-        if self._tag is not None:
-            who = self._tag(name, waiter, who)
-            own = bulk(who)
-        else:
-            if not self._from <= seq < self._below:
-                self._measure(seq)
-            own = b"$%d\r\n%b%d\r\n" % (known.length + self._digits, known.encoded, seq)
-        command = Command()
-        command.receiver = receiver
-        command.born = command.sent = self._time()
-        if type(operation) is Release:
-            fence = b"%d" % operation.fence
-            command.script, command.count, command.stamp = scripts.RELEASE, 8, tombstone
-            grant = b"%b%b$%d\r\n%b\r\n%b"
-            command.arguments = grant % (known.keys, own, len(fence), fence, self._channels)
-            if not operation.entered and operation.fence:
-                # A grant that came too late: its waiter asks again, so it must not be marked as
-                # gone.
-                command.count, command.stamp = 9, None
-                command.arguments += _GIVEN_BACK
-            elif operation.entered and form.closes:
-                command.arguments += _CLOSES_AS_LOST if operation.lost else _CLOSES
-            else:
-                command.arguments += _CLOSES_NOTHING
-            if not operation.fence and self._pipe.forget(who):
-                self._loop.call_soon(receiver.resolve, WAS_ABSENT)
-            else:
-                self._post(command)
-            return command
-        _, _, _, ttl, ticket, wait, limit = operation
-        if known.ttl != ttl or known.limit != limit:
+        name, waiter, form, ttl, ticket, wait, limit = operation
+        known = self._encoded[name]
+        if known.form is not form or known.ttl != ttl or known.limit != limit:
+            self._encode(known, name, form)
             known.ttl, known.limit = ttl, limit
             known.head = self._encoding.head(name, ttl, form.closes, limit)
-        command.script, command.count, command.stamp = scripts.ACQUIRE, 10, not_after
-        command.must_run, command.own = False, own
-        if self._health.beating:
-            command.script, self._health.beating = scripts.ACQUIRE_HEARTBEAT, False
-        if ticket or not wait:
-            command.arguments = known.head + own + bulk(ticket if wait else -1)
+            known.joins = known.head if form.plain and not (form.priority or limit) else None
+        text = b"%b%d" % (known.stem, waiter.seq)
+        if self._tag is not None:
+            text = self._tag(name, waiter, text.decode()).encode()
+        own = b"$%d\r\n%b\r\n" % (len(text), text)
+        command = _Question()
+        command.receiver = receiver
+        command.born = command.sent = now = self._time()
+        if ticket or not wait or self._health.beating:
+            self._ask_rarely(command, operation, known, own)
+            return command
+        command.waiter, command.asks_for, command.joins = own, waiter, known.joins
+        command.arguments = arguments = known.head + own + _NEWCOMER
+        copies = self._copies
+        if now < copies.stamp_until and ACQUIRE in self._outbox.known:
+            self._post(command, self._asks + arguments + copies.stamp)
         else:
-            command.arguments = known.head + own + _NEWCOMER
-            command.asks_for = waiter
-            if known.joins and not limit:
-                command.joins = known.head
-        if not ticket:  # only a newcomer's question may be left unsent
-            command.waiter = who
-        self._post(command)
+            self._post(command)
         return command
 
-    def _measure(self, seq: int) -> None:
-        """The digits of this number, and of others near it."""
-        self._digits = len(str(seq))
-        self._from, self._below = 10 ** (self._digits - 1) if seq else 0, 10**self._digits
+    def _ask_rarely(
+        self, command: Command, operation: Acquire, known: _Encoded, own: bytes
+    ) -> None:
+        """Send a question other than that of a newcomer who waits, or one with a heartbeat."""
+        if self._health.beating:
+            command.script, self._health.beating = scripts.ACQUIRE_HEARTBEAT, False
+        place = operation.ticket if operation.wait else -1
+        command.arguments = known.head + own + bulk(place)
+        if not operation.ticket:  # only a newcomer's question may be left unsent
+            command.waiter = own
+            if operation.wait:
+                command.asks_for, command.joins = operation.waiter, known.joins
+        self._post(command)
+
+    def _release(self, operation: Release, receiver: Receiver[int]) -> Command:
+        name, waiter, form, fence, entered, _ = operation
+        known = self._encoded[name]
+        if known.form is not form:
+            self._encode(known, name, form)
+        text = b"%b%d" % (known.stem, waiter.seq)
+        if self._tag is not None:
+            text = self._tag(name, waiter, text.decode()).encode()
+        grant = b"%d" % fence
+        arguments = b"%b$%d\r\n%b\r\n$%d\r\n%b\r\n%b"
+        arguments %= known.keys, len(text), text, len(grant), grant, self._channels
+        command = _Ending()
+        command.receiver = receiver
+        command.born = command.sent = self._time()
+        if not entered or not fence or form.closes:
+            own = b"$%d\r\n%b\r\n" % (len(text), text)
+            self._release_rarely(command, operation, arguments, own)
+            return command
+        command.arguments = arguments = arguments + _CLOSES_NOTHING
+        if RELEASE in self._outbox.known and not self._copies.copies_may_arrive:
+            self._post(command, self._releases + arguments + _NO_COPIES)
+        else:
+            self._post(command)
+        return command
+
+    def _release_rarely(
+        self, command: Command, operation: Release, arguments: bytes, own: bytes
+    ) -> None:
+        """Send a release that names no grant, or that closes the lock, or of a late grant."""
+        fence, closes = operation.fence, _CLOSES_NOTHING
+        if not operation.entered and fence:
+            # A grant that came too late: its waiter asks again, so it must not be marked as gone.
+            command.count, command.stamp, closes = 9, None, _GIVEN_BACK
+        elif operation.entered and operation.form.closes:
+            closes = _CLOSES_AS_LOST if operation.lost else _CLOSES
+        command.arguments = arguments + closes
+        if not fence and self._pipe.forget(own):
+            self._loop.call_soon(command.receiver.resolve, WAS_ABSENT)
+        else:
+            self._post(command)
 
     def _report(self, operation: ReportHandoff, receiver: Receiver[int]) -> Command:
         script, count, arguments, _, _ = self._encoding.report_handoff(operation)
@@ -245,17 +281,13 @@ class Operations:
         self._post(command)
         return command
 
-    def _encode(self, name: str, form: Form) -> _Encoded:
-        """What is the same for all waiters of this name and form."""
-        if len(self._encoded) >= _MOST_NAMES:
+    def _encode(self, known: _Encoded, name: str, form: Form) -> None:
+        """Encode what is the same for all waiters of this name and form."""
+        if len(self._encoded) > _MOST_NAMES:
             del self._encoded[next(iter(self._encoded))]  # the one that was encoded first
-        known = self._encoded[name] = _Encoded(form)
-        known.stem = self._texts.stem(form)
-        known.encoded = known.stem.encode("ascii")
-        known.length = len(known.stem)
+        known.form, known.ttl = form, -1
+        known.stem = self._texts.stem(form).encode("ascii")
         known.keys = self._names.three(name)
-        known.joins = form.plain and not form.priority
-        return known
 
     def acquire_again(self, operation: Acquire) -> asyncio.Future[Answer]:
         """Ask for a waiter that was answered before: also without a ticket it is no newcomer.
@@ -267,7 +299,7 @@ class Operations:
         place = bulk(operation.ticket if operation.wait else -1)
         own = bulk(self._texts.text(name, operation.waiter, form)) + place
         head = self._encoding.head(name, operation.ttl, form.closes, operation.max_waiters)
-        return self._pipe.call(scripts.ACQUIRE, 10, head + own, must_run=False, expires=True)
+        return self._pipe.call(ACQUIRE, 10, head + own, must_run=False, expires=True)
 
     def _call(self, operation: Operation[Any]) -> asyncio.Future[Any]:
         return self._send(self._encoding.calls[operation.__class__](operation))

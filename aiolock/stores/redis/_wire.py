@@ -70,6 +70,10 @@ class Wire(Protocol):
         """Send, at once or together with all else that this loop iteration sends. Never raises."""
         ...
 
+    def write_later(self, data: bytes) -> None:
+        """As `write` while it is corked."""
+        ...
+
     def close(self) -> None:
         """End the connection; nothing is received after it. Idempotent."""
         ...
@@ -221,9 +225,12 @@ class _TransportWire(asyncio.Protocol):
             if not self.corked:
                 self.corked = True
                 self._soon(self._flush)
-            self._held_back.append(data)
-            if len(self._held_back) == _MANY:
-                self._send()
+            self.write_later(data)
+
+    def write_later(self, data: bytes) -> None:
+        self._held_back.append(data)
+        if len(self._held_back) == _MANY:
+            self._send()
 
     def _flush(self) -> None:
         self.corked = False

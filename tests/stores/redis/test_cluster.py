@@ -1032,9 +1032,9 @@ async def test_pending_commands_are_sent_before_later_ones(
         waiter, called = ann.waiter(), list[Script]()
         post = node._pipe.outbox.post
 
-        def posts(command: Command) -> None:
+        def posts(command: Command, *written: bytes) -> None:
             called.append(command.script)
-            post(command)
+            post(command, *written)
 
         monkeypatch.setattr(node._pipe.outbox, "post", posts)
         ask = partial(store.submit, ReadPosted("lock:a"))

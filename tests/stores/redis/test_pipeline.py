@@ -135,11 +135,11 @@ async def test_pipe_forget_of_a_question_not_yet_written_prevents_its_sending(
     waiting, cancelled, later = ask(store, 2), ask(store, 3), ask(store, 4, first=False)
     cancelled.cancel()
     await asyncio.sleep(0)  # whoever is cancelled hears of it after the command has
-    assert not pipe.forget(text(1))
-    assert pipe.forget(text(2))
-    assert not pipe.forget(text(2))
-    assert pipe.forget(text(3))
-    assert not pipe.forget(text(4))
+    assert not pipe.forget(bulk(text(1)))
+    assert pipe.forget(bulk(text(2)))
+    assert not pipe.forget(bulk(text(2)))
+    assert pipe.forget(bulk(text(3)))
+    assert not pipe.forget(bulk(text(4)))
     assert waiting.cancelled()
     proxy.accept()
     await later
@@ -158,7 +158,7 @@ async def test_pipe_forget_of_a_written_question_is_refused(
     asked = ask(store, 1)
     proxy.accept()
     await asked
-    assert not pipe.forget(text(1))
+    assert not pipe.forget(bulk(text(1)))
     await leave(store, 1)
 
 
