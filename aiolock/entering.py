@@ -23,7 +23,7 @@ import logging
 import sys
 import threading
 from abc import abstractmethod
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 from weakref import ref
@@ -83,9 +83,26 @@ class _Lookups(threading.local):
     exit: ref[Exit] | None = None
     """The last lookup, if it was of an exit and no entry was called since."""
 
+    entry: ref[Entry] | None = None
+    """The last lookup of an entry."""
+
     def __init__(self) -> None:
-        self.entries: list[ref[Entry]] = []
-        """The entries that are not called yet, the latest last."""
+        self.older: list[ref[Entry]] = []
+        """The entries before that one that were not called yet, the latest last."""
+
+    def keep_older(self) -> None:
+        """Another entry is looked up, and the last one was not called."""
+        assert self.entry is not None
+        while self.older and ((last := self.older[-1]()) is None or last.used):
+            del self.older[-1]
+        del self.older[: 2 - _DEEPEST]
+        self.older.append(self.entry)
+
+    def uncalled(self) -> list[Entry]:
+        """The entries that were not called yet, the latest first."""
+        last = [] if self.entry is None else [self.entry]
+        found = [each() for each in reversed(self.older + last)]
+        return [entry for entry in found if entry is not None and not entry.used]
 
 
 _lookups = _Lookups()
@@ -147,12 +164,15 @@ class Exit:
 
     def __call__(self, *call: Any) -> Any:
         """Leave the body; `NotHeld` if there is none that was entered and not left."""
+        own = self.body
+        if own is not None and own[0] is self.of:  # as by each ``with``
+            self.used, self.body = True, None
+            return own[1].close(call[1])
         entrance = self.of
         if entrance is None:
             entrance, *call = call  # type: ignore[assignment]  # a list does as well
         _, error, _ = call
-        self.used = True
-        own, self.body = self.body, None
+        self.used, self.body = True, None
         if own is not None:
             if own[0] is entrance:
                 return own[1].close(error)
@@ -160,14 +180,17 @@ class Exit:
             own[0]._entered.add(*own)
         return entrance._entered.take(entrance).close(error)
 
-    async def leave(self, *call: Any) -> None:
-        """Call and await it, as a coroutine function: `unittest` awaits nothing else."""
-        own = self.body
-        if own is not None and own[0] is self.of:  # as by `__call__`, without that
-            self.used, self.body = True, None
-            await own[1].close(call[1])
-        else:
-            await self(*call)
+
+async def _leave(*call: Any) -> None: ...
+
+
+class AsyncExit(Exit):
+    """An exit whose call gives a coroutine, which `unittest` must see: it awaits nothing else."""
+
+    # By these, `inspect` takes it for a function, and for a coroutine function, before Python 3.12.
+    __name__ = "__aexit__"
+    __code__ = _leave.__code__
+    __defaults__ = __kwdefaults__ = None
 
 
 class _Entering:
@@ -179,33 +202,46 @@ class _Entering:
     def __get__(self, of: Any, kind: type) -> Entry:
         entry = self._kind()
         entry.of, entry.key = of, kind if of is None else of
-        entries, before = _lookups.entries, _lookups.exit
-        leave = None if before is None else before()
+        lookups = _lookups
+        if lookups.exit is not None:
+            self._take_exit(entry, lookups.exit)
+            lookups.exit = None
+        last = None if lookups.entry is None else lookups.entry()
+        if last is not None and not last.used:
+            lookups.keep_older()
+        lookups.entry = ref(entry)
+        return entry
+
+    def _take_exit(self, entry: Entry, before: ref[Exit]) -> None:
+        """Some compilers, and Python from 3.14 on, look up the exit first."""
+        leave = before()
         if leave is not None and not leave.used and leave.key is entry.key:
-            # Some compilers, and Python from 3.14 on, look up the exit first.
             if leave.entry is not None:
                 leave.entry.exit = None
             entry.exit = before
-        while entries and ((last := entries[-1]()) is None or last.used):
-            del entries[-1]
-        del entries[: 1 - _DEEPEST]
-        entries += (ref(entry),)
-        _lookups.exit = None
-        return entry
 
 
 class _Leaving:
     """The descriptor of ``__aexit__``, or of ``__exit__``."""
 
-    def __init__(self, *, is_async: bool) -> None:
-        self._is_async = is_async
+    def __init__(self, kind: type[Exit]) -> None:
+        self._kind = kind
 
-    def __get__(self, of: Any, kind: type) -> Callable[..., Any]:
-        leave = Exit()
+    def __get__(self, of: Any, kind: type) -> Exit:
+        leave = self._kind()
         leave.of, leave.key = of, kind if of is None else of
-        for each in reversed(_lookups.entries):
-            entry = each()
-            if entry is None or entry.used or entry.key is not leave.key:
+        entry = None if _lookups.entry is None else _lookups.entry()
+        if entry is not None and entry.exit is None and entry.key is leave.key and not entry.used:
+            leave.entry = entry
+            _lookups.exit = entry.exit = ref(leave)
+            return leave
+        self._pair(leave)
+        return leave
+
+    def _pair(self, leave: Exit) -> None:
+        """Pair it with another than the last entry, or with one that has an exit already."""
+        for entry in _lookups.uncalled():
+            if entry.key is not leave.key:
                 continue
             other = None if entry.exit is None else entry.exit()
             # The entry has an exit already, but a wrong one if that was called, or was looked up
@@ -215,20 +251,20 @@ class _Leaving:
                 _lookups.exit = entry.exit = ref(leave)
                 break
         else:
+            of = leave.of
             if of is None or not of._entered.has(of):
                 _lookups.exit = ref(leave)
             # Otherwise it ends a body that was entered by hand before, not the one entered next.
-        return leave.leave if self._is_async else leave
 
 
 _entering: Final = _Entering(Entry)
 _entering_async: Final = _Entering(AsyncEntry)
-_leaving: Final = _Leaving(is_async=False)
-_leaving_async: Final = _Leaving(is_async=True)
+_leaving: Final = _Leaving(Exit)
+_leaving_async: Final = _Leaving(AsyncExit)
 
 # `unittest.mock` must take these for coroutine functions. From Python 3.13 on it looks at the
 # descriptors, and before that at the results of the lookups.
-for _marked in (AsyncEntry, _entering_async, _leaving_async):
+for _marked in (AsyncEntry, AsyncExit, _entering_async, _leaving_async):
     if sys.version_info >= (3, 12):
         inspect.markcoroutinefunction(_marked)
     else:

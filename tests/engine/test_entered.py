@@ -650,7 +650,7 @@ async def test_lookups_kept_by_callers_are_remembered_up_to_a_limit() -> None:
             async with lock as lease:
                 assert not client._engine.entered
             assert state(lease) == "released"
-        assert len(entered._lookups.entries) <= entered._DEEPEST
+        assert len(entered._lookups.older) < entered._DEEPEST
 
 
 def test_lookups_interleaved_by_two_threads_keep_their_own_exit() -> None:
