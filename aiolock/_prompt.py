@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Callable
 from contextvars import Context
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from aiolock._futures import running, running_task
 
@@ -23,31 +23,29 @@ class Prompt(asyncio.Future[Any]):
     to be done, the loop polls its sockets once more before that, for nothing.
     """
 
-    step: Callable[[Prompt], object] | None = None
-    """The callback of the task that awaits it; the only callback there is. None once it was woken
-    or cancelled."""
+    step: Callable[[Prompt], object] | Literal[False] | None = None
+    """The callback of the task that awaits it; the only callback there is. None before that; False
+    once it was woken or cancelled, or there are several callbacks, which must be called in their
+    order: then it behaves as any future."""
     _context: Context | None = None
-    _ordinary = False
-    """It behaves as any future from now on: it is done, or several callbacks must be called in
-    their order."""
 
     def add_done_callback(
         self, fn: Callable[[Prompt], object], /, *, context: Context | None = None
     ) -> None:
         """As of any future. A task that awaits it is recognised by the ``context`` it passes."""
-        if context is None or self._ordinary or self.step is not None:
+        if self.step is None and context is not None:
+            self.step, self._context = fn, context
+        else:
             self._become_ordinary()
             super().add_done_callback(fn, context=context)
-        else:
-            self.step, self._context = fn, context
 
     def when_resolved(self, function: Callable[[Prompt], object]) -> None:
         """Call this in the very call that resolves it; if it fails, as any future would."""
-        if self._ordinary or self.step is not None:
+        if self.step is None:
+            self.step = function
+        else:
             self._become_ordinary()
             super().add_done_callback(function, context=Context())
-        else:
-            self.step = function
 
     def remove_done_callback(self, fn: Callable[[Prompt], object], /) -> int:
         """As of any future."""
@@ -55,9 +53,8 @@ class Prompt(asyncio.Future[Any]):
         return super().remove_done_callback(fn)
 
     def _become_ordinary(self) -> None:
-        self._ordinary = True
-        step, self.step = self.step, None
-        if step is not None:
+        step, self.step = self.step, False
+        if step:
             super().add_done_callback(step, context=self._context or Context())
 
     def resolve(self, result: Any) -> None:
@@ -65,13 +62,13 @@ class Prompt(asyncio.Future[Any]):
 
         Called from a task, it only does what `set_result` does: a task cannot step another one.
         """
-        step = self.step
-        if step is None:
+        step, context = self.step, self._context
+        if not step:
             if not self.done():  # otherwise it was cancelled
                 self.set_result(result)
             return
-        if self._context is None:  # a function, and no task
-            self._ordinary, self.step = True, None
+        if context is None:  # a function, and no task
+            self.step = False
             _set_result(self, result)
             step(self)
             return
@@ -80,11 +77,10 @@ class Prompt(asyncio.Future[Any]):
             return
         # The result is set first: a signal's handler may cancel the task at any point from here.
         _set_result(self, result)
-        self._ordinary = True
-        step, self.step = self.step, None
-        if step is not None:
+        step, self.step = self.step, False
+        if step:
             try:
-                self._context.run(step, self)
+                context.run(step, self)
             except (SystemExit, KeyboardInterrupt) as error:
                 # These end the event loop, but must not be raised through the callback that reads
                 # from a socket here: it would stop half-way, and uvloop would report an error of

@@ -24,13 +24,14 @@ from aiolock._engine.acquisition import Acquisition, Phase
 from aiolock._engine.diagnostics import deadlock
 from aiolock._engine.diagnostics.slow_monitor import SlowMonitor
 from aiolock._engine.late import AlreadyDone, Late
-from aiolock._engine.lease import Lease, LeaseWithoutBody, not_entered
+from aiolock._engine.lease import Lease, LeaseWithoutBody, lease_of, not_entered
 from aiolock._engine.not_acquired import not_acquired
 from aiolock._engine.policy import Policy
 from aiolock._engine.scope import Scope, collected, enter
-from aiolock._engine.time_limit import TimedOut, TimeLimit
+from aiolock._engine.time_limit import TimedOut, TimeLimit, TimeLimits
 from aiolock._engine.waiters import Waiters
 from aiolock._engine.watchdog import Watchdog
+from aiolock._prompt import Prompt
 from aiolock._turns import turns
 from aiolock.entering import AnyEnterable, Entry
 from aiolock.errors import (
@@ -40,9 +41,9 @@ from aiolock.errors import (
 )
 from aiolock.observer import GaveUp
 from aiolock.protocol import (
+    Acquire,
     Rule,
     WaiterId,
-    lasts,
     new,
 )
 from aiolock.store import ServerStatus
@@ -90,7 +91,7 @@ async def acquire(  # noqa: C901, PLR0912, PLR0915  # flat: each nested coroutin
     if asyncio._get_running_loop() is not engine.here:
         engine.check()
     self = engine.acquirer
-    watchdog = self._watchdog
+    watchdog, waiters = self._watchdog, self._waiters
     task = watchdog.current_task()
     if enters:
         owner = task
@@ -98,19 +99,18 @@ async def acquire(  # noqa: C901, PLR0912, PLR0915  # flat: each nested coroutin
     if known is None or known[0]() is not owner:
         deadlock.remember(owner)
         known = deadlock.lineage.get()
-    parent = None if known is None else known[1]
     if owner in watchdog.owned and (held := self.held(policy, owner)) is not None:
         if entry is not None:
-            begins = partial(enter, *entry, policy.on_lost == "cancel")
+            begins = partial(enter, *entry, policy.cancels)
         assert begins is not None
         return _lease_of(lease_type, held, watchdog, policy, begins)
     self.number = number = self.number + 1
     waiter = new(WaiterId, (self._client, number))
     acquisition = Acquisition()
     acquisition.waiter, acquisition.policy, acquisition.owner = waiter, policy, owner
-    acquisition.began, acquisition.parent = self._time(), parent
-    acquisition.stands_still = owner is task
-    acquisition.patient = timeout is None
+    acquisition.lineage, acquisition.began = known, self._time()
+    if owner is not task:
+        acquisition.stands_still = False
     if label:
         acquisition.label = label
     if not self._slow_monitor.awake:
@@ -119,47 +119,68 @@ async def acquire(  # noqa: C901, PLR0912, PLR0915  # flat: each nested coroutin
     lease: Lease | None = None
     why: GaveUp = "busy"
     # Once it is added, only what follows removes it again, so nothing may raise in between.
-    waiting, key = self._waiters.acquisitions, policy.key
+    waiting, key = waiters.acquisitions, policy.key
     if key in waiting:
         waiting[key][waiter] = acquisition
     else:
         waiting[key] = {waiter: acquisition}
-    self._waiters.by_age[waiter.seq] = acquisition
+    waiters.by_age[number] = acquisition
     try:
         if timeout is not None:
+            acquisition.patient = False
             limit = TimeLimit(acquisition, timeout, self._answer_timeout, since)
-        self._waiters.ask(acquisition, wait=timeout != 0)
+            self._limits.begin(limit)
+        handoff = watchdog.handoff
+        if handoff.submit_to is None or handoff.names or timeout == 0:
+            waiters.ask(acquisition, wait=timeout != 0)
+        else:  # the same, without the call
+            acquisition.asked_by, acquisition.last_asked = waiters, acquisition.began
+            acquisition.waits_for = Prompt(loop=watchdog.loop)
+            question = (key, waiter, policy.form, policy.lease, 0, True, policy.most)
+            acquisition.question = handoff.submit_to(new(Acquire, question), acquisition)
         await acquisition.waits_for
         now = self._time()
-        granted = (
+        if (
             acquisition.phase is Phase.GRANTED
             and now < acquisition.deadline
-            and acquisition.fence > acquisition.stale_fence
-            and policy.every is None
-        )
-        if not granted:
+            and not acquisition.stale_fence
+            and policy.usual
+        ):
+            granted = True
+        else:
             granted = await self.late.go_on(acquisition, wait=timeout != 0)
             now = self._time()
         if granted:
-            self._waiters.leave(acquisition, now)
-            if policy.max_hold is not None:
-                acquisition.ends = self._time() + policy.max_hold
-            if not policy.renew:
-                acquisition.counts_from = acquisition.deadline - lasts(acquisition.granted_for)
-            watchdog.keep(acquisition)
+            if acquisition.clocks is None and not waiters.all_asked:
+                # As `leave`: it was never in the queue.
+                others = waiting[key]
+                del others[waiter], waiters.by_age[number]
+                if not others:
+                    del waiting[key]
+            else:
+                waiters.leave(acquisition, now)
+            watchdog.keep(acquisition, now)
             del acquisition.waits_for  # which keeps the context of its task
             if self._events.often:
                 self._events.acquired(acquisition)
-            lease = lease_type(watchdog, acquisition, policy.shared)
+            # As `lease_of`, and as `enter`, without the calls.
+            lease = lease_type()
+            lease._watchdog, lease._hold = watchdog, acquisition
+            if policy.shared:
+                lease._shares = True
+            acquisition.leases, acquisition.speaking = (lease,), 1
             if begins is not None:
                 begins(lease)
             elif entry is not None:
-                # As `enter`, without the call.
-                body, looked_up = Scope(), entry[0]
-                body.lease, body.task, body.cancels = lease, owner, policy.on_lost == "cancel"
-                body.before = 0 if owner is None else owner.cancelling()
-                acquisition.bodies = (ref(body, partial(collected, lease)),)
-                left_by = None if looked_up.exit is None else looked_up.exit()
+                body, paired = Scope(), entry[0].exit
+                body.lease, body.task = lease, owner
+                if not policy.cancels:
+                    body.cancels = False
+                if owner is not None:
+                    body.before = owner.cancelling()
+                bodies = (ref(body, partial(collected, lease)),)
+                body.alone = acquisition.bodies = bodies
+                left_by = None if paired is None else paired()
                 if left_by is None:
                     entry[1]._entered.add(entry[1], body)
                 else:
@@ -177,8 +198,8 @@ async def acquire(  # noqa: C901, PLR0912, PLR0915  # flat: each nested coroutin
         raise policy.with_context(error)  # noqa: B904  # it has the cause of the other
     finally:
         if limit is not None:
-            limit.timer.cancel()
-        if acquisition.phase is not Phase.HELD:
+            limit.end()
+        if lease is None and acquisition.phase is not Phase.HELD:
             self.end_without_grant(acquisition, why)
     if why == "store":
         assert limit is not None
@@ -208,7 +229,7 @@ def _lease_of(
     """One more lease of what the owner holds already."""
     lease = None
     try:
-        lease = lease_type(watchdog, held, policy.shared)
+        lease = lease_of(lease_type, watchdog, held, shares=policy.shared)
         begins(lease)
     except BaseException:
         not_entered(watchdog, held, lease)
@@ -234,6 +255,7 @@ class Acquirer:
         ``servers`` returns the state of each server of a quorum; of other stores, nothing.
         """
         self._answer_timeout = answer_timeout
+        self._limits = TimeLimits()
         self._servers = servers
         self._waiters = waiters
         self._slow_monitor = slow_monitor
@@ -289,6 +311,7 @@ class Acquirer:
                 await take(_CLOSING)
                 self._close(left.popleft())
         finally:
+            self._limits.close()
             for acquisition in left:  # without a pause, because this was cancelled
                 self._close(acquisition)
 

@@ -49,6 +49,7 @@ from aiolock.protocol import (
 from aiolock.store import Submitted
 
 if TYPE_CHECKING:
+    from aiolock._engine.backstop import LocalQueue
     from aiolock._engine.lease import Lease
     from aiolock._engine.scope import Scope
     from aiolock._engine.waiters import Waiters
@@ -156,15 +157,17 @@ class Acquisition:
     """QUEUED: when a question first failed since the last answer."""
     waits_for: Prompt
     """The future that its task awaits; the first is made with the first question."""
+    queue: LocalQueue | None = None
+    """The client's waiters for its name, once it was queued and as long as it waits."""
     behind: WaiterId | None = None
     """QUEUED: the waiter or holder of its own client directly before it; None if not known."""
-    patient = False
+    patient = True
     """It has no timeout."""
-    stands_still = False
+    stands_still = True
     """Its owner task awaits it, and so does nothing else meanwhile. If another task awaits it, the
     owner may do something else, such as to release the lock that blocks it."""
-    parent: ref[asyncio.Task[Any]] | None = None
-    """The parent of its owner, if that has used aiolock too: see `deadlock`."""
+    lineage: tuple[ref[asyncio.Task[Any]], ref[asyncio.Task[Any]] | None] | None = None
+    """Its owner, and the parent of that if it has used aiolock too: see `deadlock`."""
     reported = False
     """It was reported to observers that it waits."""
 
@@ -251,6 +254,12 @@ class Acquisition:
         return self.owner if self.patient and self.stands_still else None
 
     @property
+    def parent(self) -> asyncio.Task[Any] | None:
+        """The parent of its owner, if that is known and has not ended."""
+        known = None if self.lineage is None else self.lineage[1]
+        return None if known is None else known()
+
+    @property
     def is_quiet(self) -> bool:
         """Whether no question is under way, and none that failed is to be repeated."""
         return self.question is None and self.failing_since is None
@@ -271,12 +280,11 @@ class Acquisition:
         self.question = None
         # Without calls what nearly all answers are: a grant at once.
         if type(answer) is Granted and self.phase is Phase.ASKING and not self.outdated:
-            self.fence, lease, displaced, claim = answer
-            if not displaced and self.limit is None:
-                policy, self.granted_for = self.policy, lease
-                certain = policy.lasts if lease == policy.lease else lasts(lease)
-                self.deadline = self.last_asked + certain
-                self.unconfirmed = claim or lease < policy.lease
+            fence, lease, displaced, claim = answer
+            policy = self.policy
+            if lease == policy.lease and not (displaced or claim) and self.limit is None:
+                self.fence, self.granted_for, self.unconfirmed = fence, lease, False
+                self.deadline = self.last_asked + policy.lasts
                 self.phase = Phase.GRANTED
                 self.waits_for.resolve(None)
                 return

@@ -73,10 +73,7 @@ class LocalQueue:
             self.acquisitions[waiter] = acquisition
         self.asked[waiter] = acquisition
         until = answer.until
-        most = KEEP_ALIVE_MS
-        if answer.place != 1:
-            lease = acquisition.policy.lease
-            most = lease if lease < CLAIM else CLAIM
+        most = KEEP_ALIVE_MS if answer.place == 1 else acquisition.policy.claim
         if until > most:
             until = most
         when = self._time() + until / 1000 + JUST_AFTER
@@ -84,8 +81,8 @@ class LocalQueue:
         # newcomers could keep a waiter that lost its place from asking for ever.
         if is_first or when < self.ask_at:
             self.ask_at = when
-        if self._timer is None or self._timer_at > self.ask_at:
-            self._arm()
+            if self._timer is None or self._timer_at > when:
+                self._arm()
 
     @property
     def first(self) -> Acquisition:
@@ -103,7 +100,7 @@ class LocalQueue:
         # It may have been granted the lock after it gave up. The next one is then granted the lock
         # at the end of that claim at the latest.
         policy = acquisition.policy
-        ends = policy.lease / 1000 if policy.lease < CLAIM else CLAIM / 1000
+        ends = policy.claim / 1000
         if policy.shared and not policy.passes and ends > SOON:
             ends = SOON
         if now + ends < self.ask_at:

@@ -44,6 +44,16 @@ class Late:
 
     async def go_on(self, acquisition: Acquisition, *, wait: bool) -> bool:
         """Go on until there is a grant that can be entered; False if the lock is not free."""
+        if not await self._granted(acquisition, wait=wait):
+            return False
+        policy = acquisition.policy
+        if policy.max_hold is not None:
+            acquisition.ends = self._time() + policy.max_hold
+        if not policy.renew:
+            acquisition.counts_from = acquisition.deadline - lasts(acquisition.granted_for)
+        return True
+
+    async def _granted(self, acquisition: Acquisition, *, wait: bool) -> bool:
         late = 0
         while True:
             match acquisition.phase:

@@ -61,17 +61,13 @@ class Lease(
                 ...
     """
 
-    __slots__ = ("__weakref__", "_ended", "_hold", "_left_behind", "_shares", "_watchdog")
-
-    def __init__(self, watchdog: Watchdog, hold: Acquisition, shares: bool) -> None:  # noqa: FBT001  # cheaper
-        self._watchdog = watchdog
-        self._hold = hold
-        self._shares = shares
-        """Whether it was acquired as a shared lock. The hold may be exclusive all the same: a task
-        that writes may acquire the read lock of a re-entrant `RWLock`, too."""
-        hold.leases += (self,)
-        hold.speaking += 1
-        self._left_behind = self._ended = False
+    # Without `__init__`, because `acquire` makes one for each acquisition: see `lease_of`.
+    _watchdog: Watchdog
+    _hold: Acquisition
+    _shares = False
+    """Whether it was acquired as a shared lock. The hold may be exclusive all the same: a task that
+    writes may acquire the read lock of a re-entrant `RWLock`, too."""
+    _left_behind = _ended = False
 
     def __repr__(self) -> str:
         return f"<Lease {self.name!r} fence={self.fence} {self.state} {self.remaining():.3f} s>"
@@ -128,8 +124,7 @@ class Lease(
         return _BY_HAND
 
     async def _enter(self, entry: Entry) -> Lease:
-        cancels = self._hold.policy.on_lost == "cancel"
-        entry.enters(self, body_of(self, current_task(), cancels=cancels))
+        entry.enters(self, body_of(self, current_task(), cancels=self._hold.policy.cancels))
         return self
 
     def _lose_body(self) -> None:
@@ -309,17 +304,26 @@ class LeaseWithoutBody(Lease):
     A class of its own, because a finalizer costs each lease of a body as well.
     """
 
-    __slots__ = ()
-
     def __del__(self) -> None:
-        if getattr(self, "_ended", True) or self._hold.state not in ALIVE:
-            return  # it has ended, or __init__ has failed
+        if self._ended or not hasattr(self, "_hold") or self._hold.state not in ALIVE:
+            return  # it has ended, or has not begun
         self._hold.speaking -= 1
         if not self._hold.speaking:
             self._watchdog.forgotten.unreachable(self._hold)
 
 
 LeaseWithoutBody.__name__ = LeaseWithoutBody.__qualname__ = Lease.__name__  # what users know
+
+
+def lease_of(
+    lease_type: type[Lease], watchdog: Watchdog, hold: Acquisition, *, shares: bool
+) -> Lease:
+    """One more lease of this hold."""
+    lease = lease_type()
+    lease._watchdog, lease._hold, lease._shares = watchdog, hold, shares
+    hold.leases += (lease,)
+    hold.speaking += 1
+    return lease
 
 
 def not_entered(watchdog: Watchdog, hold: Acquisition, lease: Lease | None) -> None:

@@ -65,8 +65,8 @@ _REPORT: Final = 4
 """Units of work to send a report: see `Turns`."""
 _IDLE_TURNS: Final = 3
 """Iterations of the event loop without a further hand-off, after which a report is sent."""
-_MARGIN: Final = 4
-"""A lock is handed off only while more than 1/4 of a claim is left of its lease."""
+_MARGIN: Final = 1 / 4 / 1000
+"""A lock is handed off only while more than 1/4 of a claim is left of its lease (seconds/ms)."""
 
 
 class _HandoffChain:
@@ -106,12 +106,15 @@ class _Batch:
         self.via: list[Acquisition] = []
         """The acquisitions that got the lock after ``source``, each under the next fence; set when
         it is first sent. Until then, each of them has the next: see `Acquisition.handed_to`."""
-        self.size = 0
-        """How many these are."""
         self.sent: float | None = None
         """When it was first reported."""
         self.again = False
         """It is reported again, because the outcome of an earlier try is unknown."""
+
+    @property
+    def size(self) -> int:
+        """How many these are."""
+        return self.fence - self.source_fence
 
     # It is the receiver of the answer to its report
 
@@ -167,8 +170,6 @@ class _NameQueue:
         """Sends them again, with growing pauses, until `LONGEST` has passed."""
         self.handed_off: dict[WaiterId, tuple[int, _HandoffChain]] = {}
         """Grants that were handed off, while the store has not confirmed that: fence and chain."""
-        self.ahead = 0
-        """How many these are."""
         self.overtaken = False
         """At the store, a waiter was queued before one of ours that may hold the lock already.
         Until the store has all reports, its `Queued.before` is not reliable."""
@@ -346,7 +347,7 @@ class LocalHandoff:
 
     # Hand-offs
 
-    def hand_off(self, hold: Acquisition) -> Released | None:
+    def hand_off(self, hold: Acquisition) -> Released | None:  # noqa: C901  # flat
         """Hand the lock to the waiter directly behind this hold, if that is known and possible.
 
         Returns the release, which the report will answer. None if it must be sent to the store.
@@ -371,12 +372,11 @@ class LocalHandoff:
             and not hold.crossed
             and (hold.renewals is None or not hold.is_limited)
             and acquisition.phase is Phase.QUEUED
-            and acquisition.waits_for.step is not None
+            and acquisition.waits_for.step
             and acquisition.question is None
             and acquisition.limit is None
             and not (self._closed or queue.failed)
-            and queue.ahead < MAX_AHEAD
-            and now + form.claim / 1000 / _MARGIN < hold.deadline
+            and now + hold.policy.claim * _MARGIN < hold.deadline
         ):
             self._forget_if_idle(queue)
             return None
@@ -386,6 +386,8 @@ class LocalHandoff:
             chain = queue.chain = _HandoffChain()
         batch = queue.unsent[-1] if queue.unsent else None
         if batch is None or batch.chain is not chain:
+            if len(queue.handed_off) > MAX_AHEAD - _TOGETHER:
+                return None
             batch = _Batch(self, queue, chain, hold)
             chain.reports += 1
             queue.unsent.append(batch)
@@ -399,10 +401,8 @@ class LocalHandoff:
         chain.present, chain.fence = acquisition, fence
         chain.released = chain.unknown = False
         queue.handed_off[hold.waiter] = hold.fence, chain
-        queue.ahead += 1
         batch.fence = fence
         hold.handed_to = acquisition
-        batch.size += 1
         # The report answers the release: only the store can confirm that the lock was still ours.
         hold.released = released = Released()
         hold.handed_off = True
@@ -418,7 +418,7 @@ class LocalHandoff:
         if not self._resuming:
             self._resuming = True
             self._loop.call_soon(self._resume, context=Context())
-        if batch.size >= _TOGETHER:
+        if fence - batch.source_fence >= _TOGETHER:
             self._send(queue)
         return released
 
@@ -506,7 +506,6 @@ class LocalHandoff:
         for hold in batch.handed_off:
             if hold.waiter in handed_off:
                 del handed_off[hold.waiter]
-        queue.ahead = len(handed_off)
         if not queue.handed_off:
             queue.overtaken = False
 
@@ -566,6 +565,11 @@ class LocalHandoff:
             # The first tries come soon, so that the claim is confirmed before it ends.
             pause = min(LONGEST_PAUSE, max(FIRST_PAUSE, failing / 2))
             queue.timer = self._loop.call_later(pause, self._send, queue)
+
+    def ended(self, hold: Acquisition) -> None:
+        """A hold has ended that is not released as others are: it may have been the last."""
+        if (queue := self.names.get(hold.policy.key)) is not None:
+            self._forget_if_idle(queue)
 
     def _forget_if_idle(self, queue: _NameQueue) -> None:
         if queue.idle and self.names.get(queue.name) is queue:

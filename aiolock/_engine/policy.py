@@ -99,6 +99,14 @@ class Policy:
     """The common name of such locks, if the user gave one: see `of_family`."""
     key: str = field(init=False)
     """The name at the store: the kind, which ends with the first colon, and the name."""
+    cancels: bool = field(init=False)
+    """A loss cancels the body: ``on_lost``."""
+    most: int = field(init=False)
+    """``max_waiters``, or 0 for no such limit."""
+    claim: int = field(init=False)
+    """The shortest lease of a grant, in ms: after it, a waiter asks who holds the lock."""
+    usual: bool = field(init=False)
+    """It is held until its release and renewed: no ``every``, ``max_hold`` or ``renew=False``."""
     passes: bool = field(init=False)
     """A waiter with a grant continues and holds nothing, so the grant may have ended by then."""
     lease: int = field(init=False)
@@ -162,6 +170,11 @@ class Policy:
         object.__setattr__(self, "lasts", lasts(lease))
         object.__setattr__(self, "form", form)
         object.__setattr__(self, "key", f"{self.kind}:{self.name}")
+        object.__setattr__(self, "claim", min(lease, CLAIM))
+        object.__setattr__(self, "cancels", self.on_lost == "cancel")
+        object.__setattr__(self, "most", self.max_waiters or 0)
+        usual = self.renew and self.max_hold is None and self.every is None
+        object.__setattr__(self, "usual", usual)
         object.__setattr__(self, "passes", self.rule in (Rule.GROUP, Rule.COUNT))
 
     def named(self, name: str) -> Policy:

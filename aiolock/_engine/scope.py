@@ -12,7 +12,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 from weakref import ref
 
-from aiolock._engine.acquisition import without
 from aiolock._engine.lease_state import LeaseState
 from aiolock._engine.released import Released
 from aiolock._prompt import Prompt
@@ -42,10 +41,12 @@ class Scope(Uncopyable):
     # Without `__init__`, because `Lock` makes one for each of its bodies, and sets these by itself.
     lease: Lease
     task: asyncio.Task[Any] | None
-    before: int
+    before = 0
     """Cancellations of its task that are older than this body: not ours."""
-    cancels: bool
+    cancels = True
     """Whether a loss cancels the body."""
+    alone: tuple[ref[Scope], ...] | None = None
+    """The bodies of what is held, as they are as long as this is the only one."""
     _cancelled = False
 
     def _is_nested(self) -> bool:
@@ -75,54 +76,68 @@ class Scope(Uncopyable):
         self.task = task
         self.before = 0 if task is None else task.cancelling()
 
-    async def close(self, error: BaseException | None) -> None:  # noqa: C901, PLR0912, PLR0915  # flat, as `acquire`
+    async def close(self, error: BaseException | None) -> None:  # noqa: C901, PLR0912  # flat, as `acquire`
         """Leave the body: release the lock, and raise `LeaseLost` if the lease was lost.
 
         The body's own exception and a `CancelledError` are never replaced: after one of them, the
         release is sent but not awaited, so its failure is only logged. It is not awaited either
         without ``confirm``.
         """
-        lease, hold = self.lease, self.lease._hold
-        watchdog = lease._watchdog
+        lease = self.lease
+        hold, watchdog = lease._hold, lease._watchdog
         # First, so that a loss that is noticed below does not cancel a body that has ended.
-        bodies = hold.bodies
-        if bodies and bodies[-1]() is self:  # as it is, unless bodies overlap
-            hold.bodies = bodies[:-1]
+        if hold.bodies is self.alone:  # as it is, unless bodies overlap
+            hold.bodies = ()
         else:
-            hold.bodies = tuple([each for each in bodies if each() is not self])
+            hold.bodies = tuple([each for each in hold.bodies if each() is not self])
+        self.alone = None
+        if (
+            error is not None
+            or self._cancelled
+            or lease._ended
+            or hold.speaking > 1
+            or not hold.policy.confirm
+            or asyncio._get_running_loop() is not watchdog.loop
+        ):
+            await self._close(error)
+            return
+        # As `Lease.release`, without a coroutine of its own, and with few calls.
+        lease._ended, hold.speaking, hold.leases = True, 0, ()
+        try:
+            released = watchdog.release(hold)
+            if released is not None:
+                if released.was is None and released.failure is None:
+                    deadline, answers = hold.deadline, watchdog.answer_deadlines
+                    if deadline >= answers.timer_at:
+                        answers.pending[released] = deadline
+                    elif deadline - watchdog.time() < PATIENCE:
+                        answers.add(released, deadline)
+                    released.prompt = prompt = Prompt(loop=watchdog.loop)
+                    try:
+                        await prompt
+                    except asyncio.CancelledError:
+                        released.then(partial(watchdog.release_answered, hold))
+                        raise
+                    if released in answers.pending:
+                        del answers.pending[released]
+                if released.was != WAS_HOLDER:
+                    lease._is_released(released)
+        except StoreError as failure:
+            self._log(failure)
+        finally:
+            if watchdog.closing is not None:
+                watchdog.closing.set()
+        if hold.state is LeaseState.LOST and self.cancels:
+            raise lease._loss()
+
+    async def _close(self, error: BaseException | None) -> None:
+        """`close` after an error or a loss, without ``confirm``, or beside other leases."""
+        lease, hold, watchdog = self.lease, self.lease._hold, self.lease._watchdog
         if lease._ended or hold.speaking > 1:  # otherwise the release checks it
             watchdog.check(hold)
         try:
             if error is None and not self._cancelled and hold.policy.confirm:
-                # As `Lease.release`, without a coroutine of its own, and with few calls.
-                if asyncio._get_running_loop() is not watchdog.loop:
-                    watchdog.check_here()
-                if not lease._ended:
-                    lease._ended = True
-                    hold.speaking -= 1
-                    leases = hold.leases
-                    hold.leases = () if leases == (lease,) else without(leases, lease)
-                released = None if hold.speaking else watchdog.release(hold)
-                if released is not None:
-                    if released.was is None and released.failure is None:
-                        deadline, answers = hold.deadline, watchdog.answer_deadlines
-                        if deadline >= answers.timer_at:
-                            answers.pending[released] = deadline
-                        elif deadline - watchdog.time() < PATIENCE:
-                            answers.add(released, deadline)
-                        if released.prompt is None:
-                            released.prompt = prompt = Prompt(loop=watchdog.loop)
-                        else:
-                            prompt = released.wait(watchdog.loop)
-                        try:
-                            await prompt
-                        except asyncio.CancelledError:
-                            released.then(partial(watchdog.release_answered, hold))
-                            raise
-                        if released in answers.pending:
-                            del answers.pending[released]
-                    if released.was != WAS_HOLDER:
-                        lease._is_released(released)
+                await lease.release()
             elif (released := lease._give_back()) is not None:
                 released.then(self._log_unconfirmed)
         except StoreError as failure:
@@ -136,10 +151,15 @@ class Scope(Uncopyable):
                 watchdog.closing.set()
         ours = await self._take_back(error) if self._cancelled else False
         if hold.state is LeaseState.LOST and self.cancels:
-            if error is None or ours:
-                raise lease._loss() from error
-            if not isinstance(error, asyncio.CancelledError | LeaseLost):
-                error.add_note(f"aiolock: meanwhile {lease._loss()}")
+            self._raise_loss(error, ours=ours)
+
+    def _raise_loss(self, error: BaseException | None, *, ours: bool) -> None:
+        """It was lost; ``ours``: the body has ended with our own cancellation."""
+        loss = self.lease._loss()
+        if error is None or ours:
+            raise loss from error
+        if not isinstance(error, asyncio.CancelledError | LeaseLost):
+            error.add_note(f"aiolock: meanwhile {loss}")
 
     async def _take_back(self, error: BaseException | None) -> bool:
         """Undo our own cancellation; True if ``error`` came from it alone."""

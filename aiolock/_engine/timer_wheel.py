@@ -37,16 +37,19 @@ class TimerWheel:
         self,
         time: Callable[[], float],
         process: Callable[[Sequence[Acquisition], float], None],
+        first_due: Callable[[Acquisition], float],
         *,
         longest: float,
     ) -> None:
         """``process`` is called with the holds that are due and the time, by the clock ``time``.
 
+        ``first_due`` returns when one of the young is due.
+
         The clock is read every ``longest`` seconds at least: while the machine is suspended, it
         goes on and the event loop's timers do not.
         """
         self._time = time
-        self._process = process
+        self._process, self._first_due = process, first_due
         self._longest = longest
         self._call_later = shared_timers()
         self._slots: dict[int, dict[Acquisition, None]] = {}
@@ -55,9 +58,9 @@ class TimerWheel:
         self._ordered: set[int] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._timer_slot = 0
-        self.young: dict[Acquisition, float] = {}
-        """New holds without a slot, and when each is due: not before `SOON` has passed. Whoever
-        adds one calls `promote_soon`, unless it `promotes` already."""
+        self.young: dict[Acquisition, None] = {}
+        """New holds without a slot: none is due before `SOON` has passed. Whoever adds one calls
+        `promote_soon`, unless it `promotes` already."""
         self.promotes = False
         # Holds that are due within the present slot, and when: see `_set_alarm`.
         self._alarms: dict[Acquisition, float] = {}
@@ -100,9 +103,9 @@ class TimerWheel:
         self.promotes = False
         now = self._time()
         self._promoting = self._promoting or len(self.young)
-        some = list(islice(self.young.items(), min(self._promoting, _MOST)))
-        for hold, when in some:
-            self.schedule(hold, when, now)  # which removes it from the young
+        some = list(islice(self.young, min(self._promoting, _MOST)))
+        for hold in some:
+            self.schedule(hold, self._first_due(hold), now)  # which removes it from the young
         self._promoting = self._promoting - len(some) if self.young else 0
         if self.young:
             pause = 0 if self._promoting else _YOUNG

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from itertools import islice
 from typing import Any, Final
@@ -88,8 +88,8 @@ class Waiters:
         """By key, and then by waiter; `acquire` adds to it, and to the next."""
         self.by_age: dict[int, Acquisition] = {}
         """By their numbers, in the order in which they began."""
-        self.blocked: dict[asyncio.Task[Any], Acquisition] = {}
-        """By task, what it waits for in a queue itself, without a timeout."""
+        self.blocked: dict[asyncio.Task[Any], Acquisition] | None = None
+        """By task, what it waits for in a queue itself, without a timeout: see `index`."""
         self._to_ask = Backlog(self._ask_again, most=_TOGETHER)
         """Waiters that ask again soon, because something happened to all of them."""
         self._failed: dict[Acquisition, float] = {}
@@ -101,7 +101,7 @@ class Waiters:
         self._kept_empty = _MOST_EMPTY
         self._displaced: dict[str, float] = {}
         """By key, the time of the latest question that found a lost place; asked for soon."""
-        self._all_asked: dict[str, float] = {}
+        self.all_asked: dict[str, float] = {}
         """By key, when all waiters were last made to ask because places were lost."""
         self.broken: Exception | None = None
         """Why the link to the store is broken, while it is."""
@@ -116,17 +116,16 @@ class Waiters:
         if self._failed:
             self._cancel_retry(acquisition)
         key, waiter = acquisition.policy.key, acquisition.waiter
-        names = self._handoff.names
-        if key in names and not (
-            # It was handed the lock, and stands before another: that is known already.
-            acquisition.behind is None and acquisition.phase is Phase.GRANTED and names[key].behind
-        ):
+        # With a lock that was handed to it, it has left the order already.
+        if acquisition.behind is not None or acquisition.phase is not Phase.GRANTED:
             self._handoff.leaves(acquisition)
-        if key in self._queues and waiter in (queue := self._queues[key]).acquisitions:
+        queue = acquisition.queue
+        if queue is not None:
+            acquisition.queue = None
             del queue.acquisitions[waiter], queue.asked[waiter]
             if queue.acquisitions:
                 policy = acquisition.policy
-                if now + _A_CLAIM < queue.ask_at or policy.lease < CLAIM or policy.shared:
+                if now + policy.claim / 1000 < queue.ask_at or policy.shared:
                     queue.left(acquisition, now)
             else:
                 queue.ask_at = math.inf
@@ -135,20 +134,15 @@ class Waiters:
                     self._empty[key] = queue
                 else:
                     queue.close()
-        if waiter.seq in self.by_age:
-            del self.by_age[waiter.seq]
-        owner = acquisition.owner
-        if owner in self.blocked and self.blocked[owner] is acquisition:
-            del self.blocked[owner]
-        if key not in self.acquisitions:
+        if self.blocked is not None:
+            self._is_not_blocked(acquisition)
+        if key not in self.acquisitions or waiter not in (waiters := self.acquisitions[key]):
             return
-        waiters = self.acquisitions[key]
-        if waiter in waiters:
-            del waiters[waiter]
+        del waiters[waiter], self.by_age[waiter.seq]
         if not waiters:
             del self.acquisitions[key]
-            if self._all_asked:
-                self._all_asked.pop(key, None)
+            if self.all_asked:
+                self.all_asked.pop(key, None)
 
     def close_timers(self) -> None:
         """No timer is to be left of names that nobody waits for, from now on."""
@@ -167,7 +161,7 @@ class Waiters:
         assert acquisition.question is None, "one question at a time"
         acquisition.outdated, acquisition.failure = False, None
         acquisition.last_asked = self._time()  # before it is sent
-        ticket, most = acquisition.ticket, policy.max_waiters or 0
+        ticket, most = acquisition.ticket, policy.most
         operation: Acquire = new(
             Acquire,
             (policy.key, acquisition.waiter, policy.form, policy.lease, ticket, wait, most),
@@ -232,7 +226,8 @@ class Waiters:
             else:
                 forget = partial(self._empty.pop, key, None)
                 self._queues[key] = LocalQueue(self._ask_again, self._time, forget)
-        self._queues[key].queued(acquisition, answer)
+        acquisition.queue = queue = self._queues[key]
+        queue.queued(acquisition, answer)
         if acquisition.outdated:
             self._ask_again(acquisition)
         elif newcomer and (answer.before is not None or handoff.names):
@@ -240,15 +235,40 @@ class Waiters:
         if acquisition.phase is not Phase.QUEUED:
             _wake(acquisition)  # a push came before the answer
         elif first:
-            task, parent = acquisition.owner, acquisition.parent
-            blocks = False
-            if task is not None and acquisition.patient and acquisition.stands_still:
+            task, lineage, watchdog = acquisition.owner, acquisition.lineage, self._watchdog
+            if self.blocked is not None and (waits := acquisition.blocked) is not None:
+                self.blocked[waits] = acquisition
+            if (
+                watchdog.events.often  # to report that it waits
                 # If its task, or the parent of that, holds something, deadlocks are possible.
-                self.blocked[task] = acquisition
-                owned = self._watchdog.owned
-                blocks = task in owned or (parent is not None and parent() in owned)
-            if blocks or self._watchdog.events.often:
-                _wake(acquisition)  # to look for a deadlock, or to report that it waits
+                or task in watchdog.owned
+                or (lineage is not None and lineage[1] is not None)
+            ):
+                self._looks(acquisition)
+
+    def _looks(self, acquisition: Acquisition) -> None:
+        """Wake its task if that has something to report, or to look for, before it waits on."""
+        watchdog, waits = self._watchdog, acquisition.blocked
+        parent, owned = acquisition.parent, watchdog.owned
+        holds = waits in owned or (parent is not None and parent in owned)
+        if watchdog.events.often or (waits is not None and holds):
+            _wake(acquisition)
+
+    def index(self) -> Mapping[asyncio.Task[Any], Acquisition]:
+        """What each task waits for, from now on: only searches for deadlocks need it."""
+        if self.blocked is None:
+            self.blocked = {
+                task: acquisition
+                for acquisition in self.by_age.values()
+                if acquisition.phase is Phase.QUEUED and (task := acquisition.blocked) is not None
+            }
+        return self.blocked
+
+    def _is_not_blocked(self, acquisition: Acquisition) -> None:
+        """Remove it from `blocked`."""
+        blocked, task = self.blocked, acquisition.owner
+        if blocked and task is not None and blocked.get(task) is acquisition:
+            del blocked[task]
 
     def _first_asks(self, key: str) -> None:
         """Let the first waiter that has not been granted the lock ask again."""
@@ -323,7 +343,7 @@ class Waiters:
         """
         key, known = found.policy.key, -math.inf if before is None else before.sent
         self._handoff.forget_order(key)
-        if known < self._all_asked.get(key, -math.inf):
+        if known < self.all_asked.get(key, -math.inf):
             return
         if key not in self._displaced:
             self._loop.call_soon(self._ask_for_displaced, key)
@@ -332,7 +352,7 @@ class Waiters:
     def _ask_for_displaced(self, key: str) -> None:
         found = self._displaced.pop(key, 0.0)
         if key in self.acquisitions:
-            self._all_asked[key] = self._time()
+            self.all_asked[key] = self._time()
         waiting = self.acquisitions.get(key, {}).values()
         self._to_ask.add([acquisition for acquisition in waiting if acquisition.last_asked < found])
 

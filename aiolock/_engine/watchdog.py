@@ -17,7 +17,7 @@ from operator import call
 from typing import Any, Final
 
 from aiolock._clock import clock
-from aiolock._engine.acquisition import Acquisition, Phase
+from aiolock._engine.acquisition import Acquisition, Holders, Phase
 from aiolock._engine.answer_deadlines import AnswerDeadlines
 from aiolock._engine.diagnostics.events import Events
 from aiolock._engine.forgotten import Forgotten
@@ -45,6 +45,10 @@ stores give each five seconds, by their own clocks."""
 _LOST: Final = 32
 """Losses that are processed in one iteration of the event loop: each cancels bodies and calls
 observers. The others are not used meanwhile: whatever uses a lease checks its deadline first."""
+_JITTER: Final = 0.85
+"""The least part of a pause until a renewal that is waited for: see `Watchdog._due`."""
+_NOT_SOON: Final = 3 * SOON / _JITTER
+"""Seconds of a lease that are left, with which its first renewal is not due before `SOON`."""
 _AWAKE: Final = 1.0
 """Seconds, while anything is held, between checks of whether the machine was suspended."""
 
@@ -89,12 +93,13 @@ class Watchdog:
             store, self.time, self.holds, self.lose, self._give_up
         )
         self.owned: dict[asyncio.Task[Any] | None, dict[str, Acquisition]] = {}
-        self.holders: dict[str, dict[asyncio.Task[Any] | None, Acquisition]] = {}
-        """The same, by key. Changed without a call, because every acquisition comes this way."""
+        """By task and key. Changed without a call, because every acquisition comes this way."""
+        self.holders: dict[str, dict[asyncio.Task[Any] | None, Acquisition]] | None = None
+        """The same by key, and then by task: see `index`."""
         self.watched: dict[asyncio.Task[Any] | None, dict[Acquisition, None]] = {}
         """Those that are kept until their owner ends: see `Forgotten`."""
         longest = math.inf if self.time == loop.time else _AWAKE
-        self.wheel = TimerWheel(self.time, self._due, longest=longest)
+        self.wheel = TimerWheel(self.time, self._due, self._first_due, longest=longest)
         self._jitter = 1.0
         self._expired = Backlog(self.check, most=_LOST)
         self._refused = Backlog(partial(self.lose, reason=LossReason.REFUSED), most=_LOST)
@@ -147,40 +152,49 @@ class Watchdog:
             self.check(hold)
         return None if hold is None or hold.state not in ALIVE else hold
 
-    def keep(self, hold: Acquisition) -> None:
-        """Keep and renew a grant from now on."""
-        policy, lease = hold.policy, hold.granted_for
-        task, key = hold.owner, policy.key
+    def keep(self, hold: Acquisition, now: float) -> None:
+        """Keep and renew a grant from now on, with few opcodes: every acquisition comes here."""
+        task, key, owned = hold.owner, hold.policy.key, self.owned
         try:
             self.holds[hold.waiter] = hold
-            if key in self.holders:
-                self.holders[key][task] = hold
+            if task in owned:
+                owned[task][key] = hold
             else:
-                self.holders[key] = {task: hold}
-            if task in self.owned:
-                self.owned[task][key] = hold
+                owned[task] = {key: hold}
+            if self.holders is not None:
+                self.holders.setdefault(key, {})[task] = hold
+            hold.since = now
+            left, wheel = hold.deadline - now, self.wheel
+            if left < _NOT_SOON or left * 2000 < hold.granted_for:
+                wheel.schedule(hold, self._first_due(hold), now)
             else:
-                self.owned[task] = {key: hold}
-            hold.since = now = self.time()
-            left, pause = hold.deadline - now, lease / 3000 * self._jitter
-            if not (policy.renew or hold.unconfirmed):
-                pause = left
-            elif left < lease / 2000:
-                # Its grant was processed late, so more than half of the lease has passed.
-                pause = 0.0
-            elif left < 3 * pause:
-                pause = left / 3
-            if pause < SOON:
-                self.wheel.schedule(hold, now + pause, now)
-            else:
-                self.wheel.young[hold] = now + pause
-                if not self.wheel.promotes:
-                    self.wheel.promote_soon()
+                wheel.young[hold] = None
+                if not wheel.promotes:
+                    wheel.promote_soon()
             assert hold.phase is Phase.GRANTED, f"{hold!r} cannot become held"
             hold.phase = Phase.HELD
         except BaseException:
             self._forget(hold)
             raise
+
+    def index(self) -> Holders:
+        """What is held, by key and task, from now on: only searches for deadlocks need it."""
+        if self.holders is None:
+            self.holders = {}
+            for task, owned in self.owned.items():
+                for key, hold in owned.items():
+                    self.holders.setdefault(key, {})[task] = hold
+        return self.holders
+
+    def _first_due(self, hold: Acquisition) -> float:
+        """When a hold is due that was not renewed yet: see `_due_at`."""
+        left, lease = hold.deadline - hold.since, hold.granted_for
+        if not (hold.policy.renew or hold.unconfirmed):
+            return hold.deadline
+        if left < lease / 2000:
+            # Its grant was processed late, so more than half of the lease has passed.
+            return hold.since
+        return hold.since + min(lease / 3000 * self._jitter, left / 3)
 
     def _due_at(self, hold: Acquisition, lease: int, now: float) -> float:
         """When a hold is due next: after a third of its lease; without renewal, at its deadline.
@@ -204,37 +218,31 @@ class Watchdog:
 
         With ``finished``, the store remembers for so many ms that the work of a `once` is done.
         """
-        if hold.state in ALIVE and self.time() >= hold.deadline:  # as `check`
-            self.lose(hold, LossReason.EXPIRED)
-        if hold.released is not None or hold.state is LeaseState.RELEASED:
-            return hold.released if hold.state is LeaseState.RELEASED else None
-        if hold.state is LeaseState.LOST:
-            self._release_lost(hold)
-            return None
+        if hold.state not in ALIVE or self.time() >= hold.deadline:
+            return self._release_ended(hold)
         hold.state = LeaseState.RELEASED
         policy, waiter, handoff = hold.policy, hold.waiter, self.handoff
-        task, key = hold.owner, policy.key
+        task, key, holds, young = hold.owner, policy.key, self.holds, self.wheel.young
         # As `_forget`, without the calls.
-        if waiter in self.holds:
-            del self.holds[waiter]
+        if waiter in holds:
+            del holds[waiter]
         if task in self.owned and key in (owned := self.owned[task]) and owned[key] is hold:
             del owned[key]
             if not owned:
                 del self.owned[task]
-        if key in self.holders and task in (held := self.holders[key]) and held[task] is hold:
-            del held[task]
-            if not held:
-                del self.holders[key]
+        if self.holders is not None:
+            self._unindex(hold)
         if self.watched:
             self.forgotten.unwatch(hold)
-        if hold in self.wheel.young:  # as most are
-            del self.wheel.young[hold]
+        if hold in young:  # as most are
+            del young[hold]
         else:
             self.wheel.forget(hold)
         if self.events.often:
             self.events.released(hold, self.time())
         if finished:
             hold.finishes = True
+            handoff.ended(hold)
             hold.released = Released().follow(self.finishes.finish(hold, finished))
             return hold.released
         if key in handoff.names and handoff.hand_off(hold) is not None:
@@ -244,8 +252,20 @@ class Watchdog:
         fence = 0 if hold.crossed else hold.fence
         operation: Release = new(Release, (key, waiter, policy.form, fence, True, False))
         hold.released = released = Released()
-        handoff.release(operation, released)
+        if key in handoff.names or handoff.submit_to is None:
+            handoff.release(operation, released)
+        else:
+            handoff.submit_to(operation, released)
         return released
+
+    def _release_ended(self, hold: Acquisition) -> Released | None:
+        """`release` of what has ended, by release or loss, or does at this moment."""
+        self.check(hold)
+        if hold.state is LeaseState.RELEASED:
+            return hold.released
+        if hold.released is None:
+            self._release_lost(hold)
+        return None
 
     def _release_lost(self, hold: Acquisition) -> None:
         """Release a hold that was lost, if the store may still have it, or its waiter."""
@@ -307,6 +327,7 @@ class Watchdog:
         if hold.bodies:
             for body in hold.inside:
                 body.cancel()
+        self.handoff.ended(hold)
         self.events.lost(hold, self.time())
         if reason is LossReason.MAX_HOLD:
             # Release it now, not when its body has ended, which may take long. If the lease ended
@@ -368,11 +389,7 @@ class Watchdog:
         self.remove_owned(hold)
         if self.watched:
             self.forgotten.unwatch(hold)
-        young = self.wheel.young
-        if hold in young:  # as most are
-            del young[hold]
-        else:
-            self.wheel.forget(hold)
+        self.wheel.forget(hold)
 
     def remove_owned(self, hold: Acquisition) -> None:
         """Remove it from both indexes; each by itself, as `keep` may have been interrupted."""
@@ -381,15 +398,22 @@ class Watchdog:
             del owned[key]
             if not owned:
                 del self.owned[task]
-        if key in self.holders and task in (held := self.holders[key]) and held[task] is hold:
+        if self.holders is not None:
+            self._unindex(hold)
+
+    def _unindex(self, hold: Acquisition) -> None:
+        """Remove it from `holders`."""
+        holders, task, key = self.holders, hold.owner, hold.policy.key
+        assert holders is not None
+        if key in holders and task in (held := holders[key]) and held[task] is hold:
             del held[task]
             if not held:
-                del self.holders[key]
+                del holders[key]
 
     def _due(self, holds: Sequence[Acquisition], now: float) -> None:
         """Renew or expire the holds that are due."""
         # Without jitter, a thousand processes that started together would renew together for ever.
-        self._jitter = random.uniform(0.85, 1.0)  # noqa: S311  # not a secret
+        self._jitter = random.uniform(_JITTER, 1.0)  # noqa: S311  # not a secret
         renewals: list[_Sent] = []
         expired: list[Acquisition] = []
         for hold in holds:

@@ -142,7 +142,7 @@ async def _readers(
     busy = client.lock("busy")
     wants = [first or busy, *[busy] * (MANY - 2), last]
     readers = [asyncio.create_task(read(each), name=f"reader {n}") for n, each in enumerate(wants)]
-    while len(client._engine.waiters.blocked) < MANY:  # noqa: ASYNC110  # it sets no Event
+    while len(client._engine.waiters.index()) < MANY:  # noqa: ASYNC110  # it sets no Event
         await asyncio.sleep(0)
     try:
         yield readers
@@ -153,7 +153,7 @@ async def _readers(
             task.cancel()
         await asyncio.gather(holding, *readers, return_exceptions=True)
     assert not client._engine.acquirer.late.deadlocks.searches._left
-    assert not client._engine.waiters.blocked
+    assert not client._engine.waiters.index()
 
 
 @virtual

@@ -251,6 +251,8 @@ async def raises_at_a_step(
     async def other() -> None: ...
 
     tasks = list[asyncio.Task[None]]()
+    ours._engine.watchdog.index()
+    ours._engine.waiters.index()
     if waits:
         blocking = asyncio.create_task(way(theirs, block))
         await entered.wait()

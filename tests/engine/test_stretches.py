@@ -131,7 +131,7 @@ async def test_loop_with_ten_thousand_waiters_that_hold_locks_stays_responsive(
     let_go = asyncio.Event()
     async with hot:
         tasks = await begun(holds_one)
-        while len(client._engine.waiters.blocked) < MANY:  # noqa: ASYNC110  # it sets no Event
+        while len(client._engine.waiters.index()) < MANY:  # noqa: ASYNC110  # it sets no Event
             await asyncio.sleep(0.05)
         await check_short(begins_to_wait)
         await client.aclose()
@@ -159,7 +159,7 @@ async def test_loop_while_a_cycle_is_sought_among_many_readers_stays_responsive(
 
     async def writes() -> None:
         async with far:
-            while len(waiters.blocked) <= MANY:  # noqa: ASYNC110  # it sets no Event
+            while len(waiters.index()) <= MANY:  # noqa: ASYNC110  # it sets no Event
                 await asyncio.sleep(0)
             async with book.write():
                 raise AssertionError
@@ -168,7 +168,7 @@ async def test_loop_while_a_cycle_is_sought_among_many_readers_stays_responsive(
         writing = asyncio.create_task(writes())
         await asyncio.sleep(0.01)
         waiting = asyncio.create_task(waits_for_far())
-        while len(waiters.blocked) < MANY + 2:  # noqa: ASYNC110  # it sets no Event
+        while len(waiters.index()) < MANY + 2:  # noqa: ASYNC110  # it sets no Event
             await asyncio.sleep(0)
         await asyncio.sleep(0.5)
         for task in (writing, waiting):
@@ -178,7 +178,7 @@ async def test_loop_while_a_cycle_is_sought_among_many_readers_stays_responsive(
     waiters = client._engine.waiters
     await each(lambda number: other.lock(f"own:{number}").acquire(), own)
     tasks = await begun(reads)
-    while len(waiters.blocked) < MANY:  # noqa: ASYNC110  # it sets no Event
+    while len(waiters.index()) < MANY:  # noqa: ASYNC110  # it sets no Event
         await asyncio.sleep(0.05)
     await check_short(begins_to_wait)
     await client.aclose()

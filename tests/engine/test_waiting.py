@@ -546,7 +546,7 @@ def test_question_or_keeping_out_of_turn_raises_assertion_error() -> None:
         with pytest.raises(AssertionError, match="one question at a time"):
             engine.waiters.ask(acquisition, wait=True)
         with pytest.raises(AssertionError, match="cannot become held"):
-            engine.watchdog.keep(acquisition)
+            engine.watchdog.keep(acquisition, 0.0)
         assert not engine.watchdog.holds
         assert s.store.verbs == ["acquire"]
 

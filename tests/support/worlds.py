@@ -148,7 +148,6 @@ def abandon(client: aiolock.LockClient) -> None:
         hold.state = aiolock.LeaseState.RELEASED
     engine.watchdog.holds.clear()
     engine.watchdog.owned.clear()
-    engine.watchdog.holders.clear()
     engine.watchdog.wheel.aclose()
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 from aiolock._engine.acquisition import Acquisition
@@ -21,9 +21,13 @@ class DeadlockWatch:
         self._waiters = waiters
         self._watchdog = watchdog
         self._time = watchdog.time
-        self.searches = Searches(watchdog.holders, waiters.blocked)
         self.children = dict[tuple[asyncio.Task[Any], str], deadlock.Children]()
         """Tasks that wait for a lock of their parent task, by parent and key."""
+
+    @cached_property
+    def searches(self) -> Searches:
+        """Made for the first: nothing else needs to know which tasks hold a key."""
+        return Searches(self._watchdog.index(), self._waiters.index())
 
     def look(
         self,
@@ -42,7 +46,7 @@ class DeadlockWatch:
             stops.append(search.end)
             if search.is_possible:
                 return
-        parent = None if acquisition.parent is None else acquisition.parent()
+        parent = acquisition.parent
         if parent is None or acquisition.policy.key not in owned.get(parent, {}):
             return
         key = parent, acquisition.policy.key
