@@ -98,9 +98,10 @@ class Store(Protocol):
     that order. Every other command is carried out, even if its future is cancelled. Every future is
     resolved: a store gives up after 9.5 seconds at most.
 
-    A store may also have a method ``submit_to(operation, receiver) -> Submitted``, which gives the
-    answer of an `Acquire` or a `Release` to a `Receiver`, never before it has returned. That is
-    only to save the futures; `aiolock` uses it where it is there.
+    An open store may also have a mapping ``receiving``, from `Acquire`, `Release` and
+    `ReportHandoff`, or some of them, to a function ``(operation, receiver) -> Submitted``, which
+    gives the answer to a `Receiver`, never before it has returned. That is only to save the
+    futures; `aiolock` uses what is there.
     """
 
     @property

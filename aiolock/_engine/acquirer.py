@@ -131,13 +131,13 @@ async def acquire(  # noqa: C901, PLR0912, PLR0915  # flat: each nested coroutin
             limit = TimeLimit(acquisition, timeout, self._answer_timeout, since)
             self._limits.begin(limit)
         handoff = watchdog.handoff
-        if handoff.submit_to is None or handoff.names or timeout == 0:
+        if handoff.ask_to is None or handoff.names or timeout == 0:
             waiters.ask(acquisition, wait=timeout != 0)
         else:  # the same, without the call
             acquisition.asked_by, acquisition.last_asked = waiters, acquisition.began
             acquisition.waits_for = Prompt(loop=watchdog.loop)
             question = (key, waiter, policy.form, policy.lease, 0, True, policy.most)
-            acquisition.question = handoff.submit_to(new(Acquire, question), acquisition)
+            acquisition.question = handoff.ask_to(new(Acquire, question), acquisition)
         await acquisition.waits_for
         now = self._time()
         if (
@@ -151,6 +151,8 @@ async def acquire(  # noqa: C901, PLR0912, PLR0915  # flat: each nested coroutin
             granted = await self.late.go_on(acquisition, wait=timeout != 0)
             now = self._time()
         if granted:
+            if limit is not None:
+                limit.end()
             if acquisition.clocks is None and not waiters.all_asked:
                 # As `leave`: it was never in the queue.
                 others = waiting[key]
@@ -197,9 +199,9 @@ async def acquire(  # noqa: C901, PLR0912, PLR0915  # flat: each nested coroutin
         self.give_up(acquisition)
         raise policy.with_context(error)  # noqa: B904  # it has the cause of the other
     finally:
-        if limit is not None:
-            limit.end()
         if lease is None and acquisition.phase is not Phase.HELD:
+            if limit is not None:
+                limit.end()
             self.end_without_grant(acquisition, why)
     if why == "store":
         assert limit is not None

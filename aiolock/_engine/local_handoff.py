@@ -40,6 +40,7 @@ from aiolock.protocol import (
     WAS_ABSENT,
     WAS_HOLDER,
     WAS_UNKNOWN,
+    Acquire,
     Deliver,
     Form,
     Operation,
@@ -54,8 +55,8 @@ from aiolock.protocol import (
 from aiolock.store import Receiver, Store, Submitted
 
 Value = TypeVar("Value")
-SubmitTo = Callable[[Operation[Any], Receiver[Any]], Submitted]
-"""As `Store.submit`, with a receiver of the answer in place of a future."""
+SubmitTo = Callable[[Any, Receiver[Any]], Submitted]
+"""As `Store.submit` of one type, with a receiver of the answer in place of a future."""
 
 _IN_A_TURN: Final = 16
 """Waiters that continue in one iteration of the event loop, because a lock was handed to them."""
@@ -206,8 +207,10 @@ class LocalHandoff:
         self._store = store
         self.submit_now: Callable[[Operation[Any]], asyncio.Future[Any]] = store.submit
         """`Store.submit` itself, for callers that have seen to the reports that are due."""
-        self.submit_to: SubmitTo | None = None
-        """The same for a `Receiver`, if the store has such a method."""
+        self.ask_to: SubmitTo | None = None
+        """The same for an `Acquire` and a `Receiver`, if the store has such a function."""
+        self.release_to: SubmitTo | None = None
+        self._report_to: SubmitTo | None = None
         self.features = store.features
         self._loop = asyncio.get_running_loop()
         self._time = time
@@ -229,7 +232,9 @@ class LocalHandoff:
         """As the store."""
         await self._store.open(client, deliver)
         self.submit_now = self._store.submit
-        self.submit_to = getattr(self._store, "submit_to", None)
+        receiving: Mapping[type[Operation[Any]], SubmitTo] = getattr(self._store, "receiving", {})
+        self.ask_to, self.release_to = receiving.get(Acquire), receiving.get(Release)
+        self._report_to = receiving.get(ReportHandoff)
 
     async def aclose(self) -> None:
         """As the store."""
@@ -477,10 +482,10 @@ class LocalHandoff:
             queue.under_way += 1
             if batch.sent is None:
                 batch.sent = self._time()  # before it is sent: the claim counts from here
-            if self.submit_to is None:
+            if self._report_to is None:
                 when_answered(self.submit_now(handed_off), batch.heard)
             else:
-                self.submit_to(handed_off, batch)
+                self._report_to(handed_off, batch)
 
     def answered(self, queue: _NameQueue, batch: _Batch, was: int) -> None:
         """The store has answered a report."""
@@ -598,7 +603,8 @@ class LocalHandoff:
     def end(self) -> None:
         """Send nothing at all from now on: the client is opened again, under another client id."""
         self._store = ClosedStore(self._store, self._loop)
-        self.submit_now, self.submit_to = self._store.submit, None
+        self.submit_now = self._store.submit
+        self.ask_to = self.release_to = self._report_to = None
 
     def submit(self, operation: Operation[Value]) -> asyncio.Future[Value]:
         """Start the operation, after the reports that it must not overtake."""
@@ -627,10 +633,10 @@ class LocalHandoff:
             if chain.reports and chain.present.waiter == operation.waiter:
                 chain.released = True
                 released.then(partial(_released, chain))
-        if self.submit_to is None:
+        if self.release_to is None:
             released.follow(self.submit_now(operation))
         else:
-            self.submit_to(operation, released)
+            self.release_to(operation, released)
 
     def _report_before(self, operation: Operation[Any]) -> None:
         match operation:

@@ -172,11 +172,11 @@ class Waiters:
         # waiters before it holds the lock.
         if handoff.names and (ticket or most or not wait):
             handoff.report(policy.key)
-        if handoff.submit_to is None:
+        if handoff.ask_to is None:
             acquisition.question = question = handoff.submit_now(operation)
             when_answered(question, partial(self._heard, acquisition))
         else:
-            acquisition.question = handoff.submit_to(operation, acquisition)
+            acquisition.question = handoff.ask_to(operation, acquisition)
 
     def _heard(self, acquisition: Acquisition, question: asyncio.Future[Answer]) -> None:
         """The future of a question has its answer."""

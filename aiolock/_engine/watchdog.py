@@ -252,10 +252,10 @@ class Watchdog:
         fence = 0 if hold.crossed else hold.fence
         operation: Release = new(Release, (key, waiter, policy.form, fence, True, False))
         hold.released = released = Released()
-        if key in handoff.names or handoff.submit_to is None:
+        if key in handoff.names or handoff.release_to is None:
             handoff.release(operation, released)
         else:
-            handoff.submit_to(operation, released)
+            handoff.release_to(operation, released)
         return released
 
     def _release_ended(self, hold: Acquisition) -> Released | None:

@@ -41,6 +41,9 @@ class Command:
     """The head of its arguments, if it can be sent together with other questions of that head."""
     asks_for: WaiterId | None = None
     """The waiter whose first question it is."""
+    takes: type | None = None
+    """The type of the usual reply to the only copy of the command, if it is read in a shorter way:
+    see `Reader.on_reply`."""
     together = 1
     """How many commands, this one and those after it, are one call with one reply."""
     again = 0

@@ -270,7 +270,7 @@ class Outbox:
             self.write(wire, first, at_once=True)
             return
         assert first.stamp is not None
-        first.together = len(gathered)
+        first.together, first.takes = len(gathered), None
         for command in gathered:
             command.times = 1
         waiters = b"".join([cast("bytes", command.waiter) for command in gathered])

@@ -19,7 +19,6 @@ from aiolock.stores.redis._errors import Refusal, code_of, did_nothing
 from aiolock.stores.redis._outbox import Outbox
 from aiolock.stores.redis._replies import Opened, Present, left, several
 from aiolock.stores.redis._scripts import (
-    ACQUIRE,
     ACQUIRE_HEARTBEAT,
     ACQUIRE_SEVERAL,
     GO_ON,
@@ -90,7 +89,7 @@ class Reader:
         """Whether to wait for a replica to become the master: while the client is open,
         not before."""
 
-    def on_reply(self, reply: Any) -> None:  # noqa: C901  # flat: each reply comes here
+    def on_reply(self, reply: Any) -> None:
         """The reply to the command that was sent first."""
         outbox = self._outbox
         if not self._sent:
@@ -98,20 +97,12 @@ class Reader:
             return
         command = self._sent.popleft()
         outbox.replied, outbox.last_head = True, None
-        kind = type(reply)
-        if kind is int and command.times == 1 and command.script.gives_int:  # a release
+        if type(reply) is command.takes and command.times == 1:
             self.quiet_since, self.proved = command.sent, True
-            command.receiver.resolve(reply)
-        elif kind is bytes and command.times == command.together == 1 and command.script is ACQUIRE:
-            # Most questions are answered by a grant, as `answer` decodes it, and nothing else.
-            self.quiet_since, self.proved = command.sent, True
-            try:
-                fence, lease, displaced = reply.split()
-                granted = int(fence), int(lease), displaced == b"1", False
-            except ValueError:
-                outbox.fail(command, not_an_answer(reply))
-            else:
-                command.receiver.resolve(new(Granted, granted))
+            if command.takes is int:  # as of a release: the answer is the reply
+                command.receiver.resolve(reply)
+            else:  # a grant, as `answer` decodes it
+                self._granted(command, reply)
         elif command.together == 1 and type(reply) is not Refusal and command is not self.probe:
             self._answered(command, reply)
         elif command is self.probe:
@@ -125,6 +116,15 @@ class Reader:
             outbox.check_drained()
 
     # Answers
+
+    def _granted(self, command: Command, reply: Any) -> None:
+        try:
+            fence, lease, displaced = reply.split()
+            granted = int(fence), int(lease), displaced == b"1", False
+        except ValueError:
+            self._outbox.fail(command, not_an_answer(reply))
+        else:
+            command.receiver.resolve(new(Granted, granted))
 
     def _answered(self, command: Command, reply: Any) -> None:
         script = command.script

@@ -48,7 +48,7 @@ class SentinelStore(Uncopyable):
     async def open(self, client: str, deliver: Deliver) -> None:
         self._closing = False
         await self.store.open(client, deliver)
-        self.submit_to = getattr(self.store, "submit_to", None)
+        self.receiving = getattr(self.store, "receiving", {})
         if not self._closing:  # it may have been closed just as it was open
             self._watcher = SentinelWatcher(self._pool, self.store.follow)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Final, TypeVar
 
@@ -28,7 +28,7 @@ from aiolock.protocol import (
     RequestRelease,
     Status,
 )
-from aiolock.store import Features, Receiver
+from aiolock.store import Features, Receiver, Submitted
 from aiolock.stores.redis import _scripts as scripts
 from aiolock.stores.redis._command import Command
 from aiolock.stores.redis._companion import Companion
@@ -102,7 +102,7 @@ class RedisStore(Uncopyable):
         await session.open(check=partial(self._check_cluster, session))
         texts = Texts(client, blind=not session.health.counted)
         self.operations = operations = Operations(session, self._names, client, texts)
-        self.submit_to = operations.submit_to
+        self.receiving = operations.receiving
         self._table = table = operations.table
         if self._slots_apart:
             table[Renew] = partial(one_by_one, table[Renew])
@@ -142,14 +142,14 @@ class _Encoded:
 class _Question(Command):
     """An `Acquire`: only a newcomer's, which may be left unsent, has a ``waiter``."""
 
-    script, count, must_run = ACQUIRE, 10, False
+    script, count, must_run, takes = ACQUIRE, 10, False, bytes
     stamp = staticmethod(not_after)
 
 
 class _Ending(Command):
     """A `Release`."""
 
-    script, count = RELEASE, 8
+    script, count, takes = RELEASE, 8, int
     stamp = staticmethod(tombstone)
 
 
@@ -171,28 +171,29 @@ class Operations:
         self._post = self._outbox.post
         self._asks = ACQUIRE.heads[_Question.count + 1]
         self._releases = RELEASE.heads[_Ending.count + 1]
+        self.receiving: Mapping[type[Operation[Any]], Callable[[Any, Receiver[Any]], Submitted]] = {
+            Acquire: self._acquire,
+            Release: self._release,
+            ReportHandoff: self._report,
+        }
         self.table: dict[type[Operation[Any]], Callable[[Any], asyncio.Future[Any]]] = {
-            Acquire: self._submit,
-            Release: self._submit,
+            Acquire: partial(self._submit, self._acquire),
+            Release: partial(self._submit, self._release),
             RequestRelease: self._request_release,
             ReadStatus: self._read_status,
             ReadPage: self._read_page,
             **dict.fromkeys(self._encoding.calls, self._call),
         }
 
-    def _submit(self, operation: Acquire | Release) -> asyncio.Future[Any]:
+    def _submit(
+        self, start: Callable[[Any, Receiver[Any]], Command], operation: Acquire | Release
+    ) -> asyncio.Future[Any]:
         answer = Prompt(loop=self._loop)
-        self.submit_to(operation, answer)
+        start(operation, answer)
         return answer
 
-    def submit_to(
-        self, operation: Acquire | Release | ReportHandoff, receiver: Receiver[Any]
-    ) -> Command:
-        """Start it; the receiver gets its answer. Flat: each acquisition comes here, twice."""
-        if type(operation) is not Acquire:  # cheaper than `isinstance`
-            if type(operation) is Release:
-                return self._release(operation, receiver)
-            return self._report(operation, receiver)
+    def _acquire(self, operation: Acquire, receiver: Receiver[Answer]) -> Command:
+        # Flat, as `_release`: each acquisition comes here.
         name, waiter, form, ttl, ticket, wait, limit = operation
         known = self._encoded[name]
         if known.form is not form or known.ttl != ttl or known.limit != limit:
