@@ -112,7 +112,10 @@ class Scope(Uncopyable):
                         answers.pending[released] = deadline
                     elif deadline - watchdog.time() < PATIENCE:
                         answers.add(released, deadline)
-                    released.prompt = prompt = Prompt(loop=watchdog.loop)
+                    if released.prompt is None:
+                        released.prompt = prompt = Prompt(loop=watchdog.loop)
+                    else:  # it was released by another, as while its client closes
+                        prompt = released.wait(watchdog.loop)
                     try:
                         await prompt
                     except asyncio.CancelledError:

@@ -737,6 +737,24 @@ async def test_newcomers_with_an_unreadable_answer_raise_store_error_each(
         assert not (await client.lock("lock").status()).waiters
 
 
+@pytest.mark.parametrize("reply", [b"no grant", b"1 2", b"1 2 0 3", b""])
+async def test_question_with_an_unreadable_grant_raises_store_error(
+    store: RedisStore, monkeypatch: pytest.MonkeyPatch, reply: bytes
+) -> None:
+    """Whoever asked is told, and the next reply is that of the next command."""
+    pipe = store.session.pipe
+    wire = pipe.outbox.wire
+    assert wire is not None
+    monkeypatch.setattr(wire, "write_now", lambda data: None)
+    asked = ask(store, 1)
+    monkeypatch.undo()
+    pipe._reader.on_reply(reply)
+    with pytest.raises(aiolock.StoreError, match="not an answer of aiolock's"):
+        await asked
+    await ask(store, 2)
+    await leave(store, 2)
+
+
 async def test_answers_are_processed_in_the_order_of_arrival(
     redis_server: RedisServer, prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
