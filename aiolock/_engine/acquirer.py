@@ -131,7 +131,7 @@ async def acquire(  # noqa: C901, PLR0912, PLR0915  # flat: each nested coroutin
             limit = TimeLimit(acquisition, timeout, self._answer_timeout, since)
             self._limits.begin(limit)
         handoff = watchdog.handoff
-        if handoff.ask_to is None or handoff.names or timeout == 0:
+        if handoff.ask_to is None or timeout == 0 or (policy.most and handoff.names):
             waiters.ask(acquisition, wait=timeout != 0)
         else:  # the same, without the call
             acquisition.asked_by, acquisition.last_asked = waiters, acquisition.began

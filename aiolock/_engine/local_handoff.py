@@ -73,7 +73,7 @@ _MARGIN: Final = 1 / 4 / 1000
 class _HandoffChain:
     """A grant that the store has made, and its present holder after hand-offs in this client."""
 
-    present: Acquisition
+    present = Acquisition()
     fence = 0
     """The fence of `present`, which has the lock now or had it last."""
     reports = 0
@@ -104,9 +104,11 @@ class _Batch:
         self.source = source
         self.source_fence = self.fence = source.fence
         """The fences of the first and of the last of its grants."""
+        self.handed_off: list[Acquisition] = []
+        """Those that have handed the lock off; set when it is first sent. Until then, each of them
+        has the next: see `Acquisition.handed_to`."""
         self.via: list[Acquisition] = []
-        """The acquisitions that got the lock after ``source``, each under the next fence; set when
-        it is first sent. Until then, each of them has the next: see `Acquisition.handed_to`."""
+        """The acquisitions that got the lock after ``source``, each under the next fence."""
         self.sent: float | None = None
         """When it was first reported."""
         self.again = False
@@ -114,8 +116,18 @@ class _Batch:
 
     @property
     def size(self) -> int:
-        """How many these are."""
+        """How many hand-offs these are."""
         return self.fence - self.source_fence
+
+    def ends(self) -> None:
+        """Nothing is added to it any more: it is sent."""
+        hold = self.source
+        for _ in range(self.size):
+            following, hold.handed_to = hold.handed_to, None
+            assert following is not None
+            self.handed_off.append(hold)
+            self.via.append(following)
+            hold = following
 
     # It is the receiver of the answer to its report
 
@@ -139,11 +151,6 @@ class _Batch:
         self._handoff.failed(self._queue, self, failure)
 
     @property
-    def handed_off(self) -> list[Acquisition]:
-        """Those that have handed the lock off."""
-        return [self.source, *self.via[:-1]]
-
-    @property
     def releases(self) -> list[Released]:
         """The releases that became hand-offs; the report answers all of them."""
         return [hold.released for hold in self.handed_off if hold.released is not None]
@@ -162,6 +169,8 @@ class _NameQueue:
         """The last chain of this name."""
         self.unsent: deque[_Batch] = deque()
         """Batches to be reported, in order; hand-offs are added to the last one."""
+        self.batch: _Batch | None = None
+        """The last of them."""
         self.under_way = 0
         """How many reports are not answered yet."""
         self.failed: list[_Batch] = []
@@ -352,28 +361,25 @@ class LocalHandoff:
 
     # Hand-offs
 
-    def hand_off(self, hold: Acquisition) -> Released | None:  # noqa: C901  # flat
+    def hand_off(self, hold: Acquisition, queue: _NameQueue, now: float) -> Released | None:
         """Hand the lock to the waiter directly behind this hold, if that is known and possible.
 
-        Returns the release, which the report will answer. None if it must be sent to the store.
+        ``queue`` is that of its name. Returns the release, which the report will answer. None if it
+        must be sent to the store.
         """
-        name, waiter = hold.policy.key, hold.waiter
-        if name not in self.names:
-            return None
-        queue = self.names[name]
+        waiter, policy = hold.waiter, hold.policy
         if waiter not in queue.behind:
             self._forget_if_idle(queue)
             return None
         acquisition = queue.behind[waiter]
         del queue.behind[waiter]
-        now, form = self._time(), hold.policy.form
         # Whether the store would grant the lock to this waiter, as far as the client can know. Only
         # the simple case, in which its decision is certain: a plain lock, whose lease no renewal
         # under way shortens, and which no copy of a question may still change. With a question
         # under way, the answer may be that its place is lost.
         if not (
-            acquisition.policy.form is form
-            and form.plain
+            (acquisition.policy is policy or acquisition.policy.form is policy.form)
+            and policy.form.plain
             and not hold.crossed
             and (hold.renewals is None or not hold.is_limited)
             and acquisition.phase is Phase.QUEUED
@@ -381,21 +387,22 @@ class LocalHandoff:
             and acquisition.question is None
             and acquisition.limit is None
             and not (self._closed or queue.failed)
-            and now + hold.policy.claim * _MARGIN < hold.deadline
+            and now + policy.claim * _MARGIN < hold.deadline
         ):
             self._forget_if_idle(queue)
             return None
         acquisition.behind = None
         chain = queue.chain
-        if not chain.fence or chain.present is not hold or chain.fence != hold.fence:
+        if chain.present is not hold or chain.fence != hold.fence:
             chain = queue.chain = _HandoffChain()
-        batch = queue.unsent[-1] if queue.unsent else None
+        batch = queue.batch
         if batch is None or batch.chain is not chain:
             if len(queue.handed_off) > MAX_AHEAD - _TOGETHER:
                 return None
             batch = _Batch(self, queue, chain, hold)
             chain.reports += 1
             queue.unsent.append(batch)
+            queue.batch = batch
             self._loop.call_soon(self._report_if_idle, queue, batch, 0, 0, context=Context())
         fence, claim = hold.fence + 1, batch.form.claim
         # Until the report is carried out, the store knows the old lease; from then on it keeps a
@@ -405,7 +412,7 @@ class LocalHandoff:
             deadline = hold.deadline
         chain.present, chain.fence = acquisition, fence
         chain.released = chain.unknown = False
-        queue.handed_off[hold.waiter] = hold.fence, chain
+        queue.handed_off[waiter] = hold.fence, chain
         batch.fence = fence
         hold.handed_to = acquisition
         # The report answers the release: only the store can confirm that the lock was still ours.
@@ -444,7 +451,7 @@ class LocalHandoff:
 
     def _report_if_idle(self, queue: _NameQueue, batch: _Batch, size: int, idle: int) -> None:
         """Report a batch once no hand-off has been added for some iterations of the event loop."""
-        if not queue.unsent or queue.unsent[-1] is not batch:
+        if queue.batch is not batch:
             return
         grown = batch.size > size
         idle = 0 if grown else idle + 1
@@ -460,15 +467,12 @@ class LocalHandoff:
             queue.timer.cancel()
             queue.timer = None
         batches = [*queue.failed, *queue.unsent]
-        queue.failed, queue.unsent = [], deque()
+        queue.failed, queue.unsent, queue.batch = [], deque(), None
         for batch in batches:
+            queue.under_way += 1
             if batch.sent is None:
-                hold = batch.source
-                for _ in range(batch.size):
-                    following, hold.handed_to = hold.handed_to, None
-                    assert following is not None
-                    batch.via += (following,)
-                    hold = following
+                batch.ends()
+                batch.sent = self._time()  # before it is sent: the claim counts from here
             via = tuple([acquisition.waiter for acquisition in batch.via])
             handed_off = ReportHandoff(
                 queue.name,
@@ -479,9 +483,6 @@ class LocalHandoff:
                 batch.fence,
                 via,
             )
-            queue.under_way += 1
-            if batch.sent is None:
-                batch.sent = self._time()  # before it is sent: the claim counts from here
             if self._report_to is None:
                 when_answered(self.submit_now(handed_off), batch.heard)
             else:

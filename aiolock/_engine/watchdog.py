@@ -218,7 +218,8 @@ class Watchdog:
 
         With ``finished``, the store remembers for so many ms that the work of a `once` is done.
         """
-        if hold.state not in ALIVE or self.time() >= hold.deadline:
+        now = self.time()
+        if hold.state not in ALIVE or now >= hold.deadline:
             return self._release_ended(hold)
         hold.state = LeaseState.RELEASED
         policy, waiter, handoff = hold.policy, hold.waiter, self.handoff
@@ -239,13 +240,13 @@ class Watchdog:
         else:
             self.wheel.forget(hold)
         if self.events.often:
-            self.events.released(hold, self.time())
+            self.events.released(hold, now)
         if finished:
             hold.finishes = True
             handoff.ended(hold)
             hold.released = Released().follow(self.finishes.finish(hold, finished))
             return hold.released
-        if key in handoff.names and handoff.hand_off(hold) is not None:
+        if key in handoff.names and handoff.hand_off(hold, handoff.names[key], now) is not None:
             return hold.released
         # After a crossing, the store may have queued the waiter once more. So the release names no
         # grant, and removes the waiter wherever it is: see `Acquisition.crossed`.
