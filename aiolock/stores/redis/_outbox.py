@@ -162,7 +162,7 @@ class Outbox:
                 self._write_gathered()
             return
         if self._gathered:
-            self._write_gathered()
+            self._write_gathered(at_once=False)
         self.last_head = joins
         command.times = 1
         if written is None:
@@ -259,7 +259,7 @@ class Outbox:
                 taken.append(command)
         return taken
 
-    def _write_gathered(self) -> None:
+    def _write_gathered(self, *, at_once: bool = True) -> None:
         gathered, self._gathered, self._room = self._gathered, [], _MOST
         wire = self.wire
         if not gathered or wire is None:
@@ -267,7 +267,7 @@ class Outbox:
         first, head = gathered[0], self._gathered_head
         if len(gathered) == 1:
             first.times = 1
-            self.write(wire, first, at_once=True)
+            self.write(wire, first, at_once=at_once)
             return
         assert first.stamp is not None
         first.together, first.takes = len(gathered), None
@@ -277,7 +277,7 @@ class Outbox:
         arguments = head + waiters + first.stamp(self.copies, first.sent)
         script, count = ACQUIRE_SEVERAL, 9 + len(gathered)
         call = script.heads[count] if script in self.known else self._in_full(script, count)
-        wire.write(call + arguments, at_once=True)
+        wire.write(call + arguments, at_once=at_once)
 
     def _in_full(self, script: Script, count: int) -> bytes:
         """The first call of a script on this connection, by which the server learns it.
