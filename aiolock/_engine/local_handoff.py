@@ -295,8 +295,6 @@ class LocalHandoff:
         # does not, and its neighbours become neighbours of each other.
         if acquisition.phase is not Phase.GRANTED:
             self._close_gap(queue, acquisition, before)
-        elif not queue.behind:  # its hold may be lost, and is never handed off then
-            self._forget_if_idle(queue)
 
     def returns(self, acquisition: Acquisition) -> None:
         """A grant came too late: its acquisition has no place in the queue until it asks again."""
