@@ -33,6 +33,9 @@ class Document:
     (`about_us`). With ``again``, the parts may have been carried out already, with their answers
     lost. Afterwards, save what `changed` returns, deliver the events of the `pushes`, and notify
     the clients in `mail`.
+
+    ``now`` is the store's clock, in µs. Time does not run backwards for a name: if it was saved at
+    a later time, that counts. ``slack`` is for a store without a clock: see `Step`.
     """
 
     def __init__(
@@ -44,11 +47,13 @@ class Document:
         living: Mapping[str, str],
         *,
         again: bool,
+        slack: int = 0,
     ) -> None:
-        self._name, self._client, self._now, self._living = name, client, now, living
-        self._again = again
+        self._name, self._client, self._living = name, client, living
+        self._again, self._slack = again, slack
         kept: tuple[int, str, list[list[str]], int] = json.loads(text) if text else (0, "", [], now)
         self._fence, state, mail, self._saved_at = kept
+        self._now = max(now, self._saved_at)
         self._before = [*kept[:3]]
         self._state = decode(state) if state else NameState()
         self.pushes: list[Push] = []
@@ -67,6 +72,7 @@ class Document:
         step = Step(
             *(self._name, self._state, self._now, self._listens, self._fence),
             metadata=self._metadata,
+            slack=self._slack,
         )
         answer = run_part(step, part, again=self._again)
         self._fence = step.fence

@@ -27,6 +27,8 @@ PATIENCE: Final = 4.0
 then for itself, has waited for 8; 9.5 is the most that is allowed."""
 PAUSE: Final = 0.05
 """Seconds between two tries."""
+_MOST_SKEW: Final = 60.0
+"""Clocks that differ by more are wrong."""
 
 
 class Database(Protocol):
@@ -58,7 +60,10 @@ class Database(Protocol):
         ...
 
     async def clock(self) -> int:
-        """One clock for all clients, in microseconds since 1970."""
+        """One clock for all clients, in microseconds since 1970.
+
+        If the database has none, it is this client's own: see `DocumentStore`.
+        """
         ...
 
     async def join(self, client: str, about: str) -> AsyncIterator[str]:
@@ -93,12 +98,20 @@ class DocumentStore(Uncopyable):
     A document has the state of the name, its last fence, and the pushes that clients have not read
     yet. To carry out operations, the store loads it, changes it and swaps it; it starts again if
     another client was faster. The keys begin with ``prefix`` and ``/``.
+
+    ``max_skew`` is for a database without a clock: by how many seconds the clocks of two clients
+    may differ. A lease that is not renewed is then respected for so much longer.
     """
 
     features = Features()
 
-    def __init__(self, database: Database, prefix: str = "aiolock") -> None:
+    def __init__(
+        self, database: Database, prefix: str = "aiolock", *, max_skew: float = 0.0
+    ) -> None:
         self._database, self._prefix = database, f"{prefix}/"
+        if not 0 <= max_skew <= _MOST_SKEW:
+            raise ValueError(f"max_skew={max_skew!r} must be 0 to {_MOST_SKEW:g} seconds")
+        self._slack = round(max_skew * 1_000_000)
         self._client = ""
         self._by_name = ByName(self._carry_out, self._names)
         self._unsure: dict[str, int] = {}
@@ -196,7 +209,9 @@ class DocumentStore(Uncopyable):
         # Not before: time would run backwards for the name, and a waiter that has just come might
         # pass for dead.
         now, living = await asyncio.gather(self._database.clock(), self._database.living())
-        document = Document(name, text, self._client, now, living, again=again)
+        document = Document(
+            *(name, text, self._client, now, living), again=again, slack=self._slack
+        )
         answers = [document.run(part) for part in parts]
         # A swap that is still under way has no effect on another version: so there has to be one.
         changed = document.changed(anyway=name in self._unsure)

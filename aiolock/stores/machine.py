@@ -250,6 +250,10 @@ class Step:
     order, and `fence` is the new last one. ``metadata`` gives the host and the process of a client,
     for `status`. With ``in_parts``, what would take long is left to further steps: afterwards
     `rest` must be carried out by `go_on`, if it is not None.
+
+    A store without a clock has only those of its clients. Then ``slack`` is by how many µs the
+    clocks of two of them may differ, and ``now`` is that of the client which runs the step: a lease
+    ends when it has ended by every clock, and its holder relies on the least that is left by any.
     """
 
     def __init__(
@@ -262,11 +266,15 @@ class Step:
         *,
         metadata: Callable[[str], tuple[str, int]] = _unknown,
         in_parts: bool = False,
+        slack: int = 0,
     ) -> None:
         self._name = name
         self._state = state
         self._now = now
         self._ms = now // 1000
+        self._slack = slack
+        self._past = self._ms if not slack else (now - slack) // 1000
+        """What ends by now is over by the clock of every client (ms)."""
         self._copies_until = 0
         self._listens = listens
         self._metadata = metadata
@@ -285,7 +293,7 @@ class Step:
         """How many more waiters of a full group enter."""
         self._reaped = False
         """Whether this step has found and removed leases that have ended."""
-        if state.until and state.until <= self._ms:
+        if state.until and state.until <= self._past:
             state.forget()
 
     def run(self, operation: Operation[Value], copies_until: int = 0) -> Value:
@@ -366,7 +374,7 @@ class Step:
         if holder is None:
             return WAS_ABSENT
         # A lease that has ended was lost, although its holder could still release it.
-        ended = min(holder.end, self._ms) if asked.lost or holder.end <= self._ms else None
+        ended = min(holder.end, self._ms) if asked.lost or holder.end <= self._past else None
         # Closed for exclusive waiters only, the lock may still have room for shared ones.
         exclusive = not holder.shared
         if not (asked.entered and self._close(holder, lost=ended, entered=True) and exclusive):
@@ -383,7 +391,7 @@ class Step:
         holder = self._state.holders.get(Grant(renewal.waiter, renewal.fence))
         # An ended lease is not revived, even if no other was granted since: by its own deadline,
         # the client has given up the lock already.
-        if holder is None or holder.end <= self._ms:
+        if holder is None or holder.end <= self._past:
             return False
         if ttl:
             self._state.holders.prolong(holder, self._ms + ttl)
@@ -448,7 +456,7 @@ class Step:
         if holder is None:
             return WAS_ABSENT
         if not holder.shared:
-            if holder.end <= self._ms:
+            if holder.end <= self._past:
                 return WAS_ABSENT
             holder.shared = True
             self._advance()
@@ -457,12 +465,12 @@ class Step:
     def resize(self, asked: Resize) -> int:
         """See `Resize`."""
         state, declared, limit, token = self._state, asked.declared, asked.limit, asked.token
-        if token in state.resized and state.resized[token][1] > self._ms:
+        if token in state.resized and state.resized[token][1] > self._past:
             return state.resized[token][0]
         before = self._permits(declared)
         if token:
             until = -(-(self._copies_until or self._now) // 1000) + protocol.RESIZED
-            alive = {each: known for each, known in state.resized.items() if known[1] > self._ms}
+            alive = {each: known for each, known in state.resized.items() if known[1] > self._past}
             state.resized = alive | {token: (before, until)}
             state.keep(until)
         other = before if declared == limit else declared
@@ -503,7 +511,7 @@ class Step:
             if len(few) == FEW:
                 break
             passed += 1
-            if holder.end > self._ms:
+            if holder.end > self._past:
                 few.append(grant)
         found = self.status_of(self.holders(few), ())
         return replace(found, more_holders=len(held) - passed)
@@ -514,7 +522,7 @@ class Step:
         """
         held = self._state.holders
         here = (held[grant] for grant in grants if grant in held)
-        return [self._holder(holder) for holder in here if holder.end > self._ms]
+        return [self._holder(holder) for holder in here if holder.end > self._past]
 
     def waiters(self, queue: Iterable[tuple[int, WaiterId]], first: int = 1) -> list[Participant]:
         """The waiters among these, for a status; the first of them has the place ``first``."""
@@ -550,17 +558,17 @@ class Step:
         """
         state, ended = self._state, list[Holder]()
         own = None if asking is None else state.holders.of(asking)
-        if own is not None and own.end <= self._ms:
+        if own is not None and own.end <= self._past:
             state.holders.remove(own.grant)
             ended.append(own)
-        ended += state.holders.take_ended(self._ms, protocol.GRANTS - len(ended))
+        ended += state.holders.take_ended(self._past, protocol.GRANTS - len(ended))
         self._reaped = bool(ended)
         stuck = dict[str, Grant]()
         for holder in ended:
             self._end(holder)
             if not holder.is_reserved:
                 self._push(holder.client, GrantLost(self._name, *holder.grant, "expired"))
-            self._close(holder, lost=holder.end)
+            self._close(holder, lost=holder.end + self._slack // 1000)
             # A claim must be confirmed, whether or not the lease is renewed afterwards.
             if holder.claim or not holder.form.fixed:
                 stuck.setdefault(holder.client, holder.grant)
@@ -575,7 +583,11 @@ class Step:
     def _more_ended(self) -> bool:
         """Whether another lease has ended: a step ends only so many."""
         first = self._state.holders.first
-        return first is not None and first.end <= self._ms
+        return first is not None and first.end <= self._past
+
+    def _left(self, holder: Holder) -> int:
+        """How much of its lease is left for certain, in ms."""
+        return max(0, holder.end - self._ms - self._slack // 1000)
 
     # Parts of the operations
 
@@ -590,7 +602,7 @@ class Step:
         done.
         """
         state = self._state
-        if state.tombstones.get(waiter, 0) > self._ms:
+        if state.tombstones.get(waiter, 0) > self._past:
             return Busy(0)
         if form.declared and self._differs(form.declared):
             return Differs(state.limit or 0)
@@ -599,10 +611,10 @@ class Step:
         if holder := state.holders.of(waiter):
             if self._reaped:
                 self._advance()  # the ended leases may have blocked other waiters
-            return Granted(holder.grant.fence, holder.end - self._ms, claim=holder.claim)
+            return Granted(holder.grant.fence, self._left(holder), claim=holder.claim)
         if form.once and (done := state.holders.of(_DONE)):
             state.dequeue(waiter)  # if `finish` has not come to it yet
-            return Done(done.end - self._ms)
+            return Done(self._left(done))
         return None
 
     def _enters(self, waiter: WaiterId, form: Form, *, wait: bool) -> bool:
@@ -617,7 +629,7 @@ class Step:
     ) -> Answer:
         state = self._state
         first = state.holders.first
-        until = max(0, first.end - self._ms) if first else 0 if self.rest else protocol.KEEP_ALIVE
+        until = max(0, first.end - self._past) if first else 0 if self.rest else protocol.KEEP_ALIVE
         if wait:
             ticket, _ = state.waiting[waiter]
             before = self._before(waiter, form) if newcomer else None
@@ -716,7 +728,8 @@ class Step:
                 # Whether a push is acted on is unknown. So its first lease is only the claim, which
                 # the client's first renewal turns into the full ttl.
                 fence = self._grant(head, form, form.claim, claim=True)
-                granting = GrantPushed(self._name, head, form, fence, form.claim, self._now)
+                now = self._now - self._slack  # for its deadline, by its own clock
+                granting = GrantPushed(self._name, head, form, fence, form.claim, now)
                 self._push(head.client, granting)
             all_taken = form.permits and state.holders.permits >= (state.limit or 0)
             if not form.shared or all_taken:
@@ -744,7 +757,7 @@ class Step:
     def _held_behind(self, fence: int) -> Iterator[Grant]:
         """The grants that are held, with higher fences; in their order, as they were added."""
         for grant, holder in self._state.holders.items():
-            if grant.fence > fence and holder.end > self._ms and not holder.is_reserved:
+            if grant.fence > fence and holder.end > self._past and not holder.is_reserved:
                 yield grant
 
     def _leave_rest(self, *, counted: bool, behind: int | None) -> None:
@@ -830,7 +843,7 @@ class Step:
         # Else a claim may have been entered, or not.
         unsure = holder.claim and not entered
         opens = form.opens(granted, lost, confirmed=not unsure)
-        if opens <= self._ms:
+        if opens <= self._past:
             return False
         closed = Grant(_CLOSED, fence)
         terms = Form(
@@ -856,7 +869,7 @@ class Step:
     def _leave_tombstone(self, waiter: WaiterId, until: int) -> None:
         """Leave a tombstone, for as long as copies of the waiter's requests may still arrive."""
         state = self._state
-        alive = {each: end for each, end in state.tombstones.items() if end > self._ms}
+        alive = {each: end for each, end in state.tombstones.items() if end > self._past}
         state.tombstones = alive | {waiter: until}
         state.keep(until)
 
@@ -881,7 +894,7 @@ class Step:
 
     def _holder(self, holder: Holder) -> Participant:
         waiter, fence = holder.grant
-        left = (holder.end - self._now / 1000) / 1000
+        left = max(holder.end - self._now / 1000, 0) / 1000
         return self._participant(
             *(waiter, holder.form, fence / 1e6),
             fence=fence,
