@@ -17,7 +17,7 @@ from aiolock.protocol import (
     Rule,
     WaiterId,
 )
-from aiolock.stores._holders import Grant, Holder
+from aiolock.stores._holders import FOREVER, Grant, Holder
 from aiolock.stores.machine import NameState, Push
 
 UNREADABLE: Final = (KeyError, TypeError, ValueError)
@@ -50,6 +50,11 @@ def encode(state: NameState) -> str:
 
     holders = [
         (*waiter, fence, number(holder.form), holder.end, holder.shared, holder.claim)
+        if not holder.session
+        else (
+            *(*waiter, fence, number(holder.form), holder.end - FOREVER, holder.shared),
+            *(holder.claim, holder.session),
+        )
         for (waiter, fence), holder in state.holders.items()
     ]
     queue = [(ticket, *waiter, number(state.waiting[waiter][1])) for ticket, waiter in state.queue]
@@ -76,9 +81,14 @@ def decode(text: str) -> NameState:
     forms: list[Form] = [_form(*each) for each in data["forms"]]
     state = NameState()
     number: int
-    for client, seq, fence, number, end, shared, claim in data["holders"]:
-        grant = Grant(WaiterId(client, seq), fence)
-        state.holders.add(Holder(grant, forms[number], end, shared=shared, claim=claim))
+    for client, seq, fence, number, end, shared, claim, *session in data["holders"]:
+        holder = Holder(
+            Grant(WaiterId(client, seq), fence), forms[number], end, shared=shared, claim=claim
+        )
+        if session:
+            (holder.session,) = session
+            holder.end += FOREVER
+        state.holders.add(holder)
     for ticket, client, seq, number in data["queue"]:
         waiter = WaiterId(client, seq)
         state.queue.append((ticket, waiter))

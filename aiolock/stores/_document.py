@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import socket
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
+from aiolock.protocol import Form, ReadStatus, RequestRelease
 from aiolock.stores._codec import UNREADABLE, decode, decode_push, encode, encode_push
+from aiolock.stores._holders import FOREVER, Session
 from aiolock.stores._operations import Part, run_part
-from aiolock.stores.machine import NameState, Push, Step
+from aiolock.stores.machine import NameState, Push, Sessions, Step
 
 _KEPT: Final = 600.0
 """Seconds for which a document is kept when all in it is over. The first fence after that is the
@@ -26,6 +29,16 @@ def about_us() -> str:
     return f"{os.getpid()} {socket.gethostname()}"
 
 
+class Changed(NamedTuple):
+    """A document to save."""
+
+    text: str
+    keep: float
+    """The seconds for which it is needed; infinite while a hold lives with a session."""
+    idle: bool
+    """Whether nothing is left in it but the last fence."""
+
+
 class Document:
     """All that is kept of one name, at one moment: parts of operations are carried out on it.
 
@@ -35,7 +48,8 @@ class Document:
     the clients in `mail`.
 
     ``now`` is the store's clock, in µs. Time does not run backwards for a name: if it was saved at
-    a later time, that counts. ``slack`` is for a store without a clock: see `Step`.
+    a later time, that counts. ``slack`` is for a store without a clock, and ``sessions`` for one
+    where holds live with sessions of their clients: see `Step`.
     """
 
     def __init__(
@@ -48,6 +62,7 @@ class Document:
         *,
         again: bool,
         slack: int = 0,
+        sessions: Sessions | None = None,
     ) -> None:
         self._name, self._client, self._living = name, client, living
         self._again, self._slack = again, slack
@@ -56,6 +71,13 @@ class Document:
         self._now = max(now, self._saved_at)
         self._before = [*kept[:3]]
         self._state = decode(state) if state else NameState()
+        self.judged_clients: dict[str, bool] = {}
+        """Other clients that were taken for alive (True) or for dead. What was run is right only if
+        that is still true when it is saved."""
+        self.judged_sessions: dict[Session, bool] = {}
+        """Sessions that were taken for alive (True) or for ended, our own ones, too, and those that
+        a hold has begun to live with."""
+        self._sessions = None if sessions is None else _Judged(sessions, self.judged_sessions)
         self.pushes: list[Push] = []
         """The pushes for this client."""
         self.mail: list[list[str]] = []
@@ -69,34 +91,93 @@ class Document:
 
     def run(self, part: Part) -> Any:
         """Carry out a part of an operation; its answer."""
+        # What is only shown need not be true a moment later.
+        listens = self._is_living if type(part) in _SHOWS else self._listens
         step = Step(
-            *(self._name, self._state, self._now, self._listens, self._fence),
+            *(self._name, self._state, self._now, listens, self._fence),
             metadata=self._metadata,
             slack=self._slack,
+            sessions=self._sessions,
         )
         answer = run_part(step, part, again=self._again)
         self._fence = step.fence
         for push in step.pushes:
             if push.client == self._client:
                 self.pushes.append(push)
-            elif push.client in self._living:
+            elif self._listens(push.client):
                 self.mail.append([push.client, encode_push(push)])
         return answer
 
-    def _listens(self, client: str) -> bool:
+    @property
+    def sessions(self) -> frozenset[Session]:
+        """The sessions that holders live with, after what was run.
+
+        When one of them ends, a waiter has to ask again for the lock to be granted to the next.
+        """
+        return frozenset(self._state.holders.sessions)
+
+    @property
+    def waits(self) -> bool:
+        """Whether a waiter of this client is in the queue."""
+        return any(waiter.client == self._client for waiter in self._state.waiting)
+
+    def take_mail(self) -> dict[str, list[str]]:
+        """Take the mail out of the document: for each client its pushes, for `decode_push`.
+
+        For a store that can send them in the very transaction that saves the document. Take them
+        before `changed`.
+        """
+        taken: dict[str, list[str]] = {}
+        for client, push in self.mail:
+            taken.setdefault(client, []).append(push)
+        self.mail = []
+        return taken
+
+    def changed(self, *, anyway: bool = False) -> Changed | None:
+        """The text to save, and for how long it is needed; None if nothing has changed.
+
+        ``anyway``: save it also then.
+        """
+        idle = self._state.idle
+        after = [self._fence, "" if idle else encode(self._state), self.mail]
+        if after == self._before and self._now - self._saved_at < _FRESH and not anyway:
+            return None
+        over = self._state.over
+        left = max(over / 1000 - self._now / 1_000_000, 0) if over < FOREVER else math.inf
+        return Changed(json.dumps([*after, self._now]), left + _KEPT, idle and not self.mail)
+
+    def _is_living(self, client: str) -> bool:
         return client == self._client or client in self._living
+
+    def _listens(self, client: str) -> bool:
+        if client == self._client:
+            return True
+        if client not in self.judged_clients:
+            self.judged_clients[client] = client in self._living
+        return self.judged_clients[client]
 
     def _metadata(self, client: str) -> tuple[str, int]:
         pid, _, host = self._living.get(client, "0 ").partition(" ")
         return host, int(pid)
 
-    def changed(self, *, anyway: bool = False) -> tuple[str, float] | None:
-        """The text to save, and for how many seconds it is needed; None if nothing has changed.
 
-        ``anyway``: save it also then.
-        """
-        after = [self._fence, "" if self._state.idle else encode(self._state), self.mail]
-        if after == self._before and self._now - self._saved_at < _FRESH and not anyway:
-            return None
-        over = self._state.over / 1000 - self._now / 1_000_000
-        return json.dumps([*after, self._now]), max(over, 0) + _KEPT
+class _Judged:
+    """Sessions, and a note of each that was asked about or given, in `Document.judged_sessions`."""
+
+    def __init__(self, sessions: Sessions, judged: dict[Session, bool]) -> None:
+        self._sessions, self._judged = sessions, judged
+
+    def is_alive(self, session: Session) -> bool:
+        if session not in self._judged:
+            self._judged[session] = self._sessions.is_alive(session)
+        return self._judged[session]
+
+    def session_for(self, client: str, form: Form, ttl: int, *, claim: bool) -> str:
+        text = self._sessions.session_for(client, form, ttl, claim=claim)
+        if text:
+            self._judged[Session(client, text)] = True
+        return text
+
+
+_SHOWS: Final = (ReadStatus, RequestRelease)
+"""Operations that change nothing, and count clients that are alive."""

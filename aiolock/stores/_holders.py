@@ -13,6 +13,23 @@ RESERVED: Final = "-"
 client owns it."""
 
 
+FOREVER: Final = 1 << 52
+"""The end (ms) of a hold that lives with a session, before its ttl is added: no clock comes there.
+"""
+
+
+class Session(NamedTuple):
+    """What a hold lives with at a store that has sessions: it ends when its session has ended.
+
+    A session ends once, and never comes back: a hold that nobody has removed meanwhile would come
+    back with it.
+    """
+
+    client: str
+    text: str
+    """The store's own id of it, among those of the client; never empty."""
+
+
 class Grant(NamedTuple):
     """The id of one grant: a late message about it cannot mean another grant."""
 
@@ -23,19 +40,28 @@ class Grant(NamedTuple):
 class Holder:
     """One grant among the holders."""
 
-    __slots__ = ("claim", "end", "form", "grant", "shared")
+    __slots__ = ("claim", "end", "form", "grant", "session", "shared")
 
     def __init__(
-        self, grant: Grant, form: Form, end: int, *, shared: bool, claim: bool = False
+        self,
+        grant: Grant,
+        form: Form,
+        end: int,
+        *,
+        shared: bool,
+        claim: bool = False,
+        session: str = "",
     ) -> None:
         self.grant = grant
         self.form = form
         self.end = end
-        """The end of its lease, in ms; see `Holders.prolong`."""
+        """The end of its lease, in ms, or `FOREVER` and its ttl; see `Holders.prolong`."""
         self.shared = shared
         """Whether others that share may enter: from the first, or since it was downgraded."""
         self.claim = claim
         """Whether its lease is the claim of a pushed grant that the client has not confirmed."""
+        self.session = session
+        """The text of the client's `Session` that it lives with; empty: its lease ends at `end`."""
 
     @property
     def client(self) -> str:
@@ -57,7 +83,7 @@ class _End(NamedTuple):
 class Holders(Mapping[Grant, Holder]):
     """The holders of one name by their grants, in the order in which they were added."""
 
-    __slots__ = ("_by_fence", "_by_grant", "_by_waiter", "_ends", "permits")
+    __slots__ = ("_by_fence", "_by_grant", "_by_waiter", "_ends", "permits", "sessions")
 
     def __init__(self) -> None:
         self._by_grant = dict[Grant, Holder]()
@@ -68,6 +94,8 @@ class Holders(Mapping[Grant, Holder]):
         """The ends of all leases, in order."""
         self.permits = 0
         """How many permits they have taken."""
+        self.sessions = dict[Session, int]()
+        """The sessions that holders live with, and how many of them."""
 
     def __getitem__(self, grant: Grant) -> Holder:
         return self._by_grant[grant]
@@ -93,6 +121,8 @@ class Holders(Mapping[Grant, Holder]):
             self._by_fence[grant.fence] = holder
         insort(self._ends, _End(holder.end, grant.fence, grant))
         self.permits += holder.form.permits
+        if holder.session:
+            self._lives_with(holder, 1)
 
     def remove(self, grant: Grant) -> Holder | None:
         """Remove and return the holder with this grant; None if there is none."""
@@ -111,10 +141,14 @@ class Holders(Mapping[Grant, Holder]):
             self._forget(holder)
         return holders
 
-    def prolong(self, holder: Holder, end: int) -> None:
-        """Move the end of its lease, to later or earlier."""
+    def prolong(self, holder: Holder, end: int, session: str = "") -> None:
+        """Move the end of its lease, to later or earlier, or to that of a session."""
         self._remove_end(holder)
-        holder.end = end
+        if holder.session:
+            self._lives_with(holder, -1)
+        holder.end, holder.session = end, session
+        if session:
+            self._lives_with(holder, 1)
         insort(self._ends, _End(end, holder.grant.fence, holder.grant))
 
     def of(self, waiter: WaiterId) -> Holder | None:
@@ -140,6 +174,14 @@ class Holders(Mapping[Grant, Holder]):
         """Whether shared waiters may enter: every holder shares the lock, or there is none."""
         return not self._ends or self._by_grant[self._ends[0].grant].shared
 
+    def _lives_with(self, holder: Holder, one: int) -> None:
+        session = Session(holder.client, holder.session)
+        count = self.sessions.get(session, 0) + one
+        if count:
+            self.sessions[session] = count
+        else:
+            del self.sessions[session]
+
     def _remove_end(self, holder: Holder) -> None:
         end = _End(holder.end, holder.grant.fence, holder.grant)
         del self._ends[bisect_left(self._ends, end)]
@@ -152,6 +194,8 @@ class Holders(Mapping[Grant, Holder]):
         if self._by_fence.get(grant.fence) is holder:
             del self._by_fence[grant.fence]
         self.permits -= holder.form.permits
+        if holder.session:
+            self._lives_with(holder, -1)
 
 
 def _time(end: _End) -> int:

@@ -47,19 +47,23 @@ anything else in the modules they come from may change.
 
 from aiolock.stores._by_name import ByName
 from aiolock.stores._codec import UNREADABLE, decode, decode_push, encode, encode_push
-from aiolock.stores._document import Document, about_us
+from aiolock.stores._document import Changed, Document, about_us
+from aiolock.stores._holders import Session
 from aiolock.stores._operations import Fetch, Part, joined, parts_of, run_part
 from aiolock.stores._outcomes import closed, refusal
-from aiolock.stores.machine import NameState, Push, Step
+from aiolock.stores.machine import NameState, Push, Sessions, Step
 
 __all__ = [
     "UNREADABLE",
     "ByName",
+    "Changed",
     "Document",
     "Fetch",
     "NameState",
     "Part",
     "Push",
+    "Session",
+    "Sessions",
     "Step",
     "about_us",
     "closed",

@@ -217,7 +217,7 @@ class DocumentStore(Uncopyable):
         changed = document.changed(anyway=name in self._unsure)
         if changed is not None:
             self._unsure[name] = version
-            swapped = await self._database.swap(key, changed[0], version, changed[1])
+            swapped = await self._database.swap(key, changed.text, version, changed.keep)
             del self._unsure[name]
             if not swapped:
                 return None

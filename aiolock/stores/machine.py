@@ -18,7 +18,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any, Final, Literal, NamedTuple, TypeVar
+from typing import Any, Final, Literal, NamedTuple, Protocol, TypeVar
 
 from aiolock import protocol
 from aiolock.protocol import (
@@ -62,7 +62,7 @@ from aiolock.protocol import (
     Status,
     WaiterId,
 )
-from aiolock.stores._holders import RESERVED, Grant, Holder, Holders
+from aiolock.stores._holders import FOREVER, RESERVED, Grant, Holder, Holders, Session
 
 Value = TypeVar("Value")
 
@@ -242,6 +242,27 @@ def _unknown(_: str) -> tuple[str, int]:
     return "", 0
 
 
+class Sessions(Protocol):
+    """The sessions of a store's clients, as far as the store knows them when a step is run.
+
+    A store that has sessions, such as keys with a lease of the database's own, needs no clock for
+    the holds that live with them, and no write to renew those.
+    """
+
+    def is_alive(self, session: Session) -> bool:
+        """Whether it has not ended. A hold that lives with it ends with it."""
+        ...
+
+    def session_for(self, client: str, form: Form, ttl: int, *, claim: bool) -> str:
+        """The session that a hold of this client will live with; empty: it ends by the clock.
+
+        It is this client's own hold, of ``ttl`` ms, unless it is a ``claim``: the first lease of a
+        pushed grant. A `Form.fixed` hold is not renewed, so it needs a session that is not kept
+        alive, or the clock.
+        """
+        ...
+
+
 class Step:
     """One operation on the state of ``name``, at one moment.
 
@@ -254,6 +275,10 @@ class Step:
     A store without a clock has only those of its clients. Then ``slack`` is by how many µs the
     clocks of two of them may differ, and ``now`` is that of the client which runs the step: a lease
     ends when it has ended by every clock, and its holder relies on the least that is left by any.
+
+    With ``sessions``, a hold may live with a session of its client. Then it ends when that has
+    ended, by no clock, and it need not be saved again when it is renewed. Nobody knows when that
+    will be: what is said to be left of it is its ttl.
     """
 
     def __init__(
@@ -267,6 +292,7 @@ class Step:
         metadata: Callable[[str], tuple[str, int]] = _unknown,
         in_parts: bool = False,
         slack: int = 0,
+        sessions: Sessions | None = None,
     ) -> None:
         self._name = name
         self._state = state
@@ -293,7 +319,10 @@ class Step:
         """How many more waiters of a full group enter."""
         self._reaped = False
         """Whether this step has found and removed leases that have ended."""
-        if state.until and state.until <= self._past:
+        self._sessions = sessions
+        if sessions is not None and state.holders.sessions:
+            self._end_sessions(sessions)
+        if state.until and state.until <= self._past and not state.holders.sessions:
             state.forget()
 
     def run(self, operation: Operation[Value], copies_until: int = 0) -> Value:
@@ -345,10 +374,12 @@ class Step:
         grant = Grant(passed.target, passed.fence)
         # Absent: either a first copy of this report was carried out, or the source's lease has
         # ended and the lock may be another's by now.
-        if state.holders.remove(Grant(passed.source, passed.source_fence)) is None:
+        source = state.holders.remove(Grant(passed.source, passed.source_fence))
+        if source is None:
             return WAS_HOLDER if grant in state.holders else WAS_ABSENT
-        end = self._ms + form.claim
-        state.holders.add(Holder(grant, form, end, shared=False, claim=True))
+        session = source.session  # the client has relied on that one since the hand-off
+        end = FOREVER + form.claim if session else self._ms + form.claim
+        state.holders.add(Holder(grant, form, end, shared=False, claim=True, session=session))
         self.fence = max(self.fence, passed.fence)
         for waiter in passed.via:
             state.dequeue(waiter)
@@ -373,6 +404,8 @@ class Step:
         holder = state.holders.remove(Grant(waiter, fence))
         if holder is None:
             return WAS_ABSENT
+        if holder.session:
+            self._keep_numbers()
         # A lease that has ended was lost, although its holder could still release it.
         ended = min(holder.end, self._ms) if asked.lost or holder.end <= self._past else None
         # Closed for exclusive waiters only, the lock may still have room for shared ones.
@@ -394,9 +427,13 @@ class Step:
         if holder is None or holder.end <= self._past:
             return False
         if ttl:
-            self._state.holders.prolong(holder, self._ms + ttl)
+            session = self._session_for(holder.client, holder.form, ttl, claim=False)
+            if not session:
+                self._state.holders.prolong(holder, self._ms + ttl)
+                self._state.keep(holder.end + protocol.A_MINUTE + holder.form.closes)
+            elif holder.session != session or holder.end != FOREVER + ttl:
+                self._state.holders.prolong(holder, FOREVER + ttl, session)
             holder.claim = False
-            self._state.keep(holder.end + protocol.A_MINUTE + holder.form.closes)
         return True
 
     def finish(self, asked: Finish) -> int:
@@ -443,6 +480,8 @@ class Step:
         broken = [holder for holder in found if holder is not None]
         for holder in broken:
             holders.remove(holder.grant)
+            if holder.session:
+                self._keep_numbers()
             self._end(holder)
             self._push(holder.client, GrantLost(self._name, *holder.grant, "broken"))
             self._close(holder, lost=self._ms)
@@ -587,7 +626,29 @@ class Step:
 
     def _left(self, holder: Holder) -> int:
         """How much of its lease is left for certain, in ms."""
+        if holder.session:
+            return holder.end - FOREVER
         return max(0, holder.end - self._ms - self._slack // 1000)
+
+    def _session_for(self, client: str, form: Form, ttl: int, *, claim: bool) -> str:
+        if self._sessions is None:
+            return ""
+        return self._sessions.session_for(client, form, ttl, claim=claim)
+
+    def _end_sessions(self, sessions: Sessions) -> None:
+        """Let the lease of each hold end whose session has ended."""
+        held = self._state.holders
+        ended = {session for session in held.sessions if not sessions.is_alive(session)}
+        if ended:
+            for holder in held.values():
+                if holder.session and Session(holder.client, holder.session) in ended:
+                    held.prolong(holder, self._past)
+            self._keep_numbers()
+
+    def _keep_numbers(self) -> None:
+        """Remember the numbers, if any, for a while after a hold that lived with a session."""
+        if self._state.until:
+            self._state.keep(self._ms + protocol.A_MINUTE)
 
     # Parts of the operations
 
@@ -629,7 +690,10 @@ class Step:
     ) -> Answer:
         state = self._state
         first = state.holders.first
-        until = max(0, first.end - self._past) if first else 0 if self.rest else protocol.KEEP_ALIVE
+        if first is None:
+            until = 0 if self.rest else protocol.KEEP_ALIVE
+        else:
+            until = self._left(first) if first.session else max(0, first.end - self._past)
         if wait:
             ticket, _ = state.waiting[waiter]
             before = self._before(waiter, form) if newcomer else None
@@ -799,10 +863,14 @@ class Step:
         # The clock lets fences grow even if the last one was forgotten, or lost in a fail-over; the
         # "+ 1", even if the clock was set back.
         self.fence = max(self.fence + 1, self._now)
-        grant, end = Grant(waiter, self.fence), self._ms + lease
-        self._state.holders.add(Holder(grant, form, end, shared=form.shared, claim=claim))
+        grant, until = Grant(waiter, self.fence), self._ms + lease
+        session = self._session_for(waiter.client, form, lease, claim=claim)
+        end = FOREVER + lease if session else until
+        self._state.holders.add(
+            Holder(grant, form, end, shared=form.shared, claim=claim, session=session)
+        )
         if form.shared:
-            self._state.keep(end + protocol.A_MINUTE + form.closes)
+            self._state.keep(until + protocol.A_MINUTE + form.closes)
         return self.fence
 
     def _fits(self, form: Form) -> bool:
@@ -894,7 +962,8 @@ class Step:
 
     def _holder(self, holder: Holder) -> Participant:
         waiter, fence = holder.grant
-        left = max(holder.end - self._now / 1000, 0) / 1000
+        ends = holder.end - (FOREVER if holder.session else self._now / 1000)
+        left = max(ends, 0) / 1000
         return self._participant(
             *(waiter, holder.form, fence / 1e6),
             fence=fence,
