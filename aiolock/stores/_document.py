@@ -29,6 +29,10 @@ def about_us() -> str:
     return f"{os.getpid()} {socket.gethostname()}"
 
 
+_Content = tuple[int, str, list[list[str]]]
+"""Last fence, state and mail."""
+
+
 class Changed(NamedTuple):
     """A document to save."""
 
@@ -39,13 +43,40 @@ class Changed(NamedTuple):
     """Whether nothing is left in it but the last fence."""
 
 
+class Kept:
+    """A document that was saved, as it is in memory: the text need not be decoded again.
+
+    For the next `Document` of that name, if nobody has saved another one meanwhile. Running
+    anything on that one uses it up: if that is not saved then, the text is needed again.
+    """
+
+    __slots__ = ("fence", "mail", "saved_at", "state", "text", "used")
+
+    def __init__(
+        self, fence: int, state: NameState, text: str, mail: list[list[str]], saved_at: int
+    ) -> None:
+        self.fence, self.state, self.mail, self.saved_at = fence, state, mail, saved_at
+        self.text = text
+        """The state, encoded."""
+        self.used = False
+
+    @classmethod
+    def decoded(cls, text: str, now: int) -> Kept:
+        """The document with this text; an empty one is of ``now``."""
+        if not text:
+            return cls(0, NameState(), "", [], now)
+        fence, state, mail, saved_at = json.loads(text)
+        return cls(fence, decode(state) if state else NameState(), state, mail, saved_at)
+
+
 class Document:
     """All that is kept of one name, at one moment: parts of operations are carried out on it.
 
-    ``text`` is what was kept, or empty; ``living`` has the metadata of each living client
-    (`about_us`). With ``again``, the parts may have been carried out already, with their answers
-    lost. Afterwards, save what `changed` returns, deliver the events of the `pushes`, and notify
-    the clients in `mail`.
+    ``kept`` is the text that was kept, or empty, or the document as this client has saved it
+    (`Document.kept`). ``living`` has the metadata of each living client (`about_us`). With
+    ``again``, the parts may have been carried out already, with their answers lost. Afterwards,
+    save what `changed` returns, deliver the events of the `pushes`, and notify the clients in
+    `mail`.
 
     ``now`` is the store's clock, in µs. Time does not run backwards for a name: if it was saved at
     a later time, that counts. ``slack`` is for a store without a clock, and ``sessions`` for one
@@ -55,7 +86,7 @@ class Document:
     def __init__(
         self,
         name: str,
-        text: str,
+        kept: str | Kept,
         client: str,
         now: int,
         living: Mapping[str, str],
@@ -66,11 +97,15 @@ class Document:
     ) -> None:
         self._name, self._client, self._living = name, client, living
         self._again, self._slack = again, slack
-        kept: tuple[int, str, list[list[str]], int] = json.loads(text) if text else (0, "", [], now)
-        self._fence, state, mail, self._saved_at = kept
+        if isinstance(kept, str):
+            kept = Kept.decoded(kept, now)
+        if kept.used:
+            raise RuntimeError("something was run on it: decode its text again")
+        kept.used = True
+        self._fence, self._state, self._saved_at = kept.fence, kept.state, kept.saved_at
         self._now = max(now, self._saved_at)
-        self._before = [*kept[:3]]
-        self._state = decode(state) if state else NameState()
+        self._before: _Content = kept.fence, kept.text, kept.mail
+        self._after = self._before
         self.judged_clients: dict[str, bool] = {}
         """Other clients that were taken for alive (True) or for dead. What was run is right only if
         that is still true when it is saved."""
@@ -82,7 +117,7 @@ class Document:
         """The pushes for this client."""
         self.mail: list[list[str]] = []
         """Other clients that are alive, and a push for each, as text."""
-        for to, push in mail:
+        for to, push in kept.mail:
             if to == client:
                 with contextlib.suppress(*UNREADABLE):  # of a later version
                     self.pushes.append(decode_push(push, name))
@@ -139,12 +174,19 @@ class Document:
         ``anyway``: save it also then.
         """
         idle = self._state.idle
-        after = [self._fence, "" if idle else encode(self._state), self.mail]
-        if after == self._before and self._now - self._saved_at < _FRESH and not anyway:
+        after = self._fence, "" if idle else encode(self._state), self.mail
+        stale = self._now - self._saved_at >= _FRESH and any(after)
+        if after == self._before and not stale and not anyway:
             return None
+        self._after, self._saved_at = after, self._now
         over = self._state.over
         left = max(over / 1000 - self._now / 1_000_000, 0) if over < FOREVER else math.inf
         return Changed(json.dumps([*after, self._now]), left + _KEPT, idle and not self.mail)
+
+    def kept(self) -> Kept:
+        """The document after `changed`: as that was saved, or as it was if that was None."""
+        fence, text, mail = self._after
+        return Kept(fence, self._state, text, mail, self._saved_at)
 
     def _is_living(self, client: str) -> bool:
         return client == self._client or client in self._living

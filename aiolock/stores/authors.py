@@ -47,7 +47,7 @@ anything else in the modules they come from may change.
 
 from aiolock.stores._by_name import ByName
 from aiolock.stores._codec import UNREADABLE, decode, decode_push, encode, encode_push
-from aiolock.stores._document import Changed, Document, about_us
+from aiolock.stores._document import Changed, Document, Kept, about_us
 from aiolock.stores._holders import Session
 from aiolock.stores._operations import Fetch, Part, joined, parts_of, run_part
 from aiolock.stores._outcomes import closed, refusal
@@ -59,6 +59,7 @@ __all__ = [
     "Changed",
     "Document",
     "Fetch",
+    "Kept",
     "NameState",
     "Part",
     "Push",

@@ -16,7 +16,7 @@ from aiolock.errors import StoreError
 from aiolock.protocol import Deliver, Operation, Reconnected
 from aiolock.store import Features
 from aiolock.stores._by_name import ByName
-from aiolock.stores._document import Document, about_us
+from aiolock.stores._document import Document, Kept, about_us
 from aiolock.stores._operations import Fetch, Part
 from aiolock.stores._outcomes import refusal
 
@@ -27,6 +27,8 @@ PATIENCE: Final = 4.0
 then for itself, has waited for 8; 9.5 is the most that is allowed."""
 PAUSE: Final = 0.05
 """Seconds between two tries."""
+_KNOWN: Final = 1000
+"""Names whose documents are kept in memory as they were saved: those are not decoded again."""
 _MOST_SKEW: Final = 60.0
 """Clocks that differ by more are wrong."""
 
@@ -116,13 +118,15 @@ class DocumentStore(Uncopyable):
         self._by_name = ByName(self._carry_out, self._names)
         self._unsure: dict[str, int] = {}
         """By name: a version on which a swap was sent whose reply is missing, perhaps for ever."""
+        self._known: dict[str, tuple[str, Kept]] = {}
+        """By name: the text that this client has saved last, and what is in it."""
 
     def __repr__(self) -> str:
         return f"<DocumentStore {self._database!r} prefix={self._prefix[:-1]!r}>"
 
     async def open(self, client: str, deliver: Deliver) -> None:
         self._client, self._deliver = client, deliver
-        self._unsure = {}
+        self._unsure, self._known = {}, {}
         try:
             async with asyncio.timeout(PATIENCE):
                 names = await self._join()
@@ -209,8 +213,11 @@ class DocumentStore(Uncopyable):
         # Not before: time would run backwards for the name, and a waiter that has just come might
         # pass for dead.
         now, living = await asyncio.gather(self._database.clock(), self._database.living())
+        ours, known = self._known.pop(name, ("", text))
         document = Document(
-            *(name, text, self._client, now, living), again=again, slack=self._slack
+            *(name, known if ours == text else text, self._client, now, living),
+            again=again,
+            slack=self._slack,
         )
         answers = [document.run(part) for part in parts]
         # A swap that is still under way has no effect on another version: so there has to be one.
@@ -221,6 +228,9 @@ class DocumentStore(Uncopyable):
             del self._unsure[name]
             if not swapped:
                 return None
+        if len(self._known) == _KNOWN:
+            del self._known[next(iter(self._known))]
+        self._known[name] = text if changed is None else changed.text, document.kept()
         for push in document.pushes:
             self._deliver(push.event)
         if document.mail:
