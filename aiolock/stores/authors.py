@@ -45,6 +45,7 @@ Test a store with `aiolock.testing.StoreContract`. So far only these names are m
 anything else in the modules they come from may change.
 """
 
+from aiolock.stores._batches import Batches
 from aiolock.stores._by_name import ByName
 from aiolock.stores._codec import UNREADABLE, decode, decode_push, encode, encode_push
 from aiolock.stores._document import Changed, Document, Kept, about_us
@@ -55,6 +56,7 @@ from aiolock.stores.machine import NameState, Push, Sessions, Step
 
 __all__ = [
     "UNREADABLE",
+    "Batches",
     "ByName",
     "Changed",
     "Document",
