@@ -20,7 +20,7 @@ from aiolock.stores._document import Document, Kept, about_us
 from aiolock.stores._operations import Fetch, Part
 from aiolock.stores._outcomes import refusal
 
-__all__ = ["Database", "DocumentStore"]
+__all__ = ["Database", "DocumentStore", "NotDone"]
 
 PATIENCE: Final = 4.0
 """Seconds after which the database is given up. A request that waits for another one first, and
@@ -33,12 +33,16 @@ _MOST_SKEW: Final = 60.0
 """Clocks that differ by more are wrong."""
 
 
+class NotDone(OSError):  # it is one answer of three: done, not done, unknown
+    """A request was certainly not carried out, and will not be: raised by a `Database`."""
+
+
 class Database(Protocol):
     """Your database, as one client uses it.
 
     Each method is one request, and may raise an `OSError`: then nobody knows whether it was carried
-    out, and it is tried again for some seconds. Any other error is a fault, and is not tried again.
-    A call may be cancelled.
+    out, unless it is `NotDone`; and it is tried again for some seconds. Any other error is a fault,
+    and is not tried again. A call may be cancelled.
     """
 
     async def load(self, key: str) -> tuple[str, int]:
@@ -223,8 +227,14 @@ class DocumentStore(Uncopyable):
         # A swap that is still under way has no effect on another version: so there has to be one.
         changed = document.changed(anyway=name in self._unsure)
         if changed is not None:
+            earlier = name in self._unsure  # on this version, too
             self._unsure[name] = version
-            swapped = await self._database.swap(key, changed.text, version, changed.keep)
+            try:
+                swapped = await self._database.swap(key, changed.text, version, changed.keep)
+            except NotDone:
+                if not earlier:
+                    del self._unsure[name]
+                raise
             del self._unsure[name]
             if not swapped:
                 return None
