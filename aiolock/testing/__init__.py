@@ -21,7 +21,8 @@ whose time you control, hours of locking pass in no time.
 **Writing a store.** Have a test class inherit from `StoreContract`. It needs pytest with
 `pytest-asyncio <https://pytest-asyncio.readthedocs.io>`_, in whichever mode, or any other way to
 run async tests. A store that answers with `~aiolock.store.Queued.before` passes `RunsContract`,
-too.
+too; one on compare-and-swap `SwapContract`, and one that knows clients by sessions
+`SessionContract`.
 """
 
 from aiolock._dropped import DroppedLease, dropped_leases
@@ -33,6 +34,8 @@ from aiolock.testing._once import OnceContract
 from aiolock.testing._peer import Peer
 from aiolock.testing._readers import ReadersContract
 from aiolock.testing._runs import RunsContract
+from aiolock.testing._sessions import SessionContract
+from aiolock.testing._swaps import SwapContract, SwapFaults
 
 __all__ = [
     "BoardContract",
@@ -44,6 +47,9 @@ __all__ = [
     "Peer",
     "ReadersContract",
     "RunsContract",
+    "SessionContract",
     "StoreContract",
+    "SwapContract",
+    "SwapFaults",
     "dropped_leases",
 ]

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, NoReturn
 
 from aiolock.protocol import Busy, Form, Granted, Post, Queued, ReadStatus, RequestRelease
 from aiolock.store import Store
-from aiolock.testing._peer import LONG, PATIENCE, PLAIN, Grant, Peer
+from aiolock.testing._peer import A_MOMENT, LONG, PATIENCE, PLAIN, Grant, Peer
 
 
 class Contract(ABC):
@@ -23,6 +23,10 @@ class Contract(ABC):
     """Whether the store can count listeners. A store that cannot must consider no client dead."""
     reports_who_holds: ClassVar[bool] = True
     """Whether the answer to a waiter that does not wait has the holder: see `Busy.holder`."""
+    holds_end_with_client: ClassVar[bool] = False
+    """Whether a hold ends with its client's session: see `aiolock.stores.machine.Sessions`."""
+    max_skew: ClassVar[float] = 0.0
+    """Seconds for which a lease that has ended is respected still, in a store without a clock."""
 
     def __init_subclass__(cls, **options: Any) -> None:
         """Have its tests run in whichever mode pytest-asyncio is, where that is what runs them.
@@ -74,6 +78,11 @@ class Contract(ABC):
         make a lease shorter.
         """
         await peer.renew_for_a_moment(name, grant)
+        await asyncio.sleep(self.max_skew)
+
+    async def _moment(self) -> None:
+        """Wait until a lease of 1 ms has certainly ended."""
+        await asyncio.sleep(A_MOMENT + self.max_skew)
 
     def _needs_a_count(self) -> None:
         """Skip a test of clients that are dead."""

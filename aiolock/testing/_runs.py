@@ -4,8 +4,6 @@
 
 from __future__ import annotations
 
-import asyncio
-
 from aiolock.protocol import (
     MAX_AHEAD,
     WAS_ABSENT,
@@ -19,7 +17,7 @@ from aiolock.protocol import (
     Queued,
     ReadStatus,
 )
-from aiolock.testing._peer import A_MOMENT, CLAIM, READER, Grant, Peer, fresh_name
+from aiolock.testing._peer import CLAIM, READER, Grant, Peer, fresh_name
 from aiolock.testing._shared import SharedContract
 
 
@@ -110,7 +108,7 @@ class RunsContract(SharedContract):
             waiting, _ = await _before(ann, name, short)
             passed = ann.passed(name, held, waiting.waiter)
             assert await ann.store.submit(passed) == WAS_HOLDER
-            await asyncio.sleep(A_MOMENT)
+            await self._moment()
             grant = await bob.take(name)
             assert grant.fence > passed.fence
             assert await ann.told() == GrantLost(name, waiting.waiter, passed.fence, "expired")
