@@ -94,7 +94,7 @@ def connect(
     | Sequence[MemoryServer],
     *,
     prefix: str = "aiolock",
-    ttl: Seconds = 30.0,
+    ttl: Seconds | None = None,
     label: str | None = None,
     observer: Observer | Sequence[Observer] = (),
     deadlock_after: Seconds | None = 10.0,
@@ -118,8 +118,8 @@ def connect(
     * a list of 3, 5 or 7 servers: a quorum, see below.
 
     ``prefix`` begins every key; locks of different prefixes are different locks. ``ttl``, in
-    seconds, is the default ttl of locks. Here as everywhere, a number of seconds may also be a
-    `datetime.timedelta`.
+    seconds, is the default ttl of locks; None is 30 s, or the longest that the store keeps, if that
+    is less. Here as everywhere, a number of seconds may also be a `datetime.timedelta`.
 
     ``label`` names this program ("billing"): it is put before the labels of all that the program
     holds or waits for (see `Lock.acquire`). ``observer`` is one `Observer` or several. A log with
@@ -193,7 +193,7 @@ class LockClient(
         self,
         store: Store,
         *,
-        ttl: Seconds = 30.0,
+        ttl: Seconds | None = None,
         label: str | None = None,
         observer: Observer | Sequence[Observer] = (),
         deadlock_after: Seconds | None = 10.0,
@@ -210,10 +210,13 @@ class LockClient(
                 "answer_timeout", answer_timeout, least=SHORTEST_TTL, most=LONGEST_TTL
             ),
         )
+        longest = store.features.longest_ttl
+        if ttl is None:
+            ttl = _TTL if longest is None else min(_TTL, longest)
         self._ttl = checked_ttl(ttl)
         self._policies = dict[str, Policy]()
         """Those of the locks without options, by name."""
-        self._engine.limits.check_ttl(self._ttl, default=self._ttl == _TTL)
+        self._engine.limits.check_ttl(self._ttl)
         self._opening: asyncio.Task[None] | None = None
         self._openers = 0
         self._wanted = False

@@ -160,8 +160,8 @@ class ConnectOptions(TypedDict, total=False):
 
     prefix: str
     """What stands before every key."""
-    ttl: Seconds
-    """Seconds: the ttl of locks that are given none."""
+    ttl: Seconds | None
+    """Seconds: the ttl of locks that are given none; None is 30, or as many as the store keeps."""
     label: str | None
     """What this program is, for people."""
     observer: Observer | Sequence[Observer]

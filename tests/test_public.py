@@ -56,7 +56,7 @@ PUBLIC = [aiolock, aiolock.errors, aiolock.options, aiolock.store, aiolock.testi
 # A change of any line of these tables is a change of the API: an entry in the changelog.
 SIGNATURES = {
     "connect": (
-        "(target, *, prefix='aiolock', ttl=30.0, label=None, observer=(), deadlock_after=10.0,"
+        "(target, *, prefix='aiolock', ttl=None, label=None, observer=(), deadlock_after=10.0,"
         " replicas=None, longest_ttl=None, durable=False, answer_timeout=1.0)"
     ),
     "lock": (

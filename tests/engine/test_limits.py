@@ -118,6 +118,13 @@ def test_connect_with_ttl_longer_than_the_store_keeps_raises_value_error(store: 
     aiolock.connect(LocksAlone(longest_ttl=None), ttl=61)
 
 
+def test_connect_without_a_ttl_takes_no_more_than_the_store_keeps() -> None:
+    """A lock of a store whose leases are short works without a ttl, too."""
+    assert aiolock.connect(LocksAlone(longest_ttl=10)).lock("a").ttl == 10
+    assert aiolock.connect(LocksAlone(longest_ttl=60)).lock("a").ttl == 30
+    assert aiolock.connect(LocksAlone(longest_ttl=None)).lock("a").ttl == 30
+
+
 async def test_extend_beyond_longest_ttl_raises_and_keeps_the_lease(store: LocksAlone) -> None:
     """And so is what a lease is extended to, which stays as it was."""
     async with aiolock.connect(store) as client, client.lock("a", ttl=20) as lease:

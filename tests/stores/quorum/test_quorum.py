@@ -120,17 +120,19 @@ def test_connect_with_wrong_quorum_options_raises_value_or_type_error() -> None:
         aiolock.connect(odd)
 
 
-def test_connect_with_the_default_ttl_above_longest_ttl_names_the_ttl_to_give() -> None:
-    """It is connect's own, and the error says so, and what to give."""
+def test_connect_without_a_ttl_takes_the_longest_ttl_if_that_is_less() -> None:
+    """A ttl that was given is an error if it is too long, also the one that is usual."""
     urls = ["redis://a", "redis://b", "redis://c"]
-    text = r"ttl=30 s, which connect\(\) takes .*, is more than .*: give connect\(\) a ttl= of 3 s"
-    with pytest.raises(ValueError, match=text):
-        aiolock.connect(urls, longest_ttl=3)
-    with pytest.raises(ValueError, match=text):
-        aiolock.sync.connect(urls, longest_ttl=3)
-    with pytest.raises(ValueError, match=r"^ttl=4 s is more than") as told:
-        aiolock.connect(urls, longest_ttl=3, ttl=4)
-    assert "give connect()" not in str(told.value)
+    assert aiolock.connect(urls, longest_ttl=3).lock("a").ttl == 3
+    assert aiolock.connect(urls, longest_ttl=3, ttl=None).lock("a").ttl == 3
+    assert aiolock.connect(urls, longest_ttl=40).lock("a").ttl == 30
+    for ttl in (4, 30):
+        with pytest.raises(ValueError, match=rf"^ttl={ttl} s is more than") as told:
+            aiolock.connect(urls, longest_ttl=3, ttl=ttl)
+        assert "give connect()" not in str(told.value)
+    with pytest.raises(ValueError, match=r"^ttl=4 s is more than"):
+        aiolock.sync.connect(urls, longest_ttl=3, ttl=4)
+    assert aiolock.sync.connect(urls, longest_ttl=3).lock("a").ttl == 3
     aiolock.connect(urls, longest_ttl=3, ttl=3)
 
 
@@ -147,8 +149,8 @@ def test_ttl_above_longest_ttl_raises_value_error() -> None:
     client.lock("a", ttl=40)
     with pytest.raises(ValueError, match="ttl=41 s is more than the longest_ttl=40 s"):
         client.lock("a", ttl=41)
-    with pytest.raises(ValueError, match="more than the longest_ttl=20 s"):
-        aiolock.connect(["redis://a", "redis://b", "redis://c"], longest_ttl=20)
+    with pytest.raises(ValueError, match="ttl=30 s is more than the longest_ttl=20 s"):
+        aiolock.connect(["redis://a", "redis://b", "redis://c"], ttl=30, longest_ttl=20)
 
 
 def test_kinds_that_a_majority_cannot_decide_raise_unsupported() -> None:
