@@ -110,9 +110,14 @@ class Document:
         """Other clients that were taken for alive (True) or for dead. What was run is right only if
         that is still true when it is saved."""
         self.judged_sessions: dict[Session, bool] = {}
-        """Sessions that were taken for alive (True) or for ended, our own ones, too, and those that
-        a hold has begun to live with."""
-        self._sessions = None if sessions is None else _Judged(sessions, self.judged_sessions)
+        """Sessions of holds that were taken for alive (True) or for ended; our own ones, too."""
+        self.begun: set[Session] = set()
+        """Sessions with which a hold has begun to live, our own and those of claims; or goes on
+        living, if it was renewed. If one of them has ended when this is saved, the lock is granted
+        to a client that relies on another session, and to the next one, too."""
+        self._sessions = None
+        if sessions is not None:
+            self._sessions = _Noted(sessions, self.judged_sessions, self.begun)
         self.pushes: list[Push] = []
         """The pushes for this client."""
         self.mail: list[list[str]] = []
@@ -203,11 +208,13 @@ class Document:
         return host, int(pid)
 
 
-class _Judged:
-    """Sessions, and a note of each that was asked about or given, in `Document.judged_sessions`."""
+class _Noted:
+    """Sessions, and a note of each that was asked about or given: see `Document`."""
 
-    def __init__(self, sessions: Sessions, judged: dict[Session, bool]) -> None:
-        self._sessions, self._judged = sessions, judged
+    def __init__(
+        self, sessions: Sessions, judged: dict[Session, bool], begun: set[Session]
+    ) -> None:
+        self._sessions, self._judged, self._begun = sessions, judged, begun
 
     def is_alive(self, session: Session) -> bool:
         if session not in self._judged:
@@ -217,7 +224,7 @@ class _Judged:
     def session_for(self, client: str, form: Form, ttl: int, *, claim: bool) -> str:
         text = self._sessions.session_for(client, form, ttl, claim=claim)
         if text:
-            self._judged[Session(client, text)] = True
+            self._begun.add(Session(client, text))
         return text
 
 

@@ -377,7 +377,10 @@ class Step:
         source = state.holders.remove(Grant(passed.source, passed.source_fence))
         if source is None:
             return WAS_HOLDER if grant in state.holders else WAS_ABSENT
-        session = source.session  # the client has relied on that one since the hand-off
+        session = source.session
+        # The client has relied on that one since the hand-off, so it is not the claim's own.
+        if session and not self._session_for(passed.target.client, form, form.claim, claim=True):
+            session = ""
         end = FOREVER + form.claim if session else self._ms + form.claim
         state.holders.add(Holder(grant, form, end, shared=False, claim=True, session=session))
         self.fence = max(self.fence, passed.fence)

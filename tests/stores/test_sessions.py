@@ -59,7 +59,7 @@ class Keys:
 
     def session_for(self, client: str, form: Form, ttl: int, *, claim: bool) -> str:
         """The client's presence, or its session for that ttl."""
-        if form.fixed and not claim:
+        if (form.fixed and not claim) or ttl < 1000:
             return ""
         return "presence" if claim else str(ttl)
 
@@ -189,6 +189,15 @@ def test_local_handoff_keeps_the_session_of_its_source(name: Name) -> None:
     assert isinstance(name.acquire(BOB, NOW + HOUR), Queued)
 
 
+def test_local_handoff_with_a_claim_that_is_too_short_ends_by_the_clock(name: Name) -> None:
+    """No session ends that soon, so the store gives none for it."""
+    short, target = Form(claim=1), WaiterId("ada", 2)
+    passed = ReportHandoff("x", short, ADA, NOW, target, NOW + 1, (target,))
+    assert name.run(passed, client="ada") == WAS_HOLDER
+    assert name.last.sessions == frozenset()
+    assert isinstance(name.acquire(BOB, NOW + 1000), Granted)
+
+
 def test_fixed_hold_ends_by_the_clock(name: Name) -> None:
     """It is not renewed, so it must not live on with a session that is kept alive for others."""
     assert name.run(Release("x", ADA, LOCK, NOW), client="ada") == WAS_HOLDER
@@ -221,7 +230,8 @@ def test_numbers_are_remembered_while_a_hold_lives_with_a_session() -> None:
     two, three = (
         Form(3000, shared=True, rule=Rule.PERMITS, number=1, declared=most) for most in (2, 3)
     )
-    assert isinstance(first := name.acquire(ADA, form=two), Granted)
+    first: Any = name.acquire(ADA, form=two)
+    assert isinstance(first, Granted)
     differs = name.acquire(BOB, NOW + HOUR, form=three)
     assert differs == (2,)
     release = Release("x", ADA, two, first.fence)
@@ -233,16 +243,17 @@ def test_numbers_are_remembered_while_a_hold_lives_with_a_session() -> None:
 def test_document_says_who_was_taken_for_alive_or_dead(name: Name) -> None:
     """These are the guards of its save: clients, and sessions, also those that are begun."""
     assert name.last.judged_clients == {}
-    assert name.last.judged_sessions == {Session("ada", str(TTL)): True}
+    assert name.last.judged_sessions == {}
+    assert name.last.begun == {Session("ada", str(TTL))}
     _ = name.acquire(BOB, NOW + 1)
+    assert name.last.judged_sessions == {Session("ada", str(TTL)): True}
+    assert name.last.begun == set()
     _ = name.acquire(CY, NOW + 2)
     del name.living["bob"]
     _ = name.run(Release("x", ADA, LOCK, NOW), client="ada", now=NOW + 3)
     assert name.last.judged_clients == {"bob": False, "cy": True}
-    assert name.last.judged_sessions == {
-        Session("ada", str(TTL)): True,
-        Session("cy", "presence"): True,
-    }
+    assert name.last.judged_sessions == {Session("ada", str(TTL)): True}
+    assert name.last.begun == {Session("cy", "presence")}
     name.keys.ended.add(Session("cy", "presence"))
     _ = name.acquire(ADA, NOW + 4)
     assert name.last.judged_sessions[Session("cy", "presence")] is False
