@@ -273,8 +273,9 @@ class Step:
     `rest` must be carried out by `go_on`, if it is not None.
 
     A store without a clock has only those of its clients. Then ``slack`` is by how many µs the
-    clocks of two of them may differ, and ``now`` is that of the client which runs the step: a lease
-    ends when it has ended by every clock, and its holder relies on the least that is left by any.
+    clocks of two of them may differ, and ``now`` is that of the client which runs the step. The
+    client that holds a lease relies on it until its end by its own clock; for others, it ends when
+    it has ended by every clock.
 
     With ``sessions``, a hold may live with a session of its client. Then it ends when that has
     ended, by no clock, and it need not be saved again when it is renewed. Nobody knows when that
@@ -628,10 +629,8 @@ class Step:
         return first is not None and first.end <= self._past
 
     def _left(self, holder: Holder) -> int:
-        """How much of its lease is left for certain, in ms."""
-        if holder.session:
-            return holder.end - FOREVER
-        return max(0, holder.end - self._ms - self._slack // 1000)
+        """How much of its lease is left, in ms, for the client that holds it."""
+        return holder.end - FOREVER if holder.session else max(0, holder.end - self._ms)
 
     def _session_for(self, client: str, form: Form, ttl: int, *, claim: bool) -> str:
         if self._sessions is None:
@@ -795,8 +794,7 @@ class Step:
                 # Whether a push is acted on is unknown. So its first lease is only the claim, which
                 # the client's first renewal turns into the full ttl.
                 fence = self._grant(head, form, form.claim, claim=True)
-                now = self._now - self._slack  # for its deadline, by its own clock
-                granting = GrantPushed(self._name, head, form, fence, form.claim, now)
+                granting = GrantPushed(self._name, head, form, fence, form.claim, self._now)
                 self._push(head.client, granting)
             all_taken = form.permits and state.holders.permits >= (state.limit or 0)
             if not form.shared or all_taken:
