@@ -38,7 +38,7 @@ class Batches(Generic[Request, Reply]):
     ) -> None:
         self._send, self._start, self._keys = send, start, keys
         self._most, self._at_once = most, at_once
-        self._gathered = deque[tuple[Request, asyncio.Future[Reply]]]()
+        self._gathered: deque[tuple[Request, asyncio.Future[Reply]]] = deque()
         self._under_way = 0
         self._planned = False
         """Whether the next batch is sent at the end of this iteration of the loop."""
@@ -60,8 +60,8 @@ class Batches(Generic[Request, Reply]):
             self._start(self._carry_out(batch))
 
     def _next(self) -> list[tuple[Request, asyncio.Future[Reply]]]:
-        batch, later = list[tuple[Request, asyncio.Future[Reply]]](), self._gathered
-        self._gathered = deque()
+        batch: list[tuple[Request, asyncio.Future[Reply]]] = []
+        later, self._gathered = self._gathered, deque()
         taken = set[Hashable]()
         while later and len(batch) < self._most:
             request, future = later.popleft()

@@ -178,13 +178,13 @@ class Document:
 
         ``anyway``: save it also then.
         """
-        idle = self._state.idle
+        idle, over = self._state.idle, self._state.over
         after = self._fence, "" if idle else encode(self._state), self.mail
-        stale = self._now - self._saved_at >= _FRESH and any(after)
+        fades = over < FOREVER and any(after)
+        stale = fades and self._now - self._saved_at >= _FRESH
         if after == self._before and not stale and not anyway:
             return None
         self._after, self._saved_at = after, self._now
-        over = self._state.over
         left = max(over / 1000 - self._now / 1_000_000, 0) if over < FOREVER else math.inf
         return Changed(json.dumps([*after, self._now]), left + _KEPT, idle and not self.mail)
 

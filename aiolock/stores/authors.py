@@ -17,7 +17,8 @@ and ``aclose`` awaits ``end``. The order of work in ``carry_out``:
 
 1. Load the text that is kept of the name, and lock it.
 2. Then, and not before, read the clock, and find out which clients are alive: what was read before
-   the state was locked may be older than the state.
+   the state was locked may be older than the state. (A store with compare-and-swap may know both
+   already, if its save is guarded by them: see `Document.judged_clients`.)
 3. Make a `Document`, and have it ``run`` each part. It is plain code, and does not wait for
    anything.
 4. Save what ``changed()`` returns, in one atomic step; nothing if that is None. If another process
@@ -25,6 +26,10 @@ and ``aclose`` awaits ``end``. The order of work in ``carry_out``:
 5. Deliver the events of ``pushes``, which are for this very client, and return the answers.
 6. Notify the clients in ``mail``. Each of them submits a `Fetch` of the name: whatever is carried
    out on a document takes the pushes for this client out of it.
+
+A database without a clock, one with sessions, one that can send mail in the transaction that saves
+the document, and one that takes many requests at once: see the arguments and methods of `Document`,
+and `Sessions` and `Batches`.
 
 If the reply was lost, so that it is unknown whether it was saved, begin again at 1, with
 ``again=True``. Make sure that the first attempt, if it arrives late, has no effect any more.
@@ -41,8 +46,9 @@ What a later version has written may be unreadable: `decode` and `decode_push` r
 `UNREADABLE`. Such a state fails the operations on its name, and nothing else. Such a push is left
 out.
 
-Test a store with `aiolock.testing.StoreContract`. So far only these names are meant for authors;
-anything else in the modules they come from may change.
+Test a store with `aiolock.testing.StoreContract`, and one that has compare-and-swap with
+`~aiolock.testing.SwapContract`, too. So far only these names are meant for authors; anything else
+in the modules they come from may change.
 """
 
 from aiolock.stores._batches import Batches
