@@ -1,0 +1,1 @@
+"""A model of stores whose holds live with sessions: see `world`."""
