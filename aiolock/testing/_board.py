@@ -9,7 +9,7 @@ from typing import Final
 
 from aiolock.protocol import Granted, Post, Posted, Queued, ReadPosted
 from aiolock.testing._base import Contract
-from aiolock.testing._peer import A_MOMENT, LONG, count_of, fresh_name
+from aiolock.testing._peer import LONG, count_of, fresh_name
 
 _KEPT: Final = LONG
 """Milliseconds for which a test has something remembered."""
@@ -42,7 +42,8 @@ class BoardContract(Contract):
             assert await ann.store.submit(ReadPosted(name)) == Posted(7, "x")
             name = fresh_name()
             await ann.store.submit(Post(name, 7, token="", declared=0, value="x", remember=100))
-            await asyncio.sleep(0.1 + A_MOMENT)
+            await asyncio.sleep(0.1)
+            await self._moment()
             assert await ann.store.submit(ReadPosted(name)) == Posted(0, "")
 
     async def test_posted_value_is_replaced_only_with_an_equal_or_higher_count(self) -> None:

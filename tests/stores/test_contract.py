@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import json
 import math
 import os
@@ -14,7 +15,7 @@ import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar, cast
 
 import fakeredis
 import pytest
@@ -37,7 +38,7 @@ from aiolock.protocol import (
 from aiolock.store import Store
 from aiolock.stores import mysql, postgres
 from aiolock.stores.authors import ByName, Part
-from aiolock.stores.documents import DocumentStore, NotDone
+from aiolock.stores.documents import Database, DocumentStore, NotDone
 from aiolock.stores.memory import MemoryServer, MemoryStore
 from aiolock.stores.redis import from_client, from_url
 from aiolock.stores.sqlite import SQLiteStore
@@ -682,6 +683,36 @@ class TestDocuments(StoreContract, RunsContract, SwapContract, SessionContract):
                 assert raised.value.refused
             assert loop.time() - begun < 9.5
         assert loop.time() - begun < 20
+
+
+class _OwnClock:
+    """The database as one client sees it whose clock is ahead by so many seconds."""
+
+    def __init__(self, documents: Documents, ahead: float) -> None:
+        self._documents, self._ahead = documents, ahead
+
+    def __getattr__(self, method: str) -> Any:
+        return getattr(self._documents, method)
+
+    async def clock(self) -> int:
+        return await self._documents.clock() + round(self._ahead * 1e6)
+
+
+@pytest.mark.one_loop
+class TestDocumentsWithoutAClock(StoreContract, RunsContract):
+    """The clocks of its clients differ by as much as they may."""
+
+    max_skew = 0.05
+
+    @pytest.fixture(autouse=True)
+    def _database(self) -> None:
+        self._documents = Documents(latency=0)
+        self._ahead = itertools.cycle((0.0, self.max_skew, self.max_skew / 2))
+
+    def store(self) -> Store:
+        """Another client, with another clock."""
+        database = cast(Database, _OwnClock(self._documents, next(self._ahead)))
+        return DocumentStore(database, "test", max_skew=self.max_skew)
 
 
 async def _wrong(name: str, parts: Sequence[Part]) -> Sequence[Any]:
