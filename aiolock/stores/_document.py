@@ -217,6 +217,8 @@ class _Noted:
         self._sessions, self._judged, self._begun = sessions, judged, begun
 
     def is_alive(self, session: Session) -> bool:
+        if session in self._begun:  # by the part before; it need not exist before the save
+            return True
         if session not in self._judged:
             self._judged[session] = self._sessions.is_alive(session)
         return self._judged[session]

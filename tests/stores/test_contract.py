@@ -57,6 +57,7 @@ from examples.document_store import Documents
 from tests.support.clusters import SHARDS, Cluster
 from tests.support.databases import MariaDBServer, PostgresServer
 from tests.support.servers import RedisServer
+from tests.support.session_store import SessionDatabase, SessionStore
 from tests.support.worlds import virtual
 
 ROOT = Path(__file__).parents[2]
@@ -577,9 +578,10 @@ class _Faulty(Documents):
 class TestDocuments(StoreContract, RunsContract, SwapContract, SessionContract):
     """The example: documents that are swapped, in a database some milliseconds away."""
 
-    test_swap_without_a_reply_fails_in_time = virtual(  # type: ignore[assignment]  # on its own loop
-        SwapContract.test_swap_without_a_reply_fails_in_time
-    )
+    @virtual
+    async def test_swap_without_a_reply_fails_in_time(self) -> None:  # type: ignore[override]  # on a loop of its own
+        """In virtual time."""
+        await super().test_swap_without_a_reply_fails_in_time()
 
     @pytest.fixture(autouse=True)
     def _database(self) -> None:
@@ -713,6 +715,40 @@ class TestDocumentsWithoutAClock(StoreContract, RunsContract):
         """Another client, with another clock."""
         database = cast(Database, _OwnClock(self._documents, next(self._ahead)))
         return DocumentStore(database, "test", max_skew=self.max_skew)
+
+
+@pytest.mark.one_loop
+class TestSessions(StoreContract, RunsContract, SwapContract, SessionContract):
+    """A store whose holds live with sessions, as authors may build it."""
+
+    holds_end_with_client = True
+
+    @virtual
+    async def test_swap_without_a_reply_fails_in_time(self) -> None:  # type: ignore[override]  # on a loop of its own
+        """In virtual time."""
+        await super().test_swap_without_a_reply_fails_in_time()
+
+    @pytest.fixture(autouse=True)
+    def _database(self) -> None:
+        self._documents = SessionDatabase()
+
+    def store(self) -> Store:
+        """Another client of the test's own database."""
+        return SessionStore(self._documents, self.faults)
+
+    async def end_session(self, peer: Peer) -> None:
+        """The database ends them all."""
+        self._documents.end(peer.client)
+
+    async def left_behind(self, name: str) -> object:
+        """The state of the name; its document stays, for its fence."""
+        return json.loads(self._documents.documents[name][0])[1]
+
+    async def spoil(self, name: str) -> bool:
+        """A document that is none."""
+        _, version = self._documents.documents[name]
+        self._documents.documents[name] = "theirs", version
+        return True
 
 
 async def _wrong(name: str, parts: Sequence[Part]) -> Sequence[Any]:

@@ -264,6 +264,17 @@ def test_document_says_who_was_taken_for_alive_or_dead(name: Name) -> None:
     assert name.last.judged_clients == {}
 
 
+def test_hold_of_a_part_before_is_alive_though_its_session_has_not_begun(name: Name) -> None:
+    """The store begins the session in the very save that has the hold."""
+    assert name.run(Release("x", ADA, LOCK, NOW), client="ada") == WAS_HOLDER
+    name.keys.ended.add(Session("bob", str(TTL)))  # it is not there yet
+    other = WaiterId("bob", 2)
+    first, second = Acquire("x", BOB, LOCK, TTL), Acquire("x", other, LOCK, TTL)
+    assert isinstance(name.run(first, second, client="bob"), Queued)
+    assert name.last.begun == {Session("bob", str(TTL))}
+    assert name.last.judged_sessions == {}
+
+
 def test_document_that_waits_says_so(name: Name) -> None:
     """So the client must look after the sessions of the holders."""
     waits = [name.last.waits]
