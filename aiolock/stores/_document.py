@@ -16,6 +16,7 @@ from aiolock.stores._holders import FOREVER, Session
 from aiolock.stores._operations import Part, run_part
 from aiolock.stores.machine import NameState, Push, Sessions, Step
 
+_dumps: Final = json.JSONEncoder(check_circular=False).encode
 _KEPT: Final = 600.0
 """Seconds for which a document is kept when all in it is over. The first fence after that is the
 clock's, which is far past the last fence; and no copy of a save arrives as late."""
@@ -186,7 +187,7 @@ class Document:
             return None
         self._after, self._saved_at = after, self._now
         left = max(over / 1000 - self._now / 1_000_000, 0) if over < FOREVER else math.inf
-        return Changed(json.dumps([*after, self._now]), left + _KEPT, idle and not self.mail)
+        return Changed(_dumps([*after, self._now]), left + _KEPT, idle and not self.mail)
 
     def kept(self) -> Kept:
         """The document after `changed`: as that was saved, or as it was if that was None."""

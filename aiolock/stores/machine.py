@@ -865,7 +865,9 @@ class Step:
         # "+ 1", even if the clock was set back.
         self.fence = max(self.fence + 1, self._now)
         grant, until = Grant(waiter, self.fence), self._ms + lease
-        session = self._session_for(waiter.client, form, lease, claim=claim)
+        session = ""
+        if self._sessions is not None:
+            session = self._session_for(waiter.client, form, lease, claim=claim)
         end = FOREVER + lease if session else until
         self._state.holders.add(
             Holder(grant, form, end, shared=form.shared, claim=claim, session=session)

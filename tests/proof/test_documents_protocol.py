@@ -69,6 +69,7 @@ NEEDED: dict[str, tuple[World, Wrong]] = {
     "heard": (world(2, 1, "crash", without="heard"), Wrong.FORGOTTEN),
     "mailbox": (world(2, 1, "cut", without="mailbox"), Wrong.NOT_THE_HOLDER),
     "gives_back": (world(2, 1, "cut", without="gives_back"), Wrong.FORGOTTEN),
+    "repeats": (world(2, 1, "unsure", without="repeats"), Wrong.FORGOTTEN),
     "sessions": (world(2, 0, without="sessions"), Wrong.NOT_THE_HOLDER),
 }
 """By safeguard: a world without it, and what goes wrong there."""

@@ -83,6 +83,8 @@ class Safeguards:
     """The mail of a client goes with its session."""
     gives_back: bool = True
     """A client releases what it has given up if it finds that its session lives on."""
+    repeats: bool = True
+    """A release without an answer is sent again, until it has one."""
     sessions: bool = True
     """Holds live with sessions; without that, they end by the clocks."""
 
@@ -556,6 +558,8 @@ class World:
                 wrote = swap.ran.text is not None
                 unsure = swap.version if wrote else client.unsure
                 lost = client._replace(unsure=unsure, again=client.again or wrote)
+                if client.phase is Phase.RELEASES and not self._guards.repeats:
+                    lost = lost._replace(phase=Phase.OVER)
                 yield _with(_given_up(state, swap), number, lost), "gets no reply"
         if "cut" in self._kinds and client.relies:
             held = client.phase in (Phase.HOLDS, Phase.CONFIRMS)
