@@ -787,18 +787,33 @@ def test_contract_suite_runs_as_the_page_for_authors_shows(tmp_path: Path, mode:
     page = (ROOT / "docs" / "reference" / "store.md").read_text("utf-8")
     (shown,) = re.findall(r"```python\n([^`]*class TestMyStore[^`]*)```", page)
     own = "\n    def test_mine(self):\n        self.store()\n"
-    (tmp_path / "test_my_store.py").write_text(shown + own)
+    _passes(tmp_path, shown + own, mode, "mine or finish or leave or renew_many")
+
+
+@pytest.mark.one_loop
+def test_swap_suite_runs_as_the_page_for_authors_shows(tmp_path: Path) -> None:
+    """It finds the faults through the hook that is shown there."""
+    page = (ROOT / "docs" / "reference" / "store.md").read_text("utf-8")
+    (database,) = re.findall(r"```python\n([^`]*class Dictionary:[^`]*)\n\ndatabase = ", page)
+    (shown,) = re.findall(r"```python\n([^`]*class TestFaults[^`]*)```", page)
+    source = f"import asyncio\n{database}\n\n{shown}"
+    _passes(tmp_path, source, "auto", "is_lost or repeated or overtakes")
+
+
+def _passes(folder: Path, source: str, mode: str, selected: str) -> None:
+    """Run tests as an author does, and check that they pass."""
+    (folder / "test_my_store.py").write_text(source)
     done = subprocess.run(
         [
             *(sys.executable, "-P", "-m", "pytest", "-q", "--strict-markers", "-W", "error"),
             *("-W", "ignore:The configuration option", "-p", "no:cacheprovider"),
-            *("-o", f"asyncio_mode={mode}", "-k", "mine or finish or leave or renew_many"),
-            *("--rootdir", str(tmp_path), "."),
+            *("-o", f"asyncio_mode={mode}", "-k", selected),
+            *("--rootdir", str(folder), "."),
         ],
         capture_output=True,
         text=True,
         check=False,
-        cwd=tmp_path,
+        cwd=folder,
     )
     assert done.returncode == 0, done.stdout
     assert " passed" in done.stdout
