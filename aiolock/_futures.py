@@ -30,6 +30,15 @@ def succeeded(future: asyncio.Future[Any]) -> bool:
     return not future.cancelled() and future.exception() is None
 
 
+def was_cancelled() -> bool:
+    """Whether the running task itself is being cancelled.
+
+    If not, a `CancelledError` in it is of something else, for which it has waited.
+    """
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
+
+
 def retrieve(future: asyncio.Future[Any]) -> None:
     """Retrieve the exception of a future, which asyncio would log otherwise: a done callback."""
     if not future.cancelled():

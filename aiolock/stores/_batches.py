@@ -7,6 +7,8 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Hashable, Sequence
 from typing import Any, Generic, TypeVar
 
+from aiolock._futures import was_cancelled
+
 Request = TypeVar("Request")
 Reply = TypeVar("Reply")
 
@@ -80,14 +82,21 @@ class Batches(Generic[Request, Reply]):
             replies = await self._send(requests)
             answered = [*zip(futures, replies, strict=True)]
         except asyncio.CancelledError:
-            for future in futures:
-                future.cancel()
-            raise
+            # Those who wait were not cancelled; nor was this task, if what it waits for was.
+            error = ConnectionAbortedError("the request was cancelled")
+            answered = [(future, error) for future in futures]
+            if was_cancelled():
+                self._resolve(answered)
+                raise
         except Exception as error:  # noqa: BLE001  # whatever it is, nobody waits for ever
             answered = [(future, error) for future in futures]
         finally:
             self._under_way -= 1
             self._send_gathered()
+        self._resolve(answered)
+
+    @staticmethod
+    def _resolve(answered: Sequence[tuple[asyncio.Future[Reply], Reply | Exception]]) -> None:
         for future, reply in answered:
             if future.done():
                 continue

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import replace
 from typing import Any, Final, TypeVar
 
+from aiolock._futures import was_cancelled
 from aiolock.errors import StoreError
 from aiolock.protocol import Operation, Page, ReadPage, ReadStatus, Renew, Resize, Status
 from aiolock.stores._codec import UNREADABLE
@@ -91,7 +92,11 @@ class ByName:
             try:
                 answers = await self._carry_out(name, parts)
                 answered = [*zip(futures, answers, strict=True)]
-            except Exception as error:  # noqa: BLE001  # nobody waits for ever, whatever it is
+            except (Exception, asyncio.CancelledError) as error:  # nobody waits for ever
+                if was_cancelled():
+                    for _, future in (*gathered, *self._gathered.pop(name)):
+                        future.cancel()
+                    raise
                 failure = error if isinstance(error, StoreError) else _unknown(error)
                 for future in futures:
                     if not future.done():
@@ -115,7 +120,7 @@ class ByName:
         return Page(statuses, names[-1] if len(names) == _PAGE else "")
 
 
-def _unknown(error: Exception) -> StoreError:
+def _unknown(error: BaseException) -> StoreError:
     failure = StoreError(f"the store failed: {error!r}")
     failure.__cause__ = error
     return failure

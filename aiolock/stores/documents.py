@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from typing import Any, Final, Protocol
 
@@ -19,6 +20,8 @@ from aiolock.stores._by_name import ByName
 from aiolock.stores._document import Document, Kept, about_us
 from aiolock.stores._operations import Fetch, Part
 from aiolock.stores._outcomes import refusal
+
+_log: Final = logging.getLogger("aiolock")
 
 __all__ = ["Database", "DocumentStore", "NotDone"]
 
@@ -159,14 +162,23 @@ class DocumentStore(Uncopyable):
 
     async def _listen(self, names: AsyncIterator[str]) -> None:
         while True:
-            with contextlib.suppress(OSError):
+            try:
                 async for name in names:
                     self.submit(Fetch(name)).add_done_callback(self._fetched)
+            except OSError:
+                pass
+            except Exception:  # noqa: BLE001  # whatever it is, this client must not stay deaf
+                _log.exception("aiolock: the notifications of %r have failed", self._database)
             # Other clients may have taken us for dead, and pushes may have been missed.
             await asyncio.sleep(PAUSE)
-            with contextlib.suppress(OSError):
+            try:
                 names = await self._join()
-                self._deliver(Reconnected())
+            except OSError:
+                continue
+            except Exception:  # noqa: BLE001  # as above
+                _log.exception("aiolock: %r cannot be joined", self._database)
+                continue
+            self._deliver(Reconnected())
 
     def _fetched(self, future: asyncio.Future[None]) -> None:
         if not future.cancelled() and future.exception() and self._by_name.is_open:

@@ -42,6 +42,10 @@ class Database:
             self._replies[batch].set_exception(error)
         await turn()
 
+    def cancel(self, batch: int) -> None:
+        """Cancel what that batch waits for."""
+        self._replies[batch].cancel()
+
 
 async def turn() -> None:
     """Let the loop do what is due."""
@@ -103,6 +107,21 @@ async def test_batches_that_fail_fail_each_request() -> None:
     await database.reply(0, TimeoutError())
     replies = await asyncio.gather(*futures, return_exceptions=True)
     assert [type(reply) for reply in replies] == [TimeoutError, TimeoutError]
+    later = batches.submit("c")
+    await turn()
+    await database.reply(1)
+    assert await later == "C"
+
+
+async def test_batches_whose_request_was_cancelled_fail_each_request() -> None:
+    """Those who wait were not cancelled: they get an error, and the next ones are sent."""
+    database = Database()
+    batches = Batches(database.send, database.start)
+    futures = [batches.submit(each) for each in "ab"]
+    await turn()
+    database.cancel(0)
+    replies = await asyncio.gather(*futures, return_exceptions=True)
+    assert [type(reply) for reply in replies] == [ConnectionAbortedError] * 2
     later = batches.submit("c")
     await turn()
     await database.reply(1)

@@ -667,6 +667,38 @@ class TestDocuments(StoreContract, RunsContract, SwapContract, SessionContract):
             self._documents.kept.clear()
             assert (await ann.take(name)).fence > grant.fence
 
+    async def test_document_store_whose_notifications_fail_by_a_mistake_is_not_deaf(
+        self, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """It joins again, and the log has the mistake of the author."""
+        join, mistakes = self._documents.join, ["names", "join"]
+
+        async def names() -> AsyncIterator[str]:
+            if mistakes:
+                raise KeyError("names")
+            yield ""
+
+        async def mistaken(client: str, about: str) -> AsyncIterator[str]:
+            joined = await join(client, about)
+            match mistakes.pop(0) if mistakes else "":
+                case "names":
+                    return names()
+                case "join":
+                    raise KeyError("join")
+                case _:
+                    return joined
+
+        self._documents.join = mistaken  # type: ignore[method-assign]  # the author's mistake
+        async with self.peers(1) as (bob,):
+            await bob.reconnected.wait()
+            async with Peer(self.store()) as ann:
+                grant = await ann.take(name := fresh_name())
+                await bob.queue(name)
+                await ann.release(name, grant)
+                await bob.handed()
+        failed = [record.exc_info for record in caplog.records]
+        assert [str(info[1]) for info in failed if info is not None] == ["'names'", "'join'"]
+
     @virtual
     async def test_document_store_on_a_hanging_database_refuses_in_time(self) -> None:
         """Where the database hangs, all that was asked is refused in time, and it can be closed."""
@@ -760,6 +792,30 @@ async def _wrong(name: str, parts: Sequence[Part]) -> Sequence[Any]:
 
 async def _no_names(start: str, most: int) -> Sequence[str]:
     return []
+
+
+async def test_operations_by_name_whose_future_was_cancelled_by_others_go_on() -> None:
+    """What the author has waited for was cancelled, and not the task: so nothing hangs."""
+    broken = list[asyncio.Future[None]]()
+
+    async def carry_out(_: str, parts: Sequence[Part]) -> Sequence[Any]:
+        if not broken:
+            broken.append(asyncio.get_running_loop().create_future())
+            asyncio.get_running_loop().call_soon(broken[0].cancel)
+            await broken[0]
+        return [1 for _ in parts]
+
+    store = ByName(carry_out, _no_names)
+    store.begin("me")
+    first = store.submit(ReadPosted("x"))
+    await asyncio.sleep(0)
+    second = store.submit(ReadPosted("x"))
+    with pytest.raises(StoreError, match="CancelledError") as raised:
+        await first
+    assert not raised.value.refused
+    answer: Any = await second
+    assert answer == 1
+    await store.end()
 
 
 async def test_operations_by_name_raise_store_error_for_a_mistake_of_the_author() -> None:
