@@ -51,9 +51,9 @@ def add_command(commands: Commands) -> None:
     parser.add_argument(
         "--ttl",
         type=seconds,
-        default=30.0,
         metavar="S",
-        help="seconds for which the lock stays taken if this machine dies (default: 30)",
+        help="seconds for which the lock stays taken if this machine dies"
+        " (default: 30, or the most that the store keeps)",
     )
     parser.add_argument(
         "--grace",
