@@ -26,15 +26,10 @@ class Limits:
         error.kind, error.name = kind, str(name)
         raise error
 
-    def check_ttl(self, ttl: float, *, default: bool = False) -> None:
-        """`ValueError` if the store keeps no lease of so many seconds.
-
-        ``default``: it is the ttl that `connect` uses if none is given, so the error explains it.
-        """
+    def check_ttl(self, ttl: float) -> None:
+        """`ValueError` if the store keeps no lease of so many seconds."""
         if ttl > self._longest:
-            which = ", which connect() takes where none is given," if default else ""
-            give = f"give connect() a ttl= of {self._longest:g} s at most; " if default else ""
             raise ValueError(
-                f"ttl={ttl:g} s{which} is more than the longest_ttl={self._longest:g} s of"
-                f" {self._store!r}: {give}a shorter ttl is renewed for as long as it is held"
+                f"ttl={ttl:g} s is more than the longest_ttl={self._longest:g} s of"
+                f" {self._store!r}: a shorter ttl is renewed for as long as it is held"
             )
