@@ -8,10 +8,12 @@ import pytest
 
 import aiolock
 from aiolock import AcquireTimeout, ClientClosed, LimitMismatch, QueueFull, StoreError
-from aiolock.protocol import Reconnected
+from aiolock.protocol import Deliver, Event, GrantPushed, Reconnected
 from aiolock.stores.memory import MemoryServer, MemoryStore
 from aiolock.testing import FaultyStore
+from tests.proof.ledger import Ledger
 from tests.support.worlds import World, empty, queued, settled, virtual
+from tests.support.wrapped import Wrapped
 
 
 async def test_latch_wait_ends_for_all_when_counted_down_and_at_once_later(world: World) -> None:
@@ -216,6 +218,29 @@ async def test_barrier_wait_that_hears_late_of_its_group_ends(how: str) -> None:
         faulty.resume()
         await asyncio.wait_for(late, 1)
         await queued(theirs.barrier("b", 2), 0)
+
+
+class _Late(Wrapped):
+    """A store whose grants arrive long after they were made."""
+
+    async def open(self, client: str, deliver: Deliver) -> None:
+        def late(event: Event) -> None:
+            if isinstance(event, GrantPushed):
+                event = event._replace(now=event.now - 3_600_000_000)
+            deliver(event)
+
+        await super().open(client, late)
+
+
+@virtual
+async def test_barrier_whose_grants_come_late_is_released_for_observers() -> None:
+    """Each party goes on without its grant, and its request has ended: it was not lost."""
+    ledger = Ledger()
+    async with aiolock.connect(_Late(MemoryStore(MemoryServer())), observer=ledger) as client:
+        await asyncio.gather(*(client.barrier("b", 3).wait(timeout=5) for _ in range(3)))
+        await settled()
+        assert (ledger.left, ledger.wrong) == ([], [])
+        assert sorted(ledger._is.values()) == ["released"] * 3
 
 
 @virtual

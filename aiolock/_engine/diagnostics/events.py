@@ -100,8 +100,12 @@ class Events:
 
     def lost(self, hold: Acquisition, now: float) -> None:
         """The hold is lost, for the reason in `Acquisition.reason`."""
+        if hold.policy.passes:  # a waiter that passes does not need its grant
+            if hold.released is None:
+                self.released(hold, now)
+            return
         wants = self._wants["lost"]
-        if not wants or hold.policy.passes:  # a waiter that passes does not need its grant
+        if not wants:
             return
         reason, word = hold.reason, "other"  # one of `Loss`
         why = f"the store said {reason!r}"
