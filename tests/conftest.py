@@ -21,8 +21,9 @@ import pytest
 import redis.utils
 
 import aiolock
-from tests.support import databases, garbage, loops, selection
+from tests.support import databases, etcds, garbage, loops, selection
 from tests.support.databases import MariaDBServer, PostgresServer
+from tests.support.etcds import EtcdServer
 from tests.support.failures import Locker, Lockers, Peek, check_nothing_left
 from tests.support.proxy import Proxy
 from tests.support.servers import RedisServer
@@ -273,6 +274,30 @@ def own_mariadb() -> Iterator[MariaDBServer]:
         yield server
 
 
+@pytest.fixture(scope="session")
+def etcd_server() -> Iterator[EtcdServer]:
+    """One etcd for all tests of this process, which none may break or leave changed."""
+    etcds.need_etcd()
+    with EtcdServer() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def etcd_three() -> Iterator[EtcdServer]:
+    """Three of them that are one cluster, which no test may break or leave changed."""
+    etcds.need_etcd()
+    with EtcdServer(3) as servers:
+        yield servers
+
+
+@pytest.fixture
+def own_etcd() -> Iterator[EtcdServer]:
+    """Three of the test's own, to kill, stop and cut off."""
+    etcds.need_etcd()
+    with EtcdServer(3) as servers:
+        yield servers
+
+
 @pytest.fixture
 def prefix() -> str:
     """A key prefix that no other test uses."""
@@ -324,6 +349,8 @@ def world(request: pytest.FixtureRequest, prefix: str) -> World:
         url = request.getfixturevalue("postgres_server").url("app")
     elif request.param == "mysql":
         url = request.getfixturevalue("mariadb_server").url("app")
+    elif request.param == "etcd":
+        url = request.getfixturevalue("etcd_server").url()
     elif request.param == "sqlite":
         url = f"sqlite:///{request.getfixturevalue('tmp_path')}/locks.db"
     return World(request.param, url, prefix)
