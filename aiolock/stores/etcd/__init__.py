@@ -1,0 +1,1 @@
+"""Locks in etcd 3.4 and newer: the extra ``etcd``."""
