@@ -35,6 +35,8 @@ _STORES: Final = {
     "postgres": "aiolock.stores.postgres",
     "mysql": "aiolock.stores.mysql",
     "mariadb": "aiolock.stores.mysql",
+    "etcd": "aiolock.stores.etcd",
+    "etcds": "aiolock.stores.etcd",
 }
 _MEMBERS: Final = {
     "aiolock.stores.memory": "aiolock.stores.quorum",

@@ -139,6 +139,7 @@ def test_sync_objects_copied_or_pickled_behave_as_those_for_tasks(
     [
         *("memory://", "redis://localhost", "redis+cluster://localhost", "sqlite:////tmp/a"),
         *("postgresql://localhost/a", "mysql://localhost/a", "redis+sentinel://localhost/a"),
+        "etcd://localhost/a",
     ],
 )
 def test_store_copied_or_pickled_raises_type_error(url: str, way: Callable[[Any], Any]) -> None:

@@ -67,6 +67,9 @@ URLS: Final = [
     "mysql://127.0.0.1:{port}/shop?password={}",
     "mysql://app:{}@127.0.0.1:{port}/a/b",
     "mariadb://app:{}@127.0.0.1:{port}/shop?poll=x",
+    "etcd://app:{}@127.0.0.1:{port}/shop",
+    "etcd://app:{}@127.0.0.1:{port}/shop?poll=x",
+    "etcds://app:{}@127.0.0.1:{port}?ca=/nowhere",
     # Without a scheme, or nearly so.
     "app:{}@127.0.0.1:{port}",
     "{}@127.0.0.1",
@@ -403,7 +406,7 @@ class TestShown:
 
 OF_REDIS: Final = ("redis", "rediss", "valkey", "valkeys")
 OF_SERVERS: Final = (*OF_REDIS, "redis+cluster", "rediss+cluster", "redis+sentinel")
-OF_ALL: Final = (*OF_SERVERS, "postgresql", "postgres", "mysql", "mariadb")
+OF_ALL: Final = (*OF_SERVERS, "postgresql", "postgres", "mysql", "mariadb", "etcd", "etcds")
 
 
 def each_of(schemes: tuple[str, ...], *cases: tuple[str, str]) -> list[Any]:

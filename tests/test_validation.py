@@ -274,7 +274,7 @@ URLS: list[tuple[str, str]] = [
     ("", "is empty.* begins with one of memory://"),
     ("localhost:6379", r"did you mean redis://localhost:6379\?.* begins with one of memory://"),
     ("localhost", r"did you mean redis://localhost\?.* begins with one of memory://"),
-    ("etcd://localhost", r"memory://.*redis://.*rediss://.*unix://"),
+    ("consul://localhost", r"memory://.*redis://.*rediss://.*unix://"),
     ("REDIS//localhost", "begins with one of"),
     ("memory://a/b", "memory://name"),
     ("memory://?x=1", "memory://name"),
@@ -297,7 +297,7 @@ def test_password_of_a_url_is_shown_in_no_error_or_repr() -> None:
     """Neither an error nor a repr tells the password of a URL."""
     client = aiolock.connect("redis://me:s3cret@localhost:6379/0")
     assert "s3cret" not in repr(client)
-    for url in ("etcd://me:s3cret@localhost", "redis://me:s3cret@localhost:port"):
+    for url in ("consul://me:s3cret@localhost", "redis://me:s3cret@localhost:port"):
         with pytest.raises(ValueError, match=r"port|begins with") as caught:
             aiolock.connect(url)
         assert "s3cret" not in str(caught.value)

@@ -385,6 +385,8 @@ def test_drivers_are_imported_only_by_their_store() -> None:
             assert not roots & DRIVERS, module
         if not module.startswith("aiolock.stores.postgres"):
             assert "psycopg" not in roots, module
+        if not module.startswith("aiolock.stores.etcd"):
+            assert "hpack" not in roots, module
 
 
 def test_importlib_is_used_only_by_the_target_module() -> None:

@@ -33,12 +33,14 @@ from aiolock.protocol import (
     Queued,
     ReadPosted,
     ReadStatus,
+    Renew,
     Status,
 )
 from aiolock.store import Store
-from aiolock.stores import mysql, postgres
+from aiolock.stores import etcd, mysql, postgres
 from aiolock.stores.authors import ByName, Part
 from aiolock.stores.documents import Database, DocumentStore, NotDone
+from aiolock.stores.etcd._attempt import SLACK
 from aiolock.stores.memory import MemoryServer, MemoryStore
 from aiolock.stores.redis import from_client, from_url
 from aiolock.stores.sqlite import SQLiteStore
@@ -56,6 +58,7 @@ from aiolock.testing._peer import A_MOMENT, LONG, READER, Grant, fresh_name
 from examples.document_store import Documents
 from tests.support.clusters import SHARDS, Cluster
 from tests.support.databases import MariaDBServer, PostgresServer
+from tests.support.etcds import EtcdServer
 from tests.support.servers import RedisServer
 from tests.support.session_store import SessionDatabase, SessionStore
 from tests.support.worlds import virtual
@@ -234,6 +237,43 @@ class TestMySQL(StoreContract, RunsContract):
         return self._server.execute(
             "SELECT state FROM aiolock_names WHERE id = %s AND state <> ''", key
         )
+
+
+class TestEtcd(StoreContract, RunsContract):
+    """Documents in etcd, and holds that live with leases."""
+
+    holds_end_with_client = True
+    max_skew = SLACK / 1_000_000
+
+    @pytest.fixture(autouse=True)
+    def _servers(self, etcd_server: EtcdServer, prefix: str) -> None:
+        self._etcd, self._prefix = etcd_server, prefix
+
+    def store(self) -> Store:
+        """Another link to the server, which serves all tests."""
+        return etcd.from_url(self._etcd.url(), self._prefix)
+
+    async def spoil(self, name: str) -> bool:
+        """A document that is none."""
+        self._etcd.ctl("put", f"{self._prefix}/v1/n/{name}", "theirs")
+        return True
+
+    async def test_renew_with_one_unreadable_name_answers_for_the_others(self) -> None:
+        """Where documents are looked at: a hold that only goes on living needs none."""
+        async with self.peers(1) as (ann,):
+            names = [fresh_name() for _ in range(3)]
+            grants = [await ann.take(name) for name in names]
+            await self.spoil(names[1])
+            renewals = [
+                ann.renewal(name, grant, 2 * LONG)
+                for name, grant in zip(names, grants, strict=True)
+            ]
+            assert await ann.store.submit(Renew(renewals)) == [True, None, True]
+
+    async def left_behind(self, name: str) -> object:
+        """The state in the document, which stays for a while, for its fence."""
+        _, text = self._etcd.ctl("get", f"{self._prefix}/v1/n/{name}").splitlines()
+        return json.loads(text.partition(" ")[2])[1]
 
 
 class TestFakeRedis(StoreContract, RunsContract):

@@ -21,7 +21,7 @@ from tests.support.virtual import run
 
 P = ParamSpec("P")
 
-KINDS = ("memory", "sqlite", "fakeredis", "redis", "postgres", "mysql")
+KINDS = ("memory", "sqlite", "fakeredis", "redis", "postgres", "mysql", "etcd")
 
 
 class World:
