@@ -337,9 +337,11 @@ async def test_renewals_of_many_holds_write_nothing(etcd_server: EtcdServer, pre
             return {each.key: each.modified for each in found}
 
         before, asked = await written(), session._keep_alive.count
+        swaps = session.swaps.requests
         assert len(before) == len(leases)
         await asyncio.sleep(3)
         assert await written() == before
+        assert session.swaps.requests - swaps < 3  # of its label
         assert session._keep_alive.count - asked < 40
         assert all(lease.state is aiolock.LeaseState.HELD for lease in leases)
         await asyncio.gather(*(lease.release() for lease in leases))

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from aiolock.protocol import Form, Granted
 from aiolock.store import Store
 from aiolock.stores.etcd import _settings
 from aiolock.stores.etcd._failures import CallError, broken
@@ -117,19 +118,40 @@ async def test_swaps_too_large_for_a_common_request_are_sent_alone(
             )
 
         before = swaps.requests
-        some = [swap(n, 120 if n == 5 else 1, -1 if n == 7 else 4) for n in range(60)]
-        outcomes = await swaps.send(some)
+        large = 5
+        outcomes = await swaps.send([swap(n, 120 if n == large else 1) for n in range(60)])
         assert swaps.requests == before + 2
-        late = outcomes[7]
+        assert all(isinstance(each, Outcome) and each.succeeded for each in outcomes)
+        done, late = await swaps.send([swap(60, 1), swap(61, 1, -1)])
+        assert isinstance(done, Outcome)
+        assert done.succeeded
         assert isinstance(late, CallError)
         assert late.refused
-        assert all(
-            isinstance(outcome, Outcome) and outcome.succeeded
-            for number, outcome in enumerate(outcomes)
-            if number != 7
-        )
         (again,) = await swaps.send([swap(3, 1)])
         assert isinstance(again, Outcome)
         assert not again.succeeded
         assert again.found[0] is not None
         assert again.found[0].value == b"x"
+
+
+async def test_hold_that_nobody_renews_or_releases_ends_after_its_ttl(
+    etcd_server: EtcdServer, prefix: str
+) -> None:
+    """Its lease lives on, for other holds of the client: so the client ends it by itself."""
+
+    def peer() -> Peer:
+        return Peer(EtcdStore(_settings.from_url(etcd_server.url()), prefix))
+
+    async with peer() as ann, peer() as bob, asyncio.timeout(20):
+        granted = await ann.ask("a", ttl=1000)
+        assert isinstance(granted, Granted)
+        place = await bob.queue("a")
+        handed = await bob.handed()
+        assert handed.waiter == place.waiter
+        assert handed.fence > granted.fence
+        # The same for a claim that is never confirmed: the client lives, and its presence.
+        first = await ann.queue("a", ann.waiter(Form(500)))
+        last = await bob.queue("a")
+        await bob.release("a", await bob.confirm("a", handed))
+        assert (await ann.handed()).waiter == first.waiter
+        assert (await bob.handed()).waiter == last.waiter
