@@ -282,9 +282,9 @@ def etcd_server() -> Iterator[EtcdServer]:
         yield server
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def etcd_three() -> Iterator[EtcdServer]:
-    """Three of them that are one cluster, which no test may break or leave changed."""
+    """Three of them that are one cluster, for the tests of a file, which none may break."""
     etcds.need_etcd()
     with EtcdServer(3) as servers:
         yield servers
