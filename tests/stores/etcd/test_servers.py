@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import pytest
 
 import aiolock
 from aiolock import StoreError
+from aiolock.stores.etcd._failures import CallError
+from aiolock.stores.etcd._replies import Event
+from aiolock.stores.etcd._servers import Servers
+from aiolock.stores.etcd._settings import from_url
 from aiolock.stores.etcd._store import EtcdStore
+from aiolock.stores.etcd._watch import Watch
 from tests.support.etcds import EtcdServer, need_etcd
 
 LONG = 60
@@ -152,23 +157,27 @@ async def test_token_that_has_expired_is_renewed(users: EtcdServer) -> None:
 
 async def test_watch_whose_token_has_expired_gets_a_new_one(users: EtcdServer) -> None:
     """It is refused as if a right were missing: then it asks for another token by itself."""
-    async with (
-        aiolock.connect(users.url("/mine", login=LOGIN), prefix="w") as ours,
-        aiolock.connect(users.url("/mine", login=LOGIN), prefix="w") as theirs,
-    ):
-        session = session_of(theirs)._session
-        assert session is not None
-        async with ours.lock("a", ttl=LONG) as lease:
-            waiting = asyncio.create_task(theirs.lock("a", ttl=LONG).acquire())
-            while not (await ours.lock("a").status()).waiters:  # noqa: ASYNC110  # no event
-                await asyncio.sleep(0.005)
-            session._servers._login._token = "expired.1"
-            session._watch.opened.clear()
-            session._servers.leave(session._servers.connection)
-            async with asyncio.timeout(20):
-                await session._watch.opened.wait()
-            assert lease.fence
-        await (await waiting).release()
+
+    class Nobody:
+        def on_events(self, events: Sequence[Event]) -> None: ...
+
+        async def on_gap(self) -> int:
+            return 1
+
+    downs = list[CallError]()
+    servers = Servers(from_url(users.url("/mine", login=LOGIN)))
+    watch = Watch(servers, Nobody(), up=lambda: None, down=downs.append)
+    watch.start([b"mine/watched"], 1)
+    servers._login._token = "expired.1"
+    running = asyncio.create_task(watch.run())
+    try:
+        async with asyncio.timeout(10):
+            await watch.opened.wait()
+        assert len(downs) == 1, downs
+    finally:
+        running.cancel()
+        await asyncio.wait([running])
+        await servers.aclose()
 
 
 async def test_server_that_has_restarted_gets_a_new_token(prefix: str) -> None:
