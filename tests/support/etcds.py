@@ -89,7 +89,14 @@ class EtcdNode:
         self.port, self.peer_port, self._health_port = (
             int(held.getsockname()[1]) for held in self._held
         )
+        self.reached_at = 0
+        """The port of a proxy by which the other servers come to it; 0: they come to its own."""
         self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def pid(self) -> int:
+        """Its process; 0 if it is not running."""
+        return 0 if self._process is None else self._process.pid
 
     @property
     def address(self) -> str:
@@ -99,7 +106,7 @@ class EtcdNode:
     @property
     def peer(self) -> str:
         """Its URL for the other servers."""
-        return f"http://127.0.0.1:{self.peer_port}"
+        return f"http://127.0.0.1:{self.reached_at or self.peer_port}"
 
     @property
     def _client_url(self) -> str:
@@ -116,7 +123,7 @@ class EtcdNode:
             "data-dir": self._folder / self.name,
             "listen-client-urls": self._client_url,
             "advertise-client-urls": self._client_url,
-            "listen-peer-urls": self.peer,
+            "listen-peer-urls": f"http://127.0.0.1:{self.peer_port}",
             "initial-advertise-peer-urls": self.peer,
             "initial-cluster": cluster,
             "initial-cluster-state": state,
@@ -131,7 +138,7 @@ class EtcdNode:
         given = [f"--{option}={value}" for option, value in arguments.items()]
         with (self._folder / f"{self.name}.log").open("ab") as log:
             self._process = subprocess.Popen(
-                tied(found, *given, *_options(), *options),
+                tied(found, *given, *options),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -188,15 +195,18 @@ class EtcdServer:
     """One or more servers that are one cluster; used with ``with``, at whose end they are killed.
 
     `EtcdServer(3)` has three members; `EtcdServer(tls=True)` asks its clients for a certificate;
-    more options go to the command line of each.
+    `EtcdServer(flushed=True)` waits for the disk, as one in production does; more options go to the
+    command line of each.
     """
 
-    def __init__(self, members: int = 1, *options: str, tls: bool = False) -> None:
+    def __init__(
+        self, members: int = 1, *options: str, tls: bool = False, flushed: bool = False
+    ) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="aiolock-etcd-")
         folder = Path(self._folder.name)
         self.certificates = Certificates(folder) if tls else None
         self.nodes = [EtcdNode(f"n{n}", folder, self.certificates) for n in range(members)]
-        self._options = options
+        self._options = options if flushed else (*_options(), *options)
 
     def __enter__(self) -> Self:
         try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from dataclasses import replace
+from itertools import groupby
 from pathlib import Path
 from typing import cast
 
@@ -15,6 +16,7 @@ from benchmarks import (
     contest,
     database_scenarios,
     environments,
+    etcd,
     handoff,
     measures,
     ours,
@@ -40,7 +42,7 @@ from benchmarks.crew import workers
 from benchmarks.redis_server import RedisServer
 from benchmarks.rounds import most_inside, quantile
 from benchmarks.scenarios import QUICK, Outcome, Scenario
-from tests.support import databases
+from tests.support import databases, etcds
 from tests.support.benchmarks import HERE, TINY
 
 
@@ -271,3 +273,17 @@ async def test_cluster_benchmark_prints_a_line_for_each_number_of_masters() -> N
         "3 masters",
         "3 masters, sharded",
     ]
+
+
+@pytest.mark.long
+async def test_etcd_benchmark_prints_whole_tables() -> None:
+    """The benchmark of etcd runs, its tables are whole, and no two bodies were inside."""
+    databases.need_postgres()
+    etcds.need_etcd()
+    size = etcd.Size(rounds=1, free=3, twenty=1, crowd=1, names=1, limit=10)
+    where, _, *lines = (await etcd.measure(size, others=False)).splitlines()
+    assert where.startswith("date")
+    tables = [list(rows) for is_row, rows in groupby(lines, lambda line: line[:1] == "|") if is_row]
+    assert [len(rows) for rows in tables] == [2 + len(etcd.MEASURES)] * 3
+    assert all(len({row.count("|") for row in rows}) == 1 for rows in tables)
+    assert lines[-1] == "Two inside, in all rounds of all contestants: 0."
