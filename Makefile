@@ -6,7 +6,7 @@ PYTHON ?= python3
 # run on the wheel has a quarter of them, or an eighth); and the Pythons that the wheel is tested on.
 JOBS ?= 8
 WHEEL_PYTHONS ?= 3.12 3.13 3.14 3.14t
-# The stores that are tested, with commas: redis, sqlite, postgres, mysql. All, if not given.
+# The stores that are tested, with commas: redis, sqlite, postgres, mysql, etcd. All, if not given.
 STORES ?=
 # Passed on to what the command runs: make test ARGS="-k cancel".
 ARGS ?=

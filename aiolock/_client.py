@@ -109,8 +109,8 @@ def connect(
     ``target`` is one of:
 
     * a URL (``redis://``, ``rediss://``, ``unix://``, ``redis+sentinel://``, ``redis+cluster://``,
-      ``sqlite:////``, ``postgresql://``, ``mysql://``, ``memory://``; ``valkey`` is another word
-      for ``redis``);
+      ``sqlite:////``, ``postgresql://``, ``mysql://``, ``etcd://``, ``memory://``; ``valkey`` is
+      another word for ``redis``);
     * the caller's ``redis.asyncio.Redis`` (also one from ``Sentinel.master_for``, a
       ``RedisCluster``, or a ``FakeAsyncRedis``). The client connects with its settings, over
       connections of its own, and does not close it;

@@ -29,7 +29,7 @@ def add_store_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--url",
         default=os.environ.get("AIOLOCK_URL"),
-        help="the store: redis://..., postgresql://..., mysql://..., sqlite:////..."
+        help="the store: redis://..., postgresql://..., mysql://..., etcd://..., sqlite:////..."
         " (default: AIOLOCK_URL)",
     )
     parser.add_argument(

@@ -40,6 +40,7 @@ PAGES = [ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md"))]
 MODULES = (aiolock, aiolock.errors, aiolock.options, aiolock.store, aiolock.sync, aiolock.testing)
 URL = "redis://localhost:6379/0"
 FILE = "sqlite:////run/app/locks.db"
+ETCD = "etcd://localhost:2379"
 BLOCK = re.compile(
     r"^(?P<not_run> *<!-- not run: .+ -->\n+)?"
     r'(?P<indent> *)```python\b(?: title="(?P<title>[^"]+)")?\n(?P<code>(?s:.*?))^(?P=indent)```$',
@@ -90,10 +91,11 @@ def test_page_code_blocks_run_in_order(
             value.close()  # a page is no program that ends
 
 
-def programs(page: Path, url: str, folder: Path) -> list[str]:
+def programs(page: Path, url: str, folder: Path, etcd: str = ETCD) -> list[str]:
     """Write each program of a page to its file, as a reader does; their names, in order."""
     names: list[str] = []
-    for block in BLOCK.finditer(page.read_text("utf-8").replace(URL, url)):
+    text = page.read_text("utf-8").replace(URL, url).replace(ETCD, etcd)
+    for block in BLOCK.finditer(text):
         if name := block["title"]:
             (folder / name).write_text(textwrap.dedent(block["code"]), "utf-8")
             names.append(name)
@@ -120,10 +122,13 @@ def run(folder: Path, *command: str) -> str:
 @pytest.mark.long
 @pytest.mark.parametrize("page", PROGRAMS, ids=name_of)
 def test_page_programs_run_one_by_one(
-    page: Path, redis_server: RedisServer, tmp_path: Path
+    page: Path, redis_server: RedisServer, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     """The programs of a page run one by one as they stand there, and say that they did."""
-    for name in programs(page, redis_server.url, tmp_path):
+    etcd = ETCD
+    if ETCD in page.read_text("utf-8"):
+        etcd = request.getfixturevalue("etcd_server").url()
+    for name in programs(page, redis_server.url, tmp_path, etcd):
         said = run(tmp_path, "-W", "error", name)
         assert said or name == "shop.py", f"{name} does not show that it worked"
 

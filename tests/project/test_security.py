@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import re
 import stat
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +17,9 @@ import pytest
 import aiolock
 from aiolock.stores.mysql import _schema as mysql_schema
 from aiolock.stores.postgres import _schema as postgres_schema
+from tests.support import etcds
 from tests.support.databases import MariaDBServer, PostgresServer
+from tests.support.etcds import EtcdServer
 from tests.support.failures import Peek, check_works, take
 from tests.support.servers import RedisServer
 from tests.support.worlds import asking
@@ -66,6 +69,30 @@ async def test_mysql_user_can_use_locks_and_change_nothing_else(
         for order in orders:
             with pytest.raises(pymysql.Error, match="denied"):
                 cursor.execute(order)
+
+
+async def test_etcd_user_can_use_locks_and_reaches_no_other_key() -> None:
+    """The user of an application writes the keys of the locks, and reads or writes no other."""
+    page = (Path(__file__).parents[2] / "docs/stores/etcd.md").read_text("utf-8")
+    granted = re.search(r"grant-permission (locks .+)$", page, re.MULTILINE)
+    assert granted is not None
+    etcds.need_etcd()
+    with EtcdServer() as server:
+        for name in ("root", "locks"):
+            server.ctl("role", "add", name)
+        server.ctl("role", "grant-permission", *granted[1].split())
+        for user, role in (("root", "root"), ("app", "locks")):
+            server.ctl("user", "add", f"{user}:secret")
+            server.ctl("user", "grant-role", user, role)
+        server.ctl("auth", "enable")
+        async with aiolock.connect(server.url(login="app:secret@")) as client:
+            await check_works(client)
+        for order in (
+            *(("put", "orders", "1"), ("get", "", "--prefix"), ("del", "aiolock/v")),
+            ("user", "add", "mine:secret"),
+        ):
+            with pytest.raises(RuntimeError, match="permission denied"):
+                server.ctl(*order, login="app:secret")
 
 
 @pytest.fixture

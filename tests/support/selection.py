@@ -10,7 +10,7 @@ import aiolock
 
 ON_THE_TREE = Path(aiolock.__file__).is_relative_to(Path(__file__).resolve().parents[2])
 """Whether the package is this tree's, and not the installed wheel: that is tested with less."""
-STORES = ("redis", "sqlite", "postgres", "mysql")
+STORES = ("redis", "sqlite", "postgres", "mysql", "etcd")
 """Those that are not in this process; what is about none of them is always tested."""
 
 _NAMED = {
@@ -29,6 +29,9 @@ _FIXTURES = {
     "own_postgres": "postgres",
     "mariadb_server": "mysql",
     "own_mariadb": "mysql",
+    "etcd_server": "etcd",
+    "etcd_three": "etcd",
+    "own_etcd": "etcd",
 }
 
 
