@@ -15,10 +15,11 @@ import pytest
 from tests.proof.chaos.__main__ import chaos, explain, report
 from tests.proof.chaos.checker import check
 from tests.proof.chaos.conductor import Slot
+from tests.proof.chaos.faults import Fault
 from tests.proof.chaos.history import read
 from tests.proof.chaos.run import Run
 from tests.proof.chaos.targets import sqlite
-from tests.support import databases
+from tests.support import databases, etcds
 from tests.support.failures import until
 from tests.support.selection import ON_THE_TREE
 
@@ -28,6 +29,8 @@ RUNS = (
         *(("redis", "1", 7.0), ("sentinel", "5", 6.0), ("cluster", "8", 6.0)),
         *(("sqlite", "1", 5.0), ("postgres", "1", 5.0), ("mysql", "1", 5.0)),
         ("quorum", "11", 7.0),
+        # In these plans are most kinds of faults that the servers can have.
+        *(("etcd", "455", 8.0), ("etcd-skewed", "346", 8.0)),
     ]
     if ON_THE_TREE
     else [("redis", "2", 4.0)]
@@ -51,7 +54,42 @@ async def test_chaos_run_on_each_store_keeps_every_promise(
         databases.need_postgres()
     if store == "mysql":
         databases.need_mariadb()
+    if store.startswith("etcd"):
+        etcds.need_etcd()
     await chaos(tmp_path, store=store, seconds=seconds, seed=seed, tasks=TASKS)
+    run = Run(read(tmp_path))
+    violations = check(run)
+    assert not violations, explain(run, violations)
+    print(report(run, violations))  # noqa: T201  # what pytest shows with -s, and of a failure
+    assert sum(map(len, run.entries.values())) > 5 * seconds, "hardly anything happened"
+
+
+FAULTS_OF_ETCD = {
+    "leader_killed": [Fault(1.5, "kill_leader", "all", 2.0, 0)],
+    "leader_frozen": [Fault(1.5, "freeze_leader", "all", 4.0, 0)],
+    "leader_cut_off": [Fault(1.5, "cut_off_leader", "all", 4.0, 0)],
+    "follower_frozen": [Fault(1.5, "freeze_follower", "all", 4.0, 0)],
+    # One process cannot ask while the history goes that its watch would go on from.
+    "history_compacted": [
+        Fault(1.5, "refuse", "0", 1.5, 0),
+        Fault(2.5, "compact", "all", 0.0, 0),
+    ],
+    "client_killed": [Fault(1.5, "kill", "0", 0.5, 0)],
+    "client_stopped_for_longer_than_its_leases": [Fault(1.5, "stop", "0", 8.0, 0)],
+}
+"""By name: what happens to three servers of etcd's and to four processes that use them."""
+
+
+@pytest.mark.long
+@pytest.mark.one_loop
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("name", FAULTS_OF_ETCD)
+async def test_chaos_of_etcd_with_one_fault_keeps_every_promise(tmp_path: Path, name: str) -> None:
+    """One fault at a time, in the middle of everything: no promise is broken, and work goes on."""
+    etcds.need_etcd()
+    faults = FAULTS_OF_ETCD[name]
+    seconds = max(fault.at + fault.seconds for fault in faults) + 2.5
+    await chaos(tmp_path, store="etcd", seconds=seconds, seed="1", tasks=TASKS, faults=faults)
     run = Run(read(tmp_path))
     violations = check(run)
     assert not violations, explain(run, violations)

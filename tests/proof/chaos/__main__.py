@@ -9,12 +9,13 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Final
 
 from tests.proof.chaos.checker import check, lost_at
 from tests.proof.chaos.conductor import Conductor
-from tests.proof.chaos.faults import ATTACKS, UNPLANNED
+from tests.proof.chaos.faults import ATTACKS, UNPLANNED, Fault
 from tests.proof.chaos.history import read
 from tests.proof.chaos.run import Run, Violation
 
@@ -22,6 +23,7 @@ WORKERS: Final = 4
 TASKS: Final = 12
 _MOST_SHOWN: Final = 3
 """Violations of one rule that are printed."""
+_BUSY: Final = "lock:hot"
 _EXCERPT: Final = 60
 """Events of one violation that are printed."""
 
@@ -40,11 +42,18 @@ async def chaos(
     seed: str,
     workers: int = WORKERS,
     tasks: int = TASKS,
+    faults: Sequence[Fault] | None = None,
     progress: Callable[[str], object] = say,
 ) -> None:
-    """One run; its history is in ``folder`` afterwards."""
+    """One run, with the seed's faults or with these; its history is in ``folder`` afterwards."""
     conductor = Conductor(
-        folder, store=store, seconds=seconds, seed=seed, workers=workers, tasks=tasks
+        *(folder,),
+        store=store,
+        seconds=seconds,
+        seed=seed,
+        workers=workers,
+        tasks=tasks,
+        faults=faults,
     )
     await conductor.run(progress)
 
@@ -88,12 +97,19 @@ def report(run: Run, violations: Sequence[Violation]) -> str:
         ("waiting p50", share(0.5)),
         ("waiting p99", share(0.99)),
         ("waiting max", share(1.0)),
+        (f"longest pause of {_BUSY}", f"{longest_pause(run) / 1e9:.2f} s"),
         ("faults", f"{sum(kinds.values()):,}"),
         *((f"  {kind}", count) for kind, count in sorted(kinds.items())),
         ("verdict", "right" if not violations else f"WRONG: {len(violations)} violations"),
     ]
     width = max(len(row[0]) for row in rows)
     return "\n".join(f"{what:<{width}}  {value}" for what, value in rows)
+
+
+def longest_pause(run: Run) -> int:
+    """The longest time in which nobody entered the lock that most want, while others waited."""
+    times = [attempt.entered.t for attempt in run.entries.get(_BUSY, ()) if attempt.entered]
+    return max((after - before for before, after in pairwise(times)), default=0)
 
 
 def _late(run: Run) -> str:

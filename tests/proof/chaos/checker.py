@@ -117,7 +117,6 @@ from aiolock.stores.redis._codec import RESERVED, waiter_of
 from tests.proof.chaos.history import Event
 from tests.proof.chaos.run import (
     AT_ONCE,
-    CLAIM,
     CLOSE,
     COMMAND,
     LAG,
@@ -430,8 +429,9 @@ def errors(run: Run) -> Iterator[Violation]:
             case "StoreError":
                 # With so little time, it is possible that the store had not answered at all.
                 hasty = asked["timeout"] is not None and asked["timeout"] * NS < LAG
+                heard = bool(attempt.queued) and attempt.queued[0] < ended.t
                 fair = run.disturbed(attempt.who, ended.t - COMMAND - LAG, ended.t) or (
-                    hasty and attempt.entered is None and not attempt.queued
+                    hasty and attempt.entered is None and not heard
                 )
             case _:
                 fair = False
@@ -456,7 +456,7 @@ def revivals(run: Run) -> Iterator[Violation]:
         for attempt in entries:
             wiped, broken = run.wiped(attempt), run.broken(attempt)
             for gone in (wiped, broken[1] if broken else None):
-                if gone is not None and attempt.deadline > gone.t + CLAIM:
+                if gone is not None and attempt.deadline > gone.t + run.claim:
                     text = f"{attempt.id} was renewed after its grant was gone"
                     yield run.violation("revivals", text, attempt)
 
@@ -478,15 +478,15 @@ def _free_at(run: Run, attempt: Acquisition) -> int:
     if attempt.given_back is not None:
         return attempt.given_back
     if attempt.left is None and attempt.who in run.killed:
-        return run.killed[attempt.who].t + CLAIM
-    return attempt.deadline + NS // 20
+        return run.lasting(run.killed[attempt.who].t + run.claim)
+    return run.lasting(attempt.deadline + run.lingers)
 
 
 def _idle(run: Run, name: str, begin: int, end: int) -> Iterator[Violation]:
     # Each process that was in trouble may have been given one claim, and let it pass. A process
     # that was dead by then costs nothing, except for what it had been given before.
     begin = max(begin, _held_by_the_dead(run, name, begin, end))
-    if end - begin <= LAG + CLAIM * run.in_trouble(begin, end):
+    if end - begin <= LAG + run.claim * run.in_trouble(begin, end):
         return
     for attempt in run.attempts.values():
         until = attempt.waited_until
@@ -512,7 +512,7 @@ def _held_by_the_dead(run: Run, name: str, begin: int, end: int) -> int:
             attempt = run.attempts.get(run.waiters.get(waiter, ""))
             if attempt is None or attempt.name != name or attempt.entered is not None:
                 continue
-            if attempt.who in run.killed and event.t <= run.gone(attempt.who) + CLAIM:
+            if attempt.who in run.killed and event.t <= run.gone(attempt.who) + run.claim:
                 seen = event.t
     return seen
 
@@ -635,7 +635,7 @@ def _could_begin(run: Run, attempt: Acquisition, begin: int, end: int) -> bool:
     free = max((_free_at(run, other) for other in before), default=begin)
     # A process that was stopped when its turn came has cost a claim.
     rivals = [a.ttl for a in run.attempts.values() if a.name == attempt.name and a.asked.t < end]
-    claims = max(rivals) * run.in_trouble(begin, end)
+    claims = max(*rivals, run.presence) * run.in_trouble(begin, end)
     return end - max(begin, free) > LAG + claims
 
 
@@ -736,7 +736,7 @@ def _waiter(member: str, *, held: bool) -> tuple[WaiterId, int]:
     return waiter_of(waiter), int(fence)
 
 
-def _haunts(  # noqa: PLR0917  # which waiter was seen, and where
+def _haunts(  # noqa: C901, PLR0917  # which waiter was seen, and where, and all that excuses it
     run: Run, waiter: WaiterId, fence: int, first: int, seen: int, server: int | None
 ) -> str:
     """The fault of a waiter that was seen at the server from ``first`` to ``seen``, if any."""
@@ -763,7 +763,9 @@ def _haunts(  # noqa: PLR0917  # which waiter was seen, and where
     ended = attempt.ended.t if attempt.ended else run.gone(who)
     # Nothing is heard of the dead, and their commands may come late; but no lease outlasts that.
     undisturbed = attempt.ended is not None and not run.disturbed_at(who, server, ended, seen)
-    due = ended + attempt.ttl + (CLAIM if undisturbed else LATE + LAG)
+    due = ended + attempt.ttl + (run.claim if undisturbed else max(run.claim, LATE + LAG))
+    if not alive:
+        due = max(due, run.lasting_of_the_dead(who))
     closing = run.closing(who, ended, seen) if server is not None else None
     if closing is not None and run.disturbed_at(who, server, closing, closing + CLOSE):
         # Until then it may have sent unanswered commands again, and not the later ones.
@@ -772,7 +774,7 @@ def _haunts(  # noqa: PLR0917  # which waiter was seen, and where
         # Its place is back, and may have its turn: its client gives that vote back when it hears
         # of it, and does not confirm it.
         assert run.ahead is not None
-        due = max(due, fence * 1000 - run.ahead + CLAIM + LAG)
+        due = max(due, fence * 1000 - run.ahead + run.claim + LAG)
     if seen > due and (fence or undisturbed):
         return f"{where} {(seen - ended) / NS:.3f} s after it had ended,"
     return ""

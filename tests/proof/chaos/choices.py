@@ -25,11 +25,14 @@ EVERYTHING: Final = frozenset(
         *("lock", "rw", "permits", "campaign", "periodic"),  # see `Kind`
         *("meet", "count", "wait", "once", "both"),  # see `Meeting`
         "downgrade",  # see `Step`
+        "fixed",  # leases that are not renewed
     }
 )
 """All kinds that are used."""
-OF_A_QUORUM: Final = frozenset({"lock", "rw", "campaign", "periodic", "once", "both"})
+OF_A_QUORUM: Final = frozenset({"lock", "rw", "campaign", "periodic", "once", "both", "fixed"})
 """The kinds that several voting servers offer, and that are used."""
+WITHOUT_CLOCK: Final = EVERYTHING - {"periodic", "once", "fixed"}
+"""The kinds about which no clock decides where a lease is a session of its client."""
 PERMITS: Final = 4
 EVERY: Final = 2.0
 """Seconds of a period of the job: more than a run may be late, so that a missing run shows."""
@@ -96,7 +99,7 @@ def draw(rng: random.Random, offers: frozenset[str] = EVERYTHING) -> Choice:
     on_lost = "signal" if rng.random() < 0.15 else "cancel"
     options: dict[str, Any] = {
         "ttl": ttl,
-        "renew": rng.random() >= 0.12,
+        "renew": rng.random() >= 0.12 or "fixed" not in offers,
         "reentrant": reentrant,
         "max_waiters": rng.randint(1, 20) if rng.random() < 0.03 else None,
         "max_hold": round(rng.uniform(0.3, 2.5), 3) if rng.random() < 0.06 else None,

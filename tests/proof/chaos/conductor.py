@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Final
@@ -100,14 +100,24 @@ class Conductor:
     """One run."""
 
     def __init__(
-        self, folder: Path, *, store: str, seconds: float, seed: str, workers: int, tasks: int
+        self,
+        folder: Path,
+        *,
+        store: str,
+        seconds: float,
+        seed: str,
+        workers: int,
+        tasks: int,
+        faults: Sequence[Fault] | None = None,
     ) -> None:
+        """Of the seed's faults, or of these."""
         self.store = store
         self._target = target(store)
         self.folder = folder
         self.seed = seed
         self.tasks = tasks
         self._seconds = seconds
+        self._given = faults
         self._slot_names = [str(number) for number in range(workers)]
 
     async def run(self, progress: Callable[[str], object]) -> None:
@@ -154,9 +164,13 @@ class Conductor:
         self._faults = 0
         for watch in (self._look(), self._stand(), self._tell(progress)):
             watching.add(asyncio.create_task(watch))
-        lanes = plan(self.seed, self._seconds, self._slot_names, self._target.attack)
+        if self._given is None:
+            planned = plan(self.seed, self._seconds, self._slot_names, self._target.attack)
+            lanes = list(planned.values())
+        else:
+            lanes = [[fault] for fault in self._given]
         async with asyncio.TaskGroup() as group:
-            for lane in lanes.values():
+            for lane in lanes:
                 group.create_task(self._follow(lane))
             group.create_task(self._until(self._seconds))
         self.history.note("quiet")

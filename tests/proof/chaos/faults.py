@@ -11,7 +11,7 @@ import random
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from tests.proof.chaos.choices import EVERYTHING, OF_A_QUORUM
+from tests.proof.chaos.choices import EVERYTHING, OF_A_QUORUM, WITHOUT_CLOCK
 
 
 class Kind(NamedTuple):
@@ -136,6 +136,26 @@ MYSQL_SERVER: Final = {
     "terminate_subscriptions": Kind(0.0, 0.0, 2.0),
 }
 
+ETCD_LINKS: Final = {
+    kind: SERVER_LINKS[kind]
+    for kind in ("cut", "deafen", "delay", "drop", "late", "refuse", "swallow", "tear")
+}
+
+ETCD_SERVER: Final = {
+    # A cluster without a leader makes another one within two seconds, on a busy machine.
+    "compact": Kind(0.0, 0.0, 0.5),  # all history is forgotten: a watch cannot go on from there
+    "cut_off_follower": Kind(0.5, 3.0, 3.0),  # from the other members, not from clients
+    "cut_off_leader": Kind(0.5, 4.0, 4.0),
+    "defragment": Kind(0.0, 0.0, 2.0),  # no member answers meanwhile
+    "freeze_follower": Kind(0.5, 5.0, 3.0),
+    "freeze_leader": Kind(0.5, 5.0, 4.0),
+    "freeze_most": Kind(0.3, 2.5, 4.0),  # two of three: no majority is left
+    "kill_follower": Kind(0.0, 2.0, 3.0),
+    "kill_leader": Kind(0.0, 2.0, 4.0),
+    "move_leader": Kind(0.0, 0.0, 3.0),
+    "restart": Kind(0.0, 1.0, 5.0),  # all of them, killed
+}
+
 QUORUM_LONGEST: Final = 2.0
 """Seconds: no ttl is longer, and a server that may have forgotten does not vote for so long."""
 
@@ -177,6 +197,14 @@ class Attack(NamedTuple):
     """How many servers vote; 0 without a quorum."""
     offers: frozenset[str] = EVERYTHING
     """The kinds that workers use: see `tests.proof.chaos.choices`."""
+    claim: float = 2.0
+    """Seconds of the longest lease, and of the longest claim: what a stuck process costs."""
+    presence: float = 0.0
+    """Seconds for which a process that is dead may pass for alive, and a claim then lasts."""
+    lingers: float = 0.05
+    """Seconds for which others may find a lease alive that its client takes for ended."""
+    skew: float = 0.0
+    """Seconds by which the clock of one process is ahead, and that of another behind."""
 
 
 ATTACKS: Final = {
@@ -187,6 +215,16 @@ ATTACKS: Final = {
     "sqlite": Attack(SQLITE_LINKS, SQLITE_SERVER),
     "postgres": Attack(SERVER_LINKS, POSTGRES_SERVER, grace=6.0),
     "mysql": Attack(SERVER_LINKS, MYSQL_SERVER, grace=6.0, keeps=True),
+    # The presence of a process ends five seconds after it, and etcd takes up to a second for that.
+    "etcd": Attack(ETCD_LINKS, ETCD_SERVER, claim=7.0, presence=7.0, lingers=3.0),
+    "etcd-skewed": Attack(
+        *(ETCD_LINKS, ETCD_SERVER),
+        claim=7.0,
+        presence=7.0,
+        lingers=3.0,
+        skew=3600.0,
+        offers=WITHOUT_CLOCK,
+    ),
     "quorum": Attack(SERVER_LINKS, QUORUM_SERVER, servers=3, offers=OF_A_QUORUM),
     "quorum5": Attack(SERVER_LINKS, QUORUM_SERVER, servers=5, offers=OF_A_QUORUM),
 }
@@ -194,6 +232,11 @@ ATTACKS: Final = {
 
 STARTS: Final = {"crash", "restart_fast"}
 """Faults after which the server has just been started."""
+
+ELECTIONS: Final = {
+    *("cut_off_leader", "freeze_leader", "freeze_most", "kill_leader", "move_leader", "restart"),
+}
+"""Faults after which another leader has all leases begin anew, as etcd's does."""
 
 FORGETS: Final = {"crash", "crash_most", "crash_saved", "flush"}
 """Faults after which a voting server does not know its votes."""

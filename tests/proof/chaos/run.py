@@ -15,6 +15,7 @@ from aiolock.stores.redis.cluster._slots import slot_of, slot_of_key
 from tests.proof.chaos.faults import (
     ATTACKS,
     BLINDING,
+    ELECTIONS,
     FORGETS,
     HARMLESS,
     KINDS,
@@ -40,8 +41,6 @@ STEP: Final = NS // 1000
 """The longest time from a task's last look at the clock to its record that it entered."""
 TICK: Final = NS // 500
 """How early a timer may be: uvloop rounds it to milliseconds, and its clock as well."""
-CLAIM: Final = 2 * NS
-"""The longest ttl here, so the longest lease and claim: the cost of a stuck process."""
 CLOSE: Final = 5 * NS
 """The time in which a client that is closed may give back what it has."""
 COMMAND: Final = 10 * NS
@@ -333,6 +332,9 @@ class Run:
         self._blind = list[tuple[int, int]]()
         """When no connection could be made."""
         self._several = Several()
+        self._attack = Attack({}, {})
+        self._elections = list[tuple[int, int]]()
+        """When other leaders were elected, where that prolongs leases."""
         self.ahead: int | None = None
         """The server's clock minus that of the history, if that is known."""
         self._disturbed: dict[str, Windows] = {}
@@ -350,7 +352,8 @@ class Run:
 
     def _note_began(self, event: Event) -> None:
         if "store" in event.data:
-            self._several.number = ATTACKS[event["store"]].servers
+            self._attack = ATTACKS[event["store"]]
+            self._several.number = self._attack.servers
 
     def _note_asked(self, event: Event) -> None:
         self.attempts[event["a"]] = Acquisition(event["a"], event, events=[event])
@@ -462,6 +465,8 @@ class Run:
             return
         kind = KINDS[event["kind"]]
         span = event["since"], event.t + int(kind.settle * NS)
+        if self.presence and event["kind"] in ELECTIONS:
+            self._elections.append(span)
         if event.data.get("servers"):
             for server in event["servers"]:
                 self._several.faults[event["target"], server].append(span)
@@ -473,6 +478,32 @@ class Run:
             self._blind.append(span)
             return
         self._faults[event["target"]].append((event["kind"], span))
+
+    @property
+    def claim(self) -> int:
+        """The longest lease and claim: the cost of a stuck process."""
+        return int(self._attack.claim * NS)
+
+    @property
+    def presence(self) -> int:
+        """How long a dead process may pass for alive, where that is not known at once."""
+        return int(self._attack.presence * NS)
+
+    @property
+    def lingers(self) -> int:
+        """For how long others may find a lease alive that its client takes for ended."""
+        return int(self._attack.lingers * NS)
+
+    def lasting(self, end: int) -> int:
+        """Until when a lease may last that would end at ``end``: another leader begins it anew."""
+        for began, settled in self._elections:
+            if began <= end:
+                end = max(end, settled + self.presence)
+        return end
+
+    def lasting_of_the_dead(self, who: str) -> int:
+        """Until when a grant to a process may last that was killed before it was given back."""
+        return self.gone(who) + self.claim if self.presence else 0
 
     @property
     def servers(self) -> int:
@@ -575,14 +606,17 @@ class Run:
 
     # After the last event
 
-    def _regard(self, attack: Attack) -> None:
+    def _regard(self) -> None:
         """Take into account how the store differs from others."""
+        attack = self._attack
         started = [event.t for event in self.of("began")]
         started += [event.t for event in self.of("fault") if event["kind"] in STARTS]
         grace = int(attack.grace * NS)
         for who, killed in self.killed.items():
             # It died before the start, or during it: it counts as alive until then.
             later = [end + grace for end in started if end + grace > killed.t] if grace else []
+            if self.presence:
+                later.append(self.lasting(killed.t + self.presence))
             self._passing[who] = max(later, default=0)
         if attack.keeps:
             slots = [faults for slot, faults in self._faults.items() if slot != "all"]
@@ -603,9 +637,7 @@ class Run:
         return max(died, self._gone.get(who, died), self._passing[who])
 
     def _index(self) -> None:
-        for began in self.of("began"):
-            if "store" in began.data:
-                self._regard(ATTACKS[began["store"]])
+        self._regard()
         self._extend()
         processes = {attempt.who for attempt in self.attempts.values()}
         processes |= {event.who for event in self.of(*_OF_PROCESSES)}
@@ -898,7 +930,8 @@ class Run:
     def all_connected(self, begin: int, end: int) -> bool:
         """Whether all processes could reach the server, and none was killed."""
         return not any(cut.touch(begin, end) for cut in self._cut_off.values()) and not any(
-            killed["since"] <= end and begin <= killed.t + CLAIM for killed in self.killed.values()
+            killed["since"] <= end and begin <= killed.t + self.claim
+            for killed in self.killed.values()
         )
 
     def reconnected(self, who: str, begin: int, end: int) -> bool:
@@ -929,7 +962,7 @@ class Run:
                 yield "its subscription was lost", at, at + LAG
         for wipe in self.wipes:
             if begin < wipe["since"] and wipe.t < end:
-                due = wipe.t + CLAIM + LAG
+                due = wipe.t + self.claim + LAG
                 yield "the queue was wiped", wipe.t, due + self._trouble(attempt.who, wipe.t, end)
 
     def _trouble(self, who: str, begin: int, end: int) -> int:
@@ -958,7 +991,7 @@ class Run:
             for failover in self.failovers
             if attempt.fence < failover["fence"]
             and _touches(failover, slot_of(attempt.name))
-            and attempt.deadline < failover.t + CLAIM
+            and attempt.deadline < failover.t + self.claim
         ]
 
     def _relied_until(self, attempt: Acquisition, end: int) -> int:

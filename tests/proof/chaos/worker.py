@@ -83,9 +83,7 @@ class Process:
     async def open(self) -> None:
         """Connect, however long that takes."""
         several = self._attack.servers
-        self._store = (
-            quorum_at(self._url, PREFIX, self.history) if several else store_at(self._url, PREFIX)
-        )
+        self._store = self._store_at()
         self.recorder = Recorder(self._store, self.history)
         self._ledger = Ledger(lambda: random.random() < _TRIPS)
         options: dict[str, Any] = {"ttl": QUORUM_LONGEST} if several else {}
@@ -108,6 +106,20 @@ class Process:
             else:
                 self.history.note("opened", client=self.client.id, since=since)
                 return
+
+    def _store_at(self) -> Store:
+        if self._attack.servers:
+            return quorum_at(self._url, PREFIX, self.history)
+        if not self._attack.skew:
+            return store_at(self._url, PREFIX)
+        etcd: Any = importlib.import_module("aiolock.stores.etcd._store")
+        settings: Any = importlib.import_module("aiolock.stores.etcd._settings")
+        slot = int(self._who.partition(".")[0])
+        ahead = int((0, self._attack.skew, -self._attack.skew)[slot % 3] * 1e6)
+        store: Store = etcd.EtcdStore(
+            settings.from_url(self._url), PREFIX, clock=lambda: time.time_ns() // 1000 + ahead
+        )
+        return store
 
     async def close(self) -> None:
         """Close the client, in whatever state its locks are."""
@@ -568,7 +580,8 @@ async def main(*arguments: str) -> None:
                 group.create_task(process.repeat(task))
             for task in range(MEETING):
                 group.create_task(process.meet(task))
-            group.create_task(process.job())
+            if "periodic" in ATTACKS[store].offers:
+                group.create_task(process.job())
             group.create_task(process.look())
             group.create_task(process.reopen())
             await _order(orders, "quiet")
