@@ -232,6 +232,36 @@ class EtcdServer:
         """Start a killed one again, with what it had; it may not answer yet."""
         node.launch(self._cluster, self._options, state="existing")
 
+    def replace(self, node: EtcdNode) -> EtcdNode:
+        """Take a member out of the cluster, and put another one, which knows nothing, in its place.
+
+        As an operator does whose machine is lost; the new one answers when this returns.
+        """
+        other = next(each for each in self.nodes if each is not node)
+        listed = [line.split(", ") for line in self.ctl("member", "list", node=other).splitlines()]
+        (member,) = [row[0] for row in listed if row[2] == node.name]
+        self._member("remove", member, node=other)
+        node.close()
+        new = EtcdNode(f"{node.name}x", Path(self._folder.name), self.certificates)
+        self.nodes[self.nodes.index(node)] = new
+        self._member("add", new.name, f"--peer-urls={new.peer}", node=other)
+        new.launch(self._cluster, self._options, state="existing")
+        new.wait_ready()
+        return new
+
+    def _member(self, *arguments: str, node: EtcdNode) -> None:
+        """Change the members. It is refused until all of them have been well for five seconds."""
+        deadline = time.monotonic() + _PATIENCE
+        while True:
+            try:
+                self.ctl("member", *arguments, node=node)
+            except RuntimeError:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.2)
+            else:
+                return
+
     @property
     def _cluster(self) -> str:
         return ",".join(f"{node.name}={node.peer}" for node in self.nodes)

@@ -59,11 +59,13 @@ class _Tries:
     def pause(self) -> float:
         """The seconds to wait after a lost race.
 
-        A second try follows at once. If that is lost, too, there are several others: each waits for
-        a time of its own, or most tries of all of them would be in vain.
+        A lost race brings the document as it is now, so another try follows at once. If that is
+        lost, too, there are several others: each waits for a time of its own, or most tries of all
+        of them would be in vain. What is known then is old: the next try only reads it anew, and
+        again another one follows at once.
         """
         self._lost += 1
-        if self._lost == 1:
+        if self._lost % 2:
             return 0.0
         return random.uniform(0, min(_CROWDED[0] * 2**self._lost, _CROWDED[1]))  # noqa: S311  # jitter
 

@@ -73,7 +73,7 @@ class Contest:
 
     def __init__(self) -> None:
         self._inside = False
-        self._fence = 0
+        self.fence = 0
         self.count = 0
 
     async def run(self, client: aiolock.LockClient, tasks: int) -> None:
@@ -86,8 +86,8 @@ class Contest:
         while True:
             async with client.lock("contest", timeout=40) as lease:
                 assert not self._inside
-                assert lease.fence > self._fence
-                self._inside, self._fence = True, lease.fence
+                assert lease.fence > self.fence
+                self._inside, self.fence = True, lease.fence
                 await asyncio.sleep(0.001)
                 self._inside = False
                 self.count += 1
@@ -143,6 +143,23 @@ async def test_server_stopped_while_a_lock_is_contended_costs_a_pause(
         finally:
             node.resume()
         await found.goes_on()
+
+
+@pytest.mark.parametrize("which", ["leader", "follower"])
+async def test_member_replaced_while_a_lock_is_contended_costs_a_pause(
+    own_etcd: EtcdServer, prefix: str, which: str
+) -> None:
+    """One member is taken out for good, and one that knows nothing comes in its place."""
+    async with contest(own_etcd, prefix) as found:
+        leads = which == "leader"
+        node = await asyncio.to_thread(own_etcd.leader if leads else own_etcd.follower)
+        new = await asyncio.to_thread(own_etcd.replace, node)
+        await found.goes_on()
+        async with (
+            aiolock.connect(f"etcd://{new.address}", prefix=prefix) as client,
+            client.lock("contest", timeout=40) as lease,
+        ):
+            assert lease.fence > found.fence, "it has what the others have"
 
 
 async def test_majority_stopped_refuses_all_and_what_is_held_survives_it(
