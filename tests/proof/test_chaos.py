@@ -67,6 +67,7 @@ async def test_chaos_run_on_each_store_keeps_every_promise(
 FAULTS_OF_ETCD = {
     "leader_killed": [Fault(1.5, "kill_leader", "all", 2.0, 0)],
     "leader_frozen": [Fault(1.5, "freeze_leader", "all", 4.0, 0)],
+    "leader_slow": [Fault(1.5, "stutter_leader", "all", 4.0, 0)],
     "leader_cut_off": [Fault(1.5, "cut_off_leader", "all", 4.0, 0)],
     "follower_frozen": [Fault(1.5, "freeze_follower", "all", 4.0, 0)],
     # One process cannot ask while the history goes that its watch would go on from.

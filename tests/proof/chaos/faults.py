@@ -154,6 +154,8 @@ ETCD_SERVER: Final = {
     "kill_leader": Kind(0.0, 2.0, 4.0),
     "move_leader": Kind(0.0, 0.0, 3.0),
     "restart": Kind(0.0, 1.0, 5.0),  # all of them, killed
+    # It stands still for most of the time, in short pieces, as on a disk that does.
+    "stutter_leader": Kind(0.5, 4.0, 4.0),
 }
 
 QUORUM_LONGEST: Final = 2.0
@@ -235,6 +237,7 @@ STARTS: Final = {"crash", "restart_fast"}
 
 ELECTIONS: Final = {
     *("cut_off_leader", "freeze_leader", "freeze_most", "kill_leader", "move_leader", "restart"),
+    "stutter_leader",
 }
 """Faults after which another leader has all leases begin anew, as etcd's does."""
 

@@ -209,6 +209,8 @@ class EtcdTarget:
         match fault.kind:
             case "freeze_leader" | "freeze_follower":
                 await self._freeze([which], fault.seconds)
+            case "stutter_leader":
+                await self._stutter(which, fault.seconds)
             case "freeze_most":
                 await self._freeze([leader, others[0]], fault.seconds)
             case "kill_leader" | "kill_follower":
@@ -222,9 +224,7 @@ class EtcdTarget:
             case "compact":
                 await self._compact()
             case "defragment":
-                for connection in self._each:
-                    with contextlib.suppress(CallError):
-                        await connection.call("Maintenance/Defragment", b"", _ANSWERS_WITHIN)
+                await self._defragment()
             case "move_leader":
                 await self._move(leader, others[0])
             case kind:
@@ -239,6 +239,11 @@ class EtcdTarget:
             for node in nodes:
                 node.resume()
 
+    async def _stutter(self, node: EtcdNode, seconds: float) -> None:
+        for _ in range(round(seconds / 0.3)):
+            await self._freeze([node], 0.25)
+            await asyncio.sleep(0.05)
+
     async def _restart(self, nodes: Sequence[EtcdNode], seconds: float) -> None:
         for node in nodes:
             node.kill()
@@ -252,6 +257,11 @@ class EtcdTarget:
         with contextlib.suppress(Silent):
             revision = (await self._all()).revision
             await self._call("KV/Compact", integer(1, revision))
+
+    async def _defragment(self) -> None:
+        for connection in self._each:
+            with contextlib.suppress(CallError):
+                await connection.call("Maintenance/Defragment", b"", _ANSWERS_WITHIN)
 
     async def _move(self, leader: EtcdNode, to: EtcdNode) -> None:
         nodes = self._cluster.nodes
