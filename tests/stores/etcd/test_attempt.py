@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import random
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from aiolock.stores._holders import Session
 from aiolock.stores.etcd._attempt import Attempt, Condition
+from aiolock.stores.etcd._documents import _Tries
 from aiolock.stores.etcd._keys import Keys
 from aiolock.stores.etcd._messages import exists, has_lease, has_other_lease, is_absent
 from aiolock.stores.etcd._registry import Registry
@@ -73,3 +77,12 @@ def test_swap_with_too_many_conditions_leaves_out_only_who_is_alive() -> None:
         *map(KEYS.presence, "abcdefgh"),
     ]
     assert len(conditions(most=12, judged_clients=judged, begun=begun)) == 12
+
+
+def test_try_after_a_pause_is_followed_by_one_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a pause what is known is old, so that try only reads: else a slow client never wins."""
+    monkeypatch.setattr(random, "uniform", lambda _, most: most)
+    tries = _Tries(0.0, again=False)
+    pauses = [tries.pause() for _ in range(6)]
+    assert pauses[::2] == [0.0, 0.0, 0.0]
+    assert all(pause > 0 for pause in pauses[1::2])
