@@ -600,6 +600,12 @@ RIGHT: dict[str, Story] = {
         leaves(6.1, C),
     ],
     "nobody_knows_so_soon": [asks(1.0, A, timeout=0.001), ends(1.002, A, "StoreError")],
+    "left_just_before_the_end_of_its_lease": [
+        asks(1.0, A),
+        enters(1.4, A, 10, 1.5),
+        leaves(1.4, A, "StoreError", lasts=0.1),
+        gives_back(1.6, A, 10),
+    ],
     "nobody_knows": [
         fault(1.0, 4.0, "freeze", "all"),
         asks(2.0, A),
@@ -1117,6 +1123,12 @@ WRONG: dict[str, Story] = {
         at(1.2, "2.0", "breaking", n="lock", fences=[9], id=1),
         of(1.5, A, "told"),
         leaves(1.5, A, "LeaseLost"),
+    ],
+    "errors-before_the_end_of_its_lease": [
+        asks(1.0, A),
+        enters(1.4, A, 10, 1.7),
+        leaves(1.4, A, "StoreError", lasts=0.1),
+        gives_back(1.8, A, 10),
     ],
     "errors-nothing_was_broken": [asks(1.0, A), ends(2.0, A, "StoreError")],
     "errors-it_had_answered": [

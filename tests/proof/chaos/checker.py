@@ -406,6 +406,16 @@ def _lost_for_a_reason(run: Run, attempt: Acquisition, lost: int) -> bool:
     )
 
 
+def _had_little_left(attempt: Acquisition, ended: int) -> bool:
+    """Whether it left with so little of its lease that the release may have had no answer before.
+
+    An exit waits for that until the lease ends, and no longer.
+    """
+    if attempt.entered is None or attempt.left is None:
+        return False
+    return attempt.deadline - attempt.left < LAG and ended >= attempt.deadline - TICK
+
+
 def errors(run: Run) -> Iterator[Violation]:
     """Only documented errors occur, each for its reason."""
     for attempt in run.attempts.values():
@@ -433,6 +443,7 @@ def errors(run: Run) -> Iterator[Violation]:
                 fair = run.disturbed(attempt.who, ended.t - COMMAND - LAG, ended.t) or (
                     hasty and attempt.entered is None and not heard
                 )
+                fair = fair or _had_little_left(attempt, ended.t)
             case _:
                 fair = False
         if not fair:
