@@ -51,12 +51,6 @@ def test_safeguards_name_existing_source_lines_and_tests() -> None:
     assert list(wrong()) == []
 
 
-def test_proof_tests_are_not_marked_alone() -> None:
-    """`make proof` has no run in which nothing runs beside a test, as `make test` has."""
-    sources = (TESTS / "proof").rglob("*.py")
-    assert [path for path in sources if "mark.alone" in path.read_text("utf-8")] == []
-
-
 RECORD = """#!/bin/sh
 echo "$@" >>"$(dirname "$0")/../../runs"
 """
@@ -77,13 +71,13 @@ def runs_of(folder: Path, script: str, *arguments: str) -> list[str]:
 
 
 def test_each_test_on_the_tree_is_run_by_make_test_or_make_proof(tmp_path: Path) -> None:
-    """One leaves out a folder, and what is marked `alone` elsewhere; the other runs just these."""
+    """One leaves out a folder, and what is marked `alone`; the other runs just these."""
     assert runs_of(tmp_path, "test", "8", "-k", "x") == [
         "-m pytest --ignore=tests/proof -n 8 -k x"  # with -n, less those that run alone
     ]
     assert runs_of(tmp_path, "proof", "3.12", "8", "-k", "x") == [
         "-m pytest -n 8 -o testpaths=tests/proof -k x",
-        "-m pytest --ignore=tests/proof -k x -n 0 --alone",
+        "-m pytest -o testpaths=tests -k x -n 0 --alone",
     ]
 
 
