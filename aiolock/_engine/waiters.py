@@ -63,7 +63,6 @@ _WARNED_EVERY: Final = 60.0
 _STILL_BROKEN: Final = 3.0
 """Seconds after which it is logged why a broken link could not be restored."""
 
-_A_CLAIM: Final = CLAIM / 1000
 _MOST_EMPTY: Final = 64
 """Queues of a client that are kept for a while when they have become empty."""
 

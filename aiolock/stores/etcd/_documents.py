@@ -29,6 +29,7 @@ from aiolock.stores.etcd._registry import Registry
 from aiolock.stores.etcd._replies import read_range
 from aiolock.stores.etcd._servers import PATIENCE, Servers
 from aiolock.stores.etcd._swaps import Outcome, Swap, Swaps
+from aiolock.stores.etcd._wire import MalformedError
 
 _KNOWN: Final = 20_000
 """Documents that are kept in memory: those that were used last."""
@@ -182,7 +183,7 @@ class Documents:
         """Settle it if no operation on its name does."""
         while self._unheard.get(attempt.name) is attempt:
             await asyncio.sleep(_LATER)
-            with contextlib.suppress(CallError):
+            with contextlib.suppress(CallError, MalformedError):
                 await self._settle_unheard(attempt, self._loop.time() + PATIENCE)
                 self._deliver(Reconnected())
 

@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
+from aiolock._turns import Backlog
 from aiolock.protocol import Form, WaiterId
 from aiolock.stores.etcd._lease import OwnLease
 
@@ -18,6 +19,8 @@ REFRESH: Final = 6 * 3600.0
 """Seconds after which a hold is renewed in its document, which is then kept for longer."""
 _AGAIN: Final = 1.0
 """Seconds after which it is tried again to end a hold that was not renewed in time."""
+_TOGETHER: Final = 32
+"""Holds that are ended in one iteration of the event loop; others have a turn then."""
 _SOONEST: Final = 0.001
 _LATEST: Final = 60.0
 """Seconds until the next look at all holds, at least and at most."""
@@ -56,6 +59,7 @@ class Holds:
         """``end`` ends a hold that has not been renewed in time."""
         self._loop = asyncio.get_running_loop()
         self._end = end
+        self._overdue = Backlog(self._end_overdue, most=_TOGETHER)
         self._holds = dict[tuple[str, WaiterId], Hold]()
         self._timer: asyncio.TimerHandle | None = None
         self._looks_at = math.inf
@@ -100,18 +104,24 @@ class Holds:
 
     def _look(self) -> None:
         now = self._loop.time()
-        for hold in list(self._holds.values()):
-            if hold.until <= now:
-                hold.lease, hold.until = None, now + _AGAIN  # in case that fails
-                self._end(hold)
+        overdue = [hold for hold in self._holds.values() if hold.until <= now]
+        for hold in overdue:
+            hold.lease, hold.until = None, now + _AGAIN  # in case that fails
+        self._overdue.add(overdue)
         self._looks_at, self._timer = math.inf, None
         if self._holds:
             first = min(hold.until for hold in self._holds.values())
             self._look_at(min(max(first, now + _SOONEST), now + _LATEST))
 
+    def _end_overdue(self, hold: Hold) -> None:
+        # It may have ended, or been renewed in its document, since it was found.
+        if self._holds.get((hold.grant.name, hold.grant.waiter)) is hold:
+            self._end(hold)
+
     def stop(self) -> None:
         """Forget all."""
         self._holds.clear()
+        self._overdue.clear()
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

@@ -85,6 +85,8 @@ class KeepAlive:
         try:
             metadata = await self._servers.metadata(connection)
             async with connection.stream("Lease/LeaseKeepAlive", TRY, metadata) as stream:
+                if line.stream.done():
+                    return  # whoever asked has given up meanwhile
                 line.stream.set_result(stream)
                 while True:
                     self._answered(line, read_lease(await stream.read()))

@@ -9,6 +9,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Final
 
 from aiolock._futures import retrieve
+from aiolock._turns import Backlog
 from aiolock.protocol import (
     AskAgain,
     Deliver,
@@ -47,6 +48,8 @@ _GIVES_UP: Final = 8.0
 """Seconds after which the opening fails, and within which closing ends."""
 _PAUSE: Final = 0.5
 """Seconds after which work in the background is begun again."""
+_TOGETHER: Final = 32
+"""Names that are asked about again in one iteration of the event loop; others have a turn then."""
 _LINK: Final = "watch"
 
 log = logging.getLogger("aiolock")
@@ -105,6 +108,8 @@ class Session:
         self._waiting = set[str]()
         """The names that waiters of this client wait for."""
         self._asking = False
+        self._to_ask = Backlog(self._ask, most=_TOGETHER)
+        """Those of them that are to ask again."""
 
     def _start(self, work: Any) -> asyncio.Task[Any]:
         task = self._loop.create_task(work)
@@ -151,8 +156,13 @@ class Session:
             except Exception:
                 log.exception("aiolock: a fault in the store in etcd, which goes on")
             await asyncio.sleep(_PAUSE)
-            with contextlib.suppress(CallError):
+            try:
                 await self.on_gap()  # something may have been missed
+            except CallError:
+                self._joined_again()  # so that all waiters ask, until they are answered
+            except Exception:
+                log.exception("aiolock: a fault in the store in etcd, which goes on")
+                self._joined_again()
 
     async def _check(self, until: float) -> None:
         reply = await self._servers.call("Maintenance/Status", b"", until=until, opening=True)
@@ -275,6 +285,8 @@ class Session:
 
     def _ask_again(self) -> None:
         self._asking = False
-        if self._by_name.is_open:
-            for name in tuple(self._waiting):
-                self._deliver(AskAgain(name))
+        self._to_ask.add(self._waiting)
+
+    def _ask(self, name: str) -> None:
+        if self._by_name.is_open and name in self._waiting:
+            self._deliver(AskAgain(name))

@@ -1,19 +1,27 @@
-"""What a swap relies on, as conditions of its transaction."""
+"""Parts of a client of etcd's, each by itself: what a swap relies on, and what ends when."""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import random
+from collections.abc import AsyncIterator
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
+from aiolock.protocol import Form, WaiterId
 from aiolock.stores._holders import Session
 from aiolock.stores.etcd._attempt import Attempt, Condition
 from aiolock.stores.etcd._documents import _Tries
+from aiolock.stores.etcd._failures import CallError
+from aiolock.stores.etcd._holds import Grant, Hold, Holds
+from aiolock.stores.etcd._keep_alive import KeepAlive, _Line
 from aiolock.stores.etcd._keys import Keys
 from aiolock.stores.etcd._messages import exists, has_lease, has_other_lease, is_absent
 from aiolock.stores.etcd._registry import Registry
+from tests.support.worlds import virtual
 
 KEYS = Keys("", "p")
 MANY = 90
@@ -86,3 +94,46 @@ def test_try_after_a_pause_is_followed_by_one_at_once(monkeypatch: pytest.Monkey
     pauses = [tries.pause() for _ in range(6)]
     assert pauses[::2] == [0.0, 0.0, 0.0]
     assert all(pause > 0 for pause in pauses[1::2])
+
+
+@virtual
+async def test_holds_that_are_overdue_together_are_ended_in_parts() -> None:
+    """Each once, unless it has ended meanwhile, and not all in one iteration of the event loop."""
+    ended = list[Hold]()
+    holds, form = Holds(ended.append), Form(claim=1000)
+    for number in range(1000):
+        holds.begin(Grant(f"lock:{number}", WaiterId("me", number), 7), form, None, 50)
+    await asyncio.sleep(0.05)
+    most = before = len(ended)
+    while len(ended) < 999:
+        holds.forget("lock:999", WaiterId("me", 999))
+        await asyncio.sleep(0)
+        most, before = max(most, len(ended) - before), len(ended)
+    assert most <= 64
+    assert len({hold.grant for hold in ended}) == 999
+    holds.stop()
+
+
+async def test_stream_of_leases_that_opens_when_nobody_waits_is_left() -> None:
+    """Whoever asked has given up: that is no error, and the next one opens another."""
+    left = asyncio.Event()
+
+    class Connected:
+        address = "etcd:2379"
+
+        @contextlib.asynccontextmanager
+        async def stream(self, *_: object) -> AsyncIterator[object]:
+            try:
+                yield self
+            finally:
+                left.set()
+
+    class Servers:
+        async def metadata(self, _: object) -> tuple[()]:
+            return ()
+
+    servers, connection = cast("Any", Servers()), cast("Any", Connected())
+    alive, line = KeepAlive(servers, asyncio.ensure_future), _Line(connection)
+    line.fail(CallError.not_sent("etcd:2379", "no answer in time"))
+    await alive._read(line)
+    assert left.is_set()

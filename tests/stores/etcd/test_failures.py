@@ -13,13 +13,14 @@ from contextlib import AsyncExitStack, asynccontextmanager
 import pytest
 
 import aiolock
-from aiolock.protocol import Reconnected
+from aiolock.protocol import Event, Reconnected
 from aiolock.stores.etcd import _settings
 from aiolock.stores.etcd._attempt import wall_clock
 from aiolock.stores.etcd._messages import range_request
 from aiolock.stores.etcd._replies import read_range
 from aiolock.stores.etcd._session import Session
 from aiolock.stores.etcd._store import EtcdStore
+from aiolock.stores.etcd._wire import MalformedError
 from tests.support.etcds import EtcdServer
 from tests.support.failures import soon, until
 from tests.support.proxy import Proxy
@@ -436,6 +437,57 @@ async def test_fault_in_the_background_is_logged_and_overcome(
             await until(lambda: faults, within=PAUSE)
         assert await (await soon(task, within=PAUSE)).release()
         assert "a fault in the store" in caplog.text
+
+
+async def test_fault_while_it_is_overcome_is_overcome_too(
+    etcd_server: EtcdServer, prefix: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A reply that cannot be read, when all is read anew, does not leave the client deaf."""
+    async with clients(etcd_server, prefix, 0, 0) as (ours, theirs):
+        session, gaps = session_of(theirs), list[None]()
+
+        def fails(events: object) -> None:
+            del session._registry.changed  # once
+            raise ZeroDivisionError
+
+        async def unreadable() -> int:
+            del session.on_gap  # once
+            gaps.append(None)
+            raise MalformedError
+
+        session._registry.changed = fails  # type: ignore[method-assign, assignment]  # see above
+        session.on_gap = unreadable  # type: ignore[method-assign]  # the same
+        async with ours.lock("a"):
+            task = acquiring(theirs.lock("a"))
+            await waiting(ours.lock("a"))
+            await until(lambda: gaps, within=PAUSE)
+        assert await (await soon(task, within=PAUSE)).release()
+        async with ours.lock("b"):
+            task = acquiring(theirs.lock("b"))
+            await waiting(ours.lock("b"))
+        assert await (await soon(task, within=PAUSE)).release()
+        assert caplog.text.count("a fault in the store") == 2
+
+
+async def test_end_of_a_lease_makes_many_names_ask_in_parts(
+    etcd_server: EtcdServer, prefix: str
+) -> None:
+    """A thousand names that are waited for do not ask in one iteration of the event loop."""
+    async with clients(etcd_server, prefix, 0) as (ours,):
+        session, asked = session_of(ours), list[Event]()
+        names = [f"lock:{number}" for number in range(1000)]
+        session._deliver = asked.append
+        session._waiting |= {*names}
+        session._lease_ended()
+        session._lease_ended()
+        most = before = 0
+        while len(asked) < len(names):
+            await asyncio.sleep(0)
+            most, before = max(most, len(asked) - before), len(asked)
+        assert most <= 64
+        await asyncio.sleep(0)
+        assert len(asked) == len(names), "each asks once"
+        session._waiting.clear()
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
