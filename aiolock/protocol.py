@@ -21,13 +21,14 @@ what it cannot read.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass, field
-from datetime import UTC, datetime
 from enum import Enum
 from typing import Any, Final, Generic, NamedTuple, TypeVar, final
 
-from aiolock.text import plain
+from aiolock.status import Page as Page  # noqa: PLC0414  # exported
+from aiolock.status import Participant as Participant  # noqa: PLC0414  # exported
+from aiolock.status import Status as Status  # noqa: PLC0414  # exported
 
 Answered = TypeVar("Answered", covariant=True)  # noqa: PLC0105  # named for what it is
 
@@ -278,105 +279,6 @@ class Posted:
 
     count: int
     value: str
-
-
-@dataclass(frozen=True, slots=True)
-class Participant:
-    """One holder or waiter, as `Lock.status` shows it."""
-
-    client: str
-    """The client's id: 96 random bits."""
-    host: str
-    """The machine the client runs on; empty if the store has forgotten it."""
-    pid: int
-    """The client's process; 0 if the store has forgotten it."""
-    since: float
-    """The time of its grant, or since which it waits: Unix time in seconds, by the store's clock.
-    """
-    place: int
-    """0 for a holder; 1 for the waiter that is next, and so on."""
-    fence: int = 0
-    """A holder's fencing token; 0 for a waiter."""
-    remaining: float = 0.0
-    """Seconds until a holder's lease ends if nobody renews it; 0 for a waiter."""
-    shared: bool = False
-    """Whether it shares, or wants to share, the lock: a reader, or permits of a semaphore."""
-    permits: int = 0
-    """How many permits of a semaphore it has, or waits for."""
-    seq: int = 0
-    """The number of this acquisition among those of its client."""
-    alive: bool = True
-    """Whether its client still listens; if not, it is dead or cut off. Always True if the store
-    cannot count listeners."""
-    label: str = ""
-    """Its label: see `Lock.acquire`. Empty for the first second or two, and in a status that comes
-    from a store alone."""
-    task: int = 0
-    """The number of the task, among those of its client, that holds this or does nothing but wait
-    for it. 0 if unknown, as before there is a label."""
-
-    def __str__(self) -> str:
-        where = f"{plain(self.host)}:{self.pid}" if self.host else "somewhere"
-        since = datetime.fromtimestamp(self.since, UTC).isoformat(timespec="milliseconds")
-        who = f"{plain(self.label)} " if self.label else ""
-        facts = [f"{who}{self.client[:_SHORT]}#{self.seq} at {where}", f"since {since}"]
-        if not self.place:
-            facts += [f"fence {self.fence}", f"{self.remaining:.1f} s left"]
-        if self.permits:
-            facts.append(f"{self.permits} permit" + "s" * (self.permits > 1))
-        elif self.shared:
-            facts.append("shared")
-        facts.append("alive" if self.alive else "dead or cut off")
-        return ", ".join(facts)
-
-
-@dataclass(frozen=True, slots=True)
-class Status:
-    """The holders and the waiters of a lock, both in order, at one moment."""
-
-    name: str
-    holders: tuple[Participant, ...]
-    waiters: tuple[Participant, ...]
-    closed: float = 0.0
-    """Seconds for which the lock stays closed although nobody holds it: by ``min_hold`` or
-    ``lock_delay``, or for the rest of a period. After a shared grant, it is closed only for
-    exclusive waiters."""
-    limit: int | None = None
-    """How many permits the semaphore has, how many counts open the latch, or how many parties meet
-    at the barrier. None for a lock, and once it is forgotten: a minute after the last lease would
-    have ended."""
-    kind: str = ""
-    """The kind: ``lock``, ``semaphore``, ``once``, …; empty if it comes from a store alone."""
-    now: float = field(default=0.0, compare=False)
-    """The time of this status: Unix time in seconds, by the store's clock, like
-    `Participant.since`."""
-    more_holders: int = 0
-    """How many holders it has beside those in `holders`: see ``waiters`` of `ReadStatus`. Always
-    0 in what `Lock.status` gives."""
-
-    def __str__(self) -> str:
-        return "\n".join(self._lines())
-
-    def _lines(self) -> Iterator[str]:
-        """One line about the lock, then one for each holder and each waiter."""
-        facts = "" if self.limit is None else f", limit {self.limit}"
-        facts += f", closed for {self.closed:.1f} s" if self.closed else ""
-        nobody = "" if self.holders or self.waiters else ": nobody holds it or waits"
-        yield f"{self.kind} {self.name!r}{facts}{nobody}".lstrip()
-        yield from (f"  holds: {holder}" for holder in self.holders)
-        yield from (f"  waits, place {waiter.place}: {waiter}" for waiter in self.waiters)
-
-
-_SHORT: Final = 6
-"""How many characters of a client's id are shown: enough for people to tell clients apart."""
-
-
-class Page(NamedTuple):
-    """Some of the statuses of a store; see `ReadPage`."""
-
-    statuses: Sequence[Status]
-    more: str
-    """The start of the next page: opaque to the client, and empty for the last page."""
 
 
 def lasts(lease: int) -> float:

@@ -32,6 +32,7 @@ CORE = [
     "aiolock._urls",
     "aiolock._turns",
     "aiolock.text",
+    "aiolock.status",
     "aiolock.protocol",
     "aiolock.store",
     "aiolock.errors",
