@@ -26,6 +26,7 @@ from dataclasses import KW_ONLY, dataclass, field
 from enum import Enum
 from typing import Any, Final, Generic, NamedTuple, TypeVar, final
 
+from aiolock.status import DETACHED
 from aiolock.status import Page as Page  # noqa: PLC0414  # exported
 from aiolock.status import Participant as Participant  # noqa: PLC0414  # exported
 from aiolock.status import Status as Status  # noqa: PLC0414  # exported
@@ -97,6 +98,11 @@ class WaiterId(NamedTuple):
     """The client's id: 96 random bits, without ``:``."""
     seq: int
     """The acquisition's number among those of its client."""
+
+
+def detached(key: str) -> WaiterId:
+    """The waiter of a grant that was detached with this key: see `Detach`."""
+    return WaiterId(DETACHED + key, 0)
 
 
 class Rule(Enum):
@@ -354,6 +360,16 @@ class Release(_Release, Operation[int]):
 
 
 @final
+class Discard(_Release, Operation[int]):
+    """Release a detached grant, whose ``waiter`` is that of `detached`: see `Detach`.
+
+    Answers as `Release` does. Copies of its `Detach` or `Adopt` that come later have no effect.
+    """
+
+    __slots__ = ()
+
+
+@final
 @dataclass(frozen=True, slots=True)
 class ReportHandoff(Operation[int]):
     """Make ``target`` the holder instead of ``source``, for its claim; those between have left.
@@ -469,6 +485,44 @@ class Downgrade(Operation[int]):
     waiter: WaiterId
     form: Form
     fence: int
+
+
+@dataclass(frozen=True, slots=True)
+class Detach(Operation[int]):
+    """Let this grant, for ``ttl`` ms, belong to whoever has the ``key``: see `Adopt`.
+
+    It keeps its fence, its permits and its delays. Its waiter becomes that of `detached`, which no
+    client has; so its end does not mean that a client is stuck. The queue is not looked at. Answers
+    `WAS_HOLDER`, also for a second call, or `WAS_ABSENT`: it had ended, or the key was used or
+    discarded since.
+    """
+
+    name: str
+    waiter: WaiterId
+    form: Form
+    fence: int
+    key: str
+    """Random, made up by the client for this one grant; without ``:``."""
+    ttl: int
+
+
+@dataclass(frozen=True, slots=True)
+class Adopt(Operation["Granted | None"]):
+    """Let ``waiter`` hold, for ``ttl`` ms, what was detached with this ``key``, under a new fence.
+
+    In one step, so nobody holds it in between, and a key works once. The queue is not looked at.
+    Answers None if the key was used before, or discarded, or its grant was broken or has ended. The
+    same waiter gets its grant again, unless it has given up: then it gets None.
+    """
+
+    name: str
+    waiter: WaiterId
+    form: Form
+    """That of the grant."""
+    fence: int
+    """The fence of the detached grant."""
+    key: str
+    ttl: int
 
 
 @dataclass(frozen=True, slots=True)

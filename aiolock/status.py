@@ -9,6 +9,9 @@ from typing import Final, NamedTuple
 
 from aiolock.text import plain
 
+DETACHED: Final = "="
+"""The first character of the client of a detached grant; its key follows, which is a secret."""
+
 
 @dataclass(frozen=True, slots=True)
 class Participant:
@@ -44,19 +47,30 @@ class Participant:
     task: int = 0
     """The number of the task, among those of its client, that holds this or does nothing but wait
     for it. 0 if unknown, as before there is a label."""
+    detached: bool = False
+    """It was detached, and waits for who adopts it: see `Lease.detach`. It has no client then."""
+
+    def __post_init__(self) -> None:
+        if self.client.startswith(DETACHED):
+            # frozen. Whoever has the key could take the lock.
+            object.__setattr__(self, "client", "")
+            object.__setattr__(self, "detached", True)
+            object.__setattr__(self, "alive", True)
 
     def __str__(self) -> str:
         where = f"{plain(self.host)}:{self.pid}" if self.host else "somewhere"
         since = datetime.fromtimestamp(self.since, UTC).isoformat(timespec="milliseconds")
         who = f"{plain(self.label)} " if self.label else ""
-        facts = [f"{who}{self.client[:_SHORT]}#{self.seq} at {where}", f"since {since}"]
+        whose = f"{who}{self.client[:_SHORT]}#{self.seq} at {where}"
+        facts = [f"{who}detached" if self.detached else whose, f"since {since}"]
         if not self.place:
             facts += [f"fence {self.fence}", f"{self.remaining:.1f} s left"]
         if self.permits:
             facts.append(f"{self.permits} permit" + "s" * (self.permits > 1))
         elif self.shared:
             facts.append("shared")
-        facts.append("alive" if self.alive else "dead or cut off")
+        if not self.detached:
+            facts.append("alive" if self.alive else "dead or cut off")
         return ", ".join(facts)
 
 

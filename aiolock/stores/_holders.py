@@ -7,11 +7,14 @@ from collections.abc import ItemsView, Iterator, Mapping, ValuesView
 from typing import Final, NamedTuple
 
 from aiolock.protocol import Form, WaiterId
+from aiolock.status import DETACHED
 
 RESERVED: Final = "-"
 """The client of a reserved grant, which means "closed" or "done": it ends like any other, but no
 client owns it."""
 
+
+_NOBODY: Final = (RESERVED, DETACHED)
 
 FOREVER: Final = 1 << 52
 """The end (ms) of a hold that lives with a session, before its ttl is added: no clock comes there.
@@ -70,6 +73,11 @@ class Holder:
     @property
     def is_reserved(self) -> bool:
         return self.client == RESERVED
+
+    @property
+    def has_client(self) -> bool:
+        """Whether a client has it: it is neither reserved nor detached."""
+        return self.client[:1] not in _NOBODY
 
 
 class _End(NamedTuple):

@@ -16,6 +16,7 @@ from aiolock.protocol import (
     WAS_ABSENT,
     WAS_UNKNOWN,
     Break,
+    Discard,
     Finish,
     Operation,
     Release,
@@ -38,6 +39,7 @@ class Fetch(Operation[None]):
 
 _UNKNOWN: Final[dict[type[Operation[Any]], int]] = {
     Release: WAS_UNKNOWN,
+    Discard: WAS_UNKNOWN,
     ReportHandoff: WAS_UNKNOWN,
     Finish: WAS_UNKNOWN,
     Break: BREAK_UNKNOWN,

@@ -29,12 +29,15 @@ from aiolock.protocol import (
     WAS_HOLDER,
     WAS_QUEUED,
     Acquire,
+    Adopt,
     Answer,
     AskAgain,
     Before,
     Break,
     Busy,
+    Detach,
     Differs,
+    Discard,
     Done,
     Downgrade,
     Finish,
@@ -61,6 +64,7 @@ from aiolock.protocol import (
     Rule,
     Status,
     WaiterId,
+    detached,
 )
 from aiolock.stores._holders import FOREVER, RESERVED, Grant, Holder, Holders, Session
 
@@ -389,7 +393,7 @@ class Step:
             state.dequeue(waiter)
         return WAS_HOLDER
 
-    def release(self, asked: Release) -> int:
+    def release(self, asked: Release | Discard) -> int:
         """See `Release`."""
         state, waiter, fence = self._state, asked.waiter, asked.fence
         self._asker = waiter.client
@@ -472,6 +476,45 @@ class Step:
             case "advance" | "count":
                 self._advance(counted=rest.work == "count", behind=rest.behind)
 
+    def detach(self, asked: Detach) -> int:
+        """See `Detach`."""
+        held = self._state.holders
+        token = Grant(detached(asked.key), asked.fence)
+        if token in held:
+            return WAS_HOLDER
+        if self._gave_up(token.waiter):  # discarded before this copy came
+            return WAS_ABSENT
+        holder = held.get(Grant(asked.waiter, asked.fence))
+        if holder is None or holder.end <= self._past:
+            return WAS_ABSENT
+        held.remove(holder.grant)
+        form, shared, end = replace(holder.form, fixed=True), holder.shared, self._ms + asked.ttl
+        # By the clock, as nobody renews it, and the session of its client may end.
+        held.add(Holder(token, form, end, shared=shared))
+        self._state.keep(end + protocol.A_MINUTE + form.closes)
+        return WAS_HOLDER
+
+    def adopt(self, asked: Adopt) -> Granted | None:
+        """See `Adopt`."""
+        held, waiter, form, ttl = self._state.holders, asked.waiter, asked.form, asked.ttl
+        if self._gave_up(waiter):
+            return None
+        own = held.of(waiter)
+        if own is not None:  # asked again
+            return Granted(own.grant.fence, self._left(own)) if own.end > self._past else None
+        token = held.get(Grant(detached(asked.key), asked.fence))
+        if token is None or token.end <= self._past:
+            return None
+        held.remove(token.grant)
+        # Not by `_grant`: nobody waited for it.
+        self.fence = max(self.fence + 1, asked.fence + 1, self._now)
+        session = self._session_for(waiter.client, form, ttl, claim=False)
+        end = FOREVER + ttl if session else self._ms + ttl
+        grant = Grant(waiter, self.fence)
+        held.add(Holder(grant, form, end, shared=token.shared, session=session))
+        self._state.keep(self._ms + ttl + protocol.A_MINUTE + form.closes)
+        return Granted(self.fence, ttl)
+
     def request(self, _: RequestRelease) -> int:
         """See `RequestRelease`."""
         self._request(0)
@@ -487,7 +530,8 @@ class Step:
             if holder.session:
                 self._keep_numbers()
             self._end(holder)
-            self._push(holder.client, GrantLost(self._name, *holder.grant, "broken"))
+            if holder.has_client:
+                self._push(holder.client, GrantLost(self._name, *holder.grant, "broken"))
             self._close(holder, lost=self._ms)
         if broken:
             self._advance()
@@ -609,7 +653,7 @@ class Step:
         stuck = dict[str, Grant]()
         for holder in ended:
             self._end(holder)
-            if not holder.is_reserved:
+            if holder.has_client:
                 self._push(holder.client, GrantLost(self._name, *holder.grant, "expired"))
             self._close(holder, lost=holder.end + self._slack // 1000)
             # A claim must be confirmed, whether or not the lease is renewed afterwards.
@@ -665,7 +709,7 @@ class Step:
         done.
         """
         state = self._state
-        if state.tombstones.get(waiter, 0) > self._past:
+        if self._gave_up(waiter):
             return Busy(0)
         if form.declared and self._differs(form.declared):
             return Differs(state.limit or 0)
@@ -679,6 +723,9 @@ class Step:
             state.dequeue(waiter)  # if `finish` has not come to it yet
             return Done(self._left(done))
         return None
+
+    def _gave_up(self, waiter: WaiterId) -> bool:
+        return self._state.tombstones.get(waiter, 0) > self._past
 
     def _enters(self, waiter: WaiterId, form: Form, *, wait: bool) -> bool:
         """Whether it enters at once; past the queue if it blocks no other waiter."""
@@ -822,7 +869,7 @@ class Step:
     def _held_behind(self, fence: int) -> Iterator[Grant]:
         """The grants that are held, with higher fences; in their order, as they were added."""
         for grant, holder in self._state.holders.items():
-            if grant.fence > fence and holder.end > self._past and not holder.is_reserved:
+            if grant.fence > fence and holder.end > self._past and holder.has_client:
                 yield grant
 
     def _leave_rest(self, *, counted: bool, behind: int | None) -> None:
@@ -1027,6 +1074,9 @@ _METHODS: Final[dict[type[Operation[Any]], Callable[[Step, Any], Any]]] = {
     Finish: Step.finish,
     RequestRelease: Step.request,
     Downgrade: Step.downgrade,
+    Detach: Step.detach,
+    Adopt: Step.adopt,
+    Discard: Step.release,
     Resize: Step.resize,
     Post: Step.post,
     ReadPosted: Step.read,

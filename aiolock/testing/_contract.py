@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from aiolock.testing._board import BoardContract
+from aiolock.testing._handing_on import HandingOnContract
 from aiolock.testing._lock import LockContract
 from aiolock.testing._once import OnceContract
 from aiolock.testing._server import ServerContract
 from aiolock.testing._shared import SharedContract
 
 
-class StoreContract(LockContract, OnceContract, BoardContract, ServerContract, SharedContract):
+class StoreContract(
+    LockContract, OnceContract, BoardContract, ServerContract, SharedContract, HandingOnContract
+):
     """The requirements of every store, one test for each, for a store's author to inherit.
 
     ::

@@ -15,8 +15,11 @@ from aiolock.copying import Uncopyable
 from aiolock.errors import StoreError, Unsupported
 from aiolock.protocol import (
     Acquire,
+    Adopt,
     Break,
     Deliver,
+    Detach,
+    Discard,
     Downgrade,
     Finish,
     Operation,
@@ -40,6 +43,10 @@ Value = TypeVar("Value")
 
 _NOT_COUNTED: Final = (
     "what different servers count does not add up, where each knows of some only: use one server"
+)
+_NO_HANDING_ON: Final = (
+    "a quorum cannot hand a lease on: the votes of its holder would have to move on a majority of"
+    " the servers in one step. Use one server"
 )
 _NO_DOWNGRADE: Final = (
     "who writes on several servers cannot go on as a reader: those that have not heard of it would"
@@ -163,6 +170,10 @@ def _downgrade(_: Session, operation: Downgrade) -> asyncio.Future[int]:
     return _unsupported(f"{operation.name!r}: {_NO_DOWNGRADE}")
 
 
+def _not_handed_on(_: Session, operation: Detach | Adopt | Discard) -> asyncio.Future[Any]:
+    return _unsupported(f"{operation.name!r}: {_NO_HANDING_ON}")
+
+
 def _not_offered(_: Session, __: Resize | ReportHandoff) -> asyncio.Future[int]:
     """`ReportHandoff` is never submitted: no answer has a `before`; see `_handoffs`."""
     return _unsupported("a quorum of servers does not offer this: use one server")
@@ -180,6 +191,9 @@ _FUNCTIONS: Final[dict[type, Callable[[Session, Any], asyncio.Future[Any]]]] = {
     Post: _post,
     ReadPosted: _read_posted,
     Downgrade: _downgrade,
+    Detach: _not_handed_on,
+    Adopt: _not_handed_on,
+    Discard: _not_handed_on,
     Resize: _not_offered,
     ReportHandoff: _not_offered,
 }

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
 from aiolock.protocol import (
+    Adopt,
     Break,
+    Detach,
+    Discard,
     Downgrade,
     Finish,
     Form,
@@ -20,9 +24,11 @@ from aiolock.protocol import (
     RequestRelease,
     Resize,
     WaiterId,
+    detached,
 )
+from aiolock.status import DETACHED
 from aiolock.stores.redis import _scripts as scripts
-from aiolock.stores.redis._codec import stem
+from aiolock.stores.redis._codec import encode, stem
 from aiolock.stores.redis._names import Names
 from aiolock.stores.redis._scripts import KEPT, Script, bulk
 
@@ -93,6 +99,9 @@ class Encoding:
             Renew: self._renew,
             Finish: self._finish,
             Downgrade: self._downgrade,
+            Detach: self._detach,
+            Adopt: self._adopt,
+            Discard: self._discard,
             Resize: self._resize,
             Post: self._post,
             ReadPosted: self._read_posted,
@@ -143,6 +152,27 @@ class Encoding:
         arguments = self._names.three(operation.name) + grant + self._channels
         return Call(scripts.DOWNGRADE, 7, arguments)
 
+    def _detach(self, operation: Detach) -> Call:
+        name, form, fence = operation.name, operation.form, operation.fence
+        who = self._text(name, operation.waiter, form)
+        values = (f"{who}:{fence}", f"{_detached(form, operation.key)}:{fence}", operation.ttl)
+        arguments = bulk(1) + self._names.holders(name) + b"".join(map(bulk, values))
+        return Call(scripts.DETACH, 5, arguments)
+
+    def _adopt(self, operation: Adopt) -> Call:
+        name, form = operation.name, operation.form
+        token = f"{_detached(form, operation.key)}:{operation.fence}"
+        values = (token, self._text(name, operation.waiter, form), operation.ttl)
+        arguments = self._names.three(name) + b"".join(map(bulk, values))
+        return Call(scripts.ADOPT, 7, arguments, expires=True)
+
+    def _discard(self, operation: Discard) -> Call:
+        name, waiter, form, fence, entered, _ = operation
+        text = _detached(form, waiter.client.removeprefix(DETACHED))
+        arguments = self._names.three(name) + bulk(text) + bulk(fence) + self._channels
+        arguments += bulk(1 if entered and form.closes else 0)
+        return Call(scripts.RELEASE, 8, arguments, leaves_tombstone=True)
+
     def _resize(self, operation: Resize) -> Call:
         numbers = (operation.declared, operation.limit, operation.remember)
         values = b"".join(map(bulk, numbers))
@@ -166,3 +196,8 @@ class Encoding:
         values = b"".join(map(bulk, operation.fences))
         arguments = self._names.three(operation.name) + self._channels + values
         return Call(scripts.BREAK, 5 + len(operation.fences), arguments)
+
+
+def _detached(form: Form, key: str) -> str:
+    """The text of the waiter of a detached grant: nobody renews it, and its end is no death."""
+    return encode(detached(key), replace(form, fixed=True), blind=False)

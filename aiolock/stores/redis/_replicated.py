@@ -23,8 +23,10 @@ from aiolock.errors import StoreError
 from aiolock.protocol import (
     WAS_ABSENT,
     Acquire,
+    Adopt,
     Answer,
     Deliver,
+    Detach,
     Event,
     Finish,
     Form,
@@ -66,6 +68,8 @@ class ReplicatedStore(Uncopyable):
             Acquire: self._acquire,
             Renew: self._renew,
             Finish: self._finish,
+            Detach: self._detach,
+            Adopt: self._adopt,
             Resize: self._count,
             Post: self._count,
         }
@@ -173,6 +177,13 @@ class ReplicatedStore(Uncopyable):
     def _finish(self, operation: Finish) -> asyncio.Future[int]:
         return Confirmed(self.replication, operation, self._plain, _was_there, PATIENCE)
 
+    def _detach(self, operation: Detach) -> asyncio.Future[int]:
+        return Confirmed(self.replication, operation, self._plain, _was_there, PATIENCE)
+
+    def _adopt(self, operation: Adopt) -> asyncio.Future[Granted | None]:
+        within = _within(operation.form)
+        return Confirmed(self.replication, operation, self._plain, _was_adopted, within)
+
     def _count(self, operation: Resize | Post) -> asyncio.Future[int]:
         return Confirmed(self.replication, operation, self._plain, _was_done, PATIENCE)
 
@@ -225,6 +236,10 @@ def _within(form: Form) -> float:
 
 def _is_granted(answer: Answer) -> bool:
     return isinstance(answer, Granted)
+
+
+def _was_adopted(answer: Granted | None) -> bool:
+    return answer is not None
 
 
 def _was_there(was: int) -> bool:

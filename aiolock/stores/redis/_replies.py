@@ -128,6 +128,10 @@ def flags(reply: Any) -> list[bool | None]:
     return [None if flag < 0 else flag == 1 for flag in reply]
 
 
+def adopted(reply: Any) -> Granted | None:
+    return Granted(*reply) if reply else None
+
+
 def was(reply: Any) -> int:
     return WAS_HOLDER if type(reply) is bytes else int(reply)
 

@@ -12,6 +12,7 @@ from typing import Any, Final
 from aiolock import protocol
 from aiolock.stores import _member
 from aiolock.stores.redis._replies import (
+    adopted,
     answer,
     as_is,
     asked,
@@ -208,6 +209,8 @@ BREAK: Final = Script("break", int, broken_before)
 FINISH: Final = Script("finish", was, was_before)
 REQUEST: Final = Script("request", asked)
 DOWNGRADE: Final = Script("downgrade", int)
+DETACH: Final = Script("detach", int)
+ADOPT: Final = Script("adopt", adopted)
 RESIZE: Final = Script("resize", int)
 POST: Final = Script("post", int)
 READ: Final = Script("read", posted)

@@ -8,7 +8,7 @@ local function end_grant(step, grant, reason, ended, claim)
   local client = grant:match(CLIENT) or grant
   -- The client may have handed the lock on by itself since, under higher fences (see `report_handoff`).
   step.floor = math.max(step.floor, (tonumber(grant:match(FENCE_OF)) or 0) + MAX_AHEAD)
-  if client ~= RESERVED then
+  if client ~= RESERVED and client:byte() ~= DETACHED then
     push(grant, client, 'l ' .. grant .. ' ' .. reason .. ' ' .. HOLDERS)
   end
   close(step, grant, ended, claim)

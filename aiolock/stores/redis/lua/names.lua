@@ -30,6 +30,7 @@ local QUEUE_LASTS = 300000 -- ms since a waiter last asked
 local EXCLUSIVE = 120 -- the first byte: x
 local SHARED = 115 -- s
 local RESERVED = '-' -- the client of a grant that only keeps others out, see `close`
+local DETACHED = 61 -- how the client of a detached grant begins: =
 local PLACEHOLDER = '!'
 local DONE = 'xfo0:-:' -- how such a grant begins that was left by `finish`
 local CLIENT = '^%a+%d+[^:]*:([^:]+):'

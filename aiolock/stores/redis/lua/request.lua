@@ -27,7 +27,7 @@ for i = 1, math.min(#held, 2 * PART), 2 do
   local grant = held[i]
   local client = grant:match(CLIENT) or RESERVED
   local message = 'r ' .. grant .. ' ' .. HOLDERS
-  local receivers = client == RESERVED and 0 or push(grant, client, message)
+  local receivers = (client == RESERVED or client:byte() == DETACHED) and 0 or push(grant, client, message)
   if type(receivers) ~= 'number' then
     return receivers -- the error
   elseif receivers > 0 then
