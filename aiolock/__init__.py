@@ -19,6 +19,7 @@ from aiolock._client import LockClient, connect
 from aiolock._engine.lease import Lease
 from aiolock._engine.lease_state import LeaseState
 from aiolock._locks.acquire_context import AcquireContext
+from aiolock._locks.adopt_context import AdoptContext
 from aiolock._locks.barrier import Barrier
 from aiolock._locks.election import Election, Leader, Term
 from aiolock._locks.event import Event
@@ -41,9 +42,11 @@ from aiolock.errors import (
     QuorumMismatch,
     ResultGone,
     StoreError,
+    TokenSpent,
     Unsupported,
     WouldDeadlock,
 )
+from aiolock.lease_token import LeaseToken
 from aiolock.observer import Blocked, Deadlock, LockRequest, Observer
 from aiolock.protocol import Participant, Status
 from aiolock.store import ServerStatus, Store
@@ -57,6 +60,7 @@ __version__ = "0.1.0"
 __all__ = [
     "AcquireContext",
     "AcquireTimeout",
+    "AdoptContext",
     "Barrier",
     "Blocked",
     "ClientClosed",
@@ -68,6 +72,7 @@ __all__ = [
     "Lease",
     "LeaseLost",
     "LeaseState",
+    "LeaseToken",
     "LimitMismatch",
     "Lock",
     "LockClient",
@@ -91,6 +96,7 @@ __all__ = [
     "Store",
     "StoreError",
     "Term",
+    "TokenSpent",
     "Unsupported",
     "WouldDeadlock",
     "connect",

@@ -10,6 +10,7 @@ import asyncio
 import functools
 import heapq
 import re
+import sys
 import warnings
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextvars import Context
@@ -19,17 +20,19 @@ from typing import TYPE_CHECKING, Any, Final, Literal, ParamSpec, Self, TypeVar,
 
 import anyio
 
+from aiolock._engine.adopting import described, discard
 from aiolock._engine.diagnostics.deadlock_search import find_deadlocks
 from aiolock._engine.diagnostics.labels import labelled
 from aiolock._engine.diagnostics.snapshot import snapshot
 from aiolock._engine.engine import Engine, State
 from aiolock._engine.policy import Policy, plain, to_ms
+from aiolock._locks.adopt_context import AdoptContext
 from aiolock._locks.async_only import AsyncOnly
 from aiolock._locks.barrier import Barrier
 from aiolock._locks.election import Election
 from aiolock._locks.event import Event
 from aiolock._locks.latch import Latch
-from aiolock._locks.lock import Lock
+from aiolock._locks.lock import Lock, caller
 from aiolock._locks.multilock import MultiLock
 from aiolock._locks.once import Once
 from aiolock._locks.periodic import Periodic
@@ -41,6 +44,7 @@ from aiolock.async_library import check_asyncio
 from aiolock.copying import Uncopyable
 from aiolock.errors import ClientClosed
 from aiolock.kinds import KINDS
+from aiolock.lease_token import LeaseToken
 from aiolock.naming import checked_result, describe_each, family_of, formatter
 from aiolock.observe._log import Log
 from aiolock.observer import Deadlock, Observer
@@ -53,7 +57,7 @@ from aiolock.options import (
     Seconds,
     SemaphoreOptions,
 )
-from aiolock.protocol import Rule, Status
+from aiolock.protocol import WAS_ABSENT, Rule, Status
 from aiolock.signatures import NoOptions, spelled_out, unexpected, without_unknown
 from aiolock.store import ServerStatus, Store
 from aiolock.validation import (
@@ -162,7 +166,7 @@ def connect(
             f" not {prefix!r}"
         )
     store = store_for(target, prefix, replicas, longest_ttl, durable=durable)
-    return LockClient(
+    client = LockClient(
         store,
         ttl=ttl,
         label=label,
@@ -170,6 +174,8 @@ def connect(
         deadlock_after=deadlock_after,
         answer_timeout=answer_timeout,
     )
+    client._engine.limits.prefix = prefix
+    return client
 
 
 class LockClient(
@@ -430,6 +436,74 @@ class LockClient(
         Empty for any other store.
         """
         return self._engine.servers()
+
+    @without_unknown
+    def adopt(
+        self,
+        token: str,
+        *,
+        ttl: Seconds | None = None,
+        max_hold: Seconds | None = None,
+        on_lost: OnLost = "cancel",
+        label: str | None = None,
+        **unknown: Unpack[NoOptions],
+    ) -> AdoptContext:
+        """Take over a lease that was detached, by its token: see `Lease.detach`.
+
+        ::
+
+            async with client.adopt(message["token"]) as lease:
+                await work(message["order"], fence=lease.fence)
+
+        Await the result for a `Lease`, or enter it with ``async with``, as that of `Lock.acquire`.
+        One step at the store, which waits for nobody: the lock was never free meanwhile. The lease
+        has a higher fence than the one that was detached, and its permits, delays and purpose: a
+        body without an error ends the work of a `once`.
+
+        A token works once. `TokenSpent` if it was adopted or discarded before, its time has ended,
+        or somebody broke the lock. `ValueError` for a text that is no token, or one of another
+        prefix, before anything is sent. `StoreError` when the store does not answer: whether the
+        token is spent then is unknown, and if it is, the lock is released. So it is when this is
+        cancelled.
+
+        :param ttl: seconds for which the store keeps the lease if nobody renews it; the client's,
+            if None.
+        :param max_hold: as for `lock`, from now on.
+        :param on_lost: as for `lock`.
+        :param label: as for `Lock.acquire`.
+        """
+        for wrong in unknown:
+            raise unexpected(LockClient.adopt, wrong)
+        where = caller(sys._getframe(1)) if sys.flags.dev_mode else ""
+        return self._adoption(token, ttl, max_hold, on_lost, label, where)
+
+    def _adoption(  # noqa: PLR0917  # the arguments of `adopt`
+        self,
+        token: str,
+        ttl: Seconds | None,
+        max_hold: Seconds | None,
+        on_lost: OnLost,
+        label: str | None,
+        where: str,
+    ) -> AdoptContext:
+        policy = described(
+            self._engine,
+            known := LeaseToken(token),
+            self._ttl if ttl is None else checked_ttl(ttl),
+            on_lost=on_lost,
+            max_hold=plain(max_hold),
+        )
+        label = checked_label("label", label)
+        self._engine.check()
+        return AdoptContext(self._engine, known, policy, label=label, where=where)
+
+    async def discard(self, token: str) -> bool:
+        """Release the lock of a token that nobody will adopt; True if it was not spent yet.
+
+        Idempotent. `ValueError` for a text that is no token, before anything is sent; `StoreError`
+        when the store does not answer. A cancellation does not stop it.
+        """
+        return await discard(self._engine, LeaseToken(token)) != WAS_ABSENT
 
     def _check_kind(self, kind: str) -> None:
         if kind not in self.KINDS:

@@ -5,6 +5,7 @@
     LockError
     ├── AcquireTimeout   (TimeoutError)          the lock did not become ours in the time given
     ├── LeaseLost                                the lock was taken from us while we held it
+    ├── TokenSpent                               the token of a detached lease is worth nothing
     ├── NotHeld          (RuntimeError)          this task holds no such lock
     ├── WouldDeadlock    (RuntimeError)          this task would wait for itself
     ├── LimitMismatch    (ValueError)            others use this name with another limit, or count
@@ -54,6 +55,16 @@ class LeaseLost(LockError):
     """The fencing token of the grant that was lost."""
     closed: bool = False
     """It was lost because the client that held it was closed, as when its program ends."""
+
+
+class TokenSpent(LockError):
+    """The token of a detached lease is worth nothing any more: see `LockClient.adopt`.
+
+    It was adopted or discarded before, its time has ended, or somebody broke the lock.
+    """
+
+    fence: int = 0
+    """The fencing token of the lease that was detached."""
 
 
 class NotHeld(LockError, RuntimeError):

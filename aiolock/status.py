@@ -62,7 +62,9 @@ class Participant:
         since = datetime.fromtimestamp(self.since, UTC).isoformat(timespec="milliseconds")
         who = f"{plain(self.label)} " if self.label else ""
         whose = f"{who}{self.client[:_SHORT]}#{self.seq} at {where}"
-        facts = [f"{who}detached" if self.detached else whose, f"since {since}"]
+        if self.detached:
+            whose = f"detached ({plain(self.label)})" if self.label else "detached"
+        facts = [whose, f"since {since}"]
         if not self.place:
             facts += [f"fence {self.fence}", f"{self.remaining:.1f} s left"]
         if self.permits:

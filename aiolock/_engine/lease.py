@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Generator
+from collections.abc import AsyncGenerator, Generator
+from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any, Final
 
 from aiolock._engine.acquisition import Acquisition, without
+from aiolock._engine.detaching import detach, take_back
 from aiolock._engine.lease_state import ALIVE, LeaseState, LossReason
 from aiolock._engine.policy import to_ms
 from aiolock._engine.released import Released
@@ -23,9 +25,10 @@ from aiolock._prompt import Prompt
 from aiolock.copying import Uncopyable
 from aiolock.entering import AsyncEnterable, Entered, Entry, current_task
 from aiolock.errors import LeaseLost, StoreError, Unsupported
+from aiolock.lease_token import LeaseToken
 from aiolock.options import Seconds
 from aiolock.protocol import WAS_ABSENT, WAS_QUEUED
-from aiolock.validation import checked_ttl
+from aiolock.validation import checked_label, checked_ttl
 
 log = logging.getLogger("aiolock")
 
@@ -88,12 +91,12 @@ class Lease(
 
     @property
     def state(self) -> LeaseState:
-        """`held`, `at_risk` (a renewal is not answered), `lost` or `released`."""
+        """`held`, `at_risk` (a renewal is not answered), `lost`, `released` or `detached`."""
         if not self._ended:
             self._watchdog.check(self._hold)
             return self._hold.state
-        lost = self._hold.state is LeaseState.LOST
-        return LeaseState.LOST if lost else LeaseState.RELEASED
+        state = self._hold.state
+        return LeaseState.RELEASED if state in ALIVE else state
 
     @property
     def lost(self) -> LostEvent:
@@ -260,6 +263,53 @@ class Lease(
         if isinstance(failure_of(downgraded), Unsupported):
             self._hold.shared = False  # the store has not carried it out
 
+    async def detach(self, *, ttl: Seconds = 60.0, label: str | None = None) -> LeaseToken:
+        """Give up the lease without releasing the lock; the token by which another adopts it.
+
+        ::
+
+            token = await lease.detach()
+            await queue.put({"order": 42, "token": token})
+
+        Whoever passes the token to `LockClient.adopt` gets the lock, under a higher fence, also in
+        another process. Nobody else holds it in between, and waiters go on waiting. If nobody does
+        within ``ttl`` seconds, the lock is free. Nobody renews it meanwhile.
+
+        The lease ends here when this is called: its body must not go on with what the lock
+        protects. Leaving the body then sends nothing. `TypeError` for a lease of an election or a
+        periodic job; `Unsupported` on a quorum, and for a re-entrant lock that its owner has
+        entered more than once: it is held as before then. `LeaseLost` when it is not ours any more.
+        `StoreError` when the store does not answer: then nobody can adopt it, and it is released,
+        as soon as the store answers again; so it is when this is cancelled.
+
+        :param ttl: seconds until the lock is free if nobody adopts it.
+        :param label: shown in `status` until then ("order 42, for the worker").
+        """
+        lasting, label = checked_ttl(ttl), checked_label("label", label)
+        self._watchdog.limits.check_ttl(lasting)
+        return await detach(self, to_ms(lasting), label)
+
+    @asynccontextmanager
+    async def handing_on(
+        self, *, ttl: Seconds = 60.0, label: str | None = None
+    ) -> AsyncGenerator[LeaseToken, None]:
+        """Detach the lease, for a body that passes its token on; if the body raises, release it.
+
+        ::
+
+            async with lease.handing_on() as token:
+                await queue.put({"order": 42, "token": token})
+
+        The parameters and errors are those of `detach`. When the body raises, or is cancelled, the
+        token is discarded without waiting for the store; if it was adopted already, it stays so.
+        """
+        token = await self.detach(ttl=ttl, label=label)
+        try:
+            yield token
+        except BaseException:
+            _ = take_back(self, token)
+            raise
+
     async def _ask(self, ttl: int) -> bool:
         self._watchdog.check_here()
         # Cancelled, the store may have renewed it all the same: `Watchdog.ask` has lowered the
@@ -291,7 +341,9 @@ class Lease(
             why = reason.value if isinstance(reason, LossReason) else f"the store said {reason!r}"
             text = f"{what} was lost: {why}"
         else:
-            text = f"the lease of {what} was released"
+            text = f"the lease of {what} was {self._hold.state.value}"
+            if self._hold.state in ALIVE:  # another lease of it is not
+                text = f"this lease of {what} was released"
         error = self._hold.policy.with_name(LeaseLost(text))
         error.fence = self.fence
         error.closed = self._hold.reason is LossReason.CLOSED

@@ -14,6 +14,8 @@ class LeaseState(StrEnum):
     """A renewal has no answer yet: still ours, but lost at its deadline unless one succeeds."""
     LOST = "lost"
     RELEASED = "released"
+    DETACHED = "detached"
+    """It belongs to whoever has its token: see `Lease.detach`."""
 
     @property
     def is_alive(self) -> bool:

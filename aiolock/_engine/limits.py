@@ -13,6 +13,8 @@ class Limits:
 
     def __init__(self, store: Store) -> None:
         self._store = store
+        self.prefix = ""
+        """The prefix of the keys, for `LeaseToken`."""
         features = store.features
         self._missing = features.missing
         self._longest = math.inf if features.longest_ttl is None else features.longest_ttl

@@ -15,7 +15,7 @@ from aiolock._engine.timers import shared_timers
 from aiolock._turns import Backlog
 from aiolock.backoff import Backoff
 from aiolock.errors import StoreError
-from aiolock.protocol import Form, Release, WaiterId
+from aiolock.protocol import Discard, Form, Release, WaiterId
 from aiolock.store import Store
 
 FIRST_PAUSE: Final = 1.0
@@ -36,7 +36,7 @@ class Releases:
         self._store = store
         self._loop = asyncio.get_running_loop()
         self._call_later = shared_timers()
-        self._left: dict[Release, float] = {}
+        self._left: dict[Release | Discard, float] = {}
         """The time until which each release is tried."""
         self._backoff = Backoff(FIRST_PAUSE, LONGEST_PAUSE)
         self._timer: asyncio.TimerHandle | None = None
@@ -50,7 +50,11 @@ class Releases:
         self, key: str, waiter: WaiterId, form: Form, ttl: int, *, fence: int = 0
     ) -> asyncio.Future[int]:
         """Release what was never entered; ``ttl`` is that of the lease, in ms."""
-        return self._send(Release(key, waiter, form, fence, entered=False), self._until(ttl))
+        return self.send(Release(key, waiter, form, fence, entered=False), ttl)
+
+    def send(self, release: Release | Discard, ttl: int) -> asyncio.Future[int]:
+        """Send this release, of a lease of so many ms, until it is answered."""
+        return self._send(release, self._until(ttl))
 
     def again(self, release: Release, ttl: int, failure: StoreError) -> None:
         """This release has failed: send it again."""
@@ -59,12 +63,14 @@ class Releases:
     def _until(self, ttl: int) -> float:
         return self._loop.time() + min(LONGEST, ttl / 1000 + _SLACK)
 
-    def _send(self, release: Release, until: float) -> asyncio.Future[int]:
+    def _send(self, release: Release | Discard, until: float) -> asyncio.Future[int]:
         released = self._store.submit(release)
         released.add_done_callback(partial(self._released, release, until))
         return released
 
-    def _released(self, release: Release, until: float, released: asyncio.Future[int]) -> None:
+    def _released(
+        self, release: Release | Discard, until: float, released: asyncio.Future[int]
+    ) -> None:
         if released.cancelled():
             return
         failure = released.exception()
@@ -74,7 +80,7 @@ class Releases:
             self._failed(release, until, failure)
         # Any other failure is a bug of ours or of the store: it would fail for ever.
 
-    def _failed(self, release: Release, until: float, failure: StoreError) -> None:
+    def _failed(self, release: Release | Discard, until: float, failure: StoreError) -> None:
         # One that is under way may still be answered, so it is not sent a second time.
         if not failure._under_way and self._loop.time() < until and not self._closed:
             self._left[release] = until
@@ -86,7 +92,7 @@ class Releases:
         left, self._left = self._left, {}
         self._again.add(left.items())
 
-    def _send_again(self, left: tuple[Release, float]) -> None:
+    def _send_again(self, left: tuple[Release | Discard, float]) -> None:
         _ = self._send(*left)
 
     async def aclose(self) -> None:

@@ -174,7 +174,7 @@ class Watchdog:
             assert hold.phase is Phase.GRANTED, f"{hold!r} cannot become held"
             hold.phase = Phase.HELD
         except BaseException:
-            self._forget(hold)
+            self.forget(hold)
             raise
 
     def index(self) -> Holders:
@@ -224,7 +224,7 @@ class Watchdog:
         hold.state = LeaseState.RELEASED
         policy, waiter, handoff = hold.policy, hold.waiter, self.handoff
         task, key, holds, young = hold.owner, policy.key, self.holds, self.wheel.young
-        # As `_forget`, without the calls.
+        # As `forget`, without the calls.
         if waiter in holds:
             del holds[waiter]
         if task in self.owned and key in (owned := self.owned[task]) and owned[key] is hold:
@@ -262,7 +262,7 @@ class Watchdog:
     def _release_ended(self, hold: Acquisition) -> Released | None:
         """`release` of what has ended, by release or loss, or does at this moment."""
         self.check(hold)
-        if hold.state is LeaseState.RELEASED:
+        if hold.state is LeaseState.RELEASED or hold.state is LeaseState.DETACHED:
             return hold.released
         if hold.released is None:
             self._release_lost(hold)
@@ -322,7 +322,7 @@ class Watchdog:
             reason = LossReason.MAX_HOLD
         hold.state = LeaseState.LOST
         hold.reason = reason
-        self._forget(hold)
+        self.forget(hold)
         if hold.lost is not None:
             hold.lost.set()
         if hold.bodies:
@@ -384,7 +384,8 @@ class Watchdog:
 
     # Renewing
 
-    def _forget(self, hold: Acquisition) -> None:
+    def forget(self, hold: Acquisition) -> None:
+        """It has ended, and is not renewed any more."""
         if hold.waiter in self.holds:
             del self.holds[hold.waiter]
         self.remove_owned(hold)

@@ -21,13 +21,14 @@ from aiolock._engine.policy import Policy, to_ms
 from aiolock._engine.releases import FIRST_PAUSE
 from aiolock._locks.acquire_context import AcquireContext
 from aiolock._locks.async_only import AsyncOnly
+from aiolock._locks.finishing import finish_body
 from aiolock._locks.lock import Lock
 from aiolock.copying import CopiedAsItself
 from aiolock.entering import AsyncEnterable, Entered, Entry
 from aiolock.errors import AcquireTimeout, ResultGone, StoreError
 from aiolock.naming import checked_result, formatter
 from aiolock.options import DEFAULT
-from aiolock.protocol import WAS_UNKNOWN, Post, ReadPosted, Rule, Status
+from aiolock.protocol import Post, ReadPosted, Rule, Status
 from aiolock.validation import LONGEST_RESULT
 
 P = ParamSpec("P")
@@ -70,27 +71,19 @@ class _Body:
     async def close(self, error: BaseException | None) -> None:
         """Leave it."""
         if self._lease is not None:
-            await _close(self._acquisition, self._lease, error, self._remember)
+            await finish_body(_Exit(self._acquisition), self._lease, error, self._remember)
 
 
-async def _close(
-    acquisition: AcquireContext[Any], lease: Lease, error: BaseException | None, remember: int
-) -> None:
-    """End the body: remember that it is done, unless it raised; `StoreError` if unknown."""
-    if error is None:
-        lease._watchdog.release(lease._hold, finished=remember)
-    kind = None if error is None else type(error)
-    await acquisition.__aexit__(kind, error, None)
-    released = lease._hold.released
-    if error is None and released is not None and released.done():
-        failure = released.failure
-        if failure is not None or released.was == WAS_UNKNOWN:
-            why = failure or "its confirmation was lost"
-            raise lease._hold.policy.with_name(
-                StoreError(
-                    f"{lease.name!r} was done, but nobody knows whether that is remembered: {why}"
-                )
-            ) from failure
+@dataclass(slots=True)
+class _Exit:
+    """The exit of an acquisition, as that of a `Scope`."""
+
+    _acquisition: AcquireContext[Any]
+
+    async def close(self, error: BaseException | None) -> None:
+        """Leave it."""
+        kind = None if error is None else type(error)
+        await self._acquisition.__aexit__(kind, error, None)
 
 
 class Once(CopiedAsItself, AsyncEnterable[Lease | None], AsyncOnly):
@@ -212,7 +205,7 @@ class Once(CopiedAsItself, AsyncEnterable[Lease | None], AsyncOnly):
             error = raised
             raise
         finally:
-            await _close(acquisition, lease, error, self._remember)
+            await finish_body(_Exit(acquisition), lease, error, self._remember)
 
     async def _keep(self, lease: Lease, result: object) -> None:
         if not isinstance(result, str):

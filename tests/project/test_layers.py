@@ -18,7 +18,8 @@ ROOT = Path(aiolock.__file__).parent
 PRIMITIVES = sorted(
     f"aiolock._locks.{path.stem}"
     for path in (ROOT / "_locks").glob("*.py")
-    if path.stem not in {"__init__", "async_only", "acquire_context", "lock"}
+    if path.stem
+    not in {"__init__", "async_only", "acquire_context", "adopt_context", "finishing", "lock"}
 )
 # Each module of the core imports only those before it: the lower knows nothing of the higher.
 CORE = [
@@ -39,6 +40,7 @@ CORE = [
     "aiolock.observer",
     "aiolock.options",
     "aiolock.validation",
+    "aiolock.lease_token",
     "aiolock.naming",
     "aiolock.signatures",
     "aiolock._by_hand",
@@ -79,6 +81,7 @@ CORE = [
     "aiolock._engine.diagnostics.deadlock_search",
     "aiolock._engine.diagnostics.slow_monitor",
     "aiolock._engine.scope",
+    "aiolock._engine.detaching",
     "aiolock._engine.lease",
     "aiolock._engine.diagnostics.deadlock_watch",
     "aiolock._engine.late",
@@ -86,10 +89,13 @@ CORE = [
     "aiolock._engine.not_acquired",
     "aiolock._engine.acquirer",
     "aiolock._engine.engine",
+    "aiolock._engine.adopting",
     "aiolock._locks",
     "aiolock._locks.async_only",
     "aiolock._locks.acquire_context",
     "aiolock._locks.lock",
+    "aiolock._locks.finishing",
+    "aiolock._locks.adopt_context",
     *PRIMITIVES,
     "aiolock._target",
     "aiolock._client",

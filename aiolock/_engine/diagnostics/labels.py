@@ -122,7 +122,7 @@ class Labels:
         page.due = now + REFRESHED
         posted = self._store.submit(
             Post(
-                _key(self._client, number),
+                page_key(self._client, number),
                 page.version,
                 token="",
                 declared=0,
@@ -152,7 +152,7 @@ async def labelled(store: Store, statuses: Sequence[Status]) -> list[Status]:
                 part = participants[start : start + _PART]
                 await take(1 + len(part) // 8)
                 for each in part:
-                    pages.setdefault(_key(each.client, each.seq >> _PAGE), {})
+                    pages.setdefault(_place(each)[0], {})
     keys = list(pages)
     for start in range(0, len(keys), _TOGETHER):
         asked = dict[str, asyncio.Future[Posted]]()
@@ -198,7 +198,8 @@ async def _add_labels(
     """The same participants, with the labels and tasks that their clients have posted."""
     take, found, labelled = turns().take, list[Participant](), False
     for each in participants:
-        posted = pages[_key(each.client, each.seq >> _PAGE)].get(each.seq)
+        page, seq = _place(each)
+        posted = pages[page].get(seq)
         if posted is None:
             found.append(each)
         else:
@@ -211,5 +212,13 @@ async def _add_labels(
     return tuple(found) if labelled else participants
 
 
-def _key(client: str, page: int) -> str:
+def _place(party: Participant) -> tuple[str, int]:
+    """The page with its label, and its number there."""
+    if party.detached:  # a page of its own, by its fence: see `detaching`
+        return page_key("", party.fence), 0
+    return page_key(party.client, party.seq >> _PAGE), party.seq
+
+
+def page_key(client: str, page: int) -> str:
+    """The name under which a page is posted."""
     return f"client:{client}:{page}"
