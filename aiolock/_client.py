@@ -475,17 +475,17 @@ class LockClient(
         for wrong in unknown:
             raise unexpected(LockClient.adopt, wrong)
         where = caller(sys._getframe(1)) if sys.flags.dev_mode else ""
-        return self._adoption(token, ttl, max_hold, on_lost, label, where)
+        return self._adopting(token, ttl, max_hold, on_lost, label)(where)
 
-    def _adoption(  # noqa: PLR0917  # the arguments of `adopt`
+    def _adopting(
         self,
         token: str,
         ttl: Seconds | None,
         max_hold: Seconds | None,
         on_lost: OnLost,
         label: str | None,
-        where: str,
-    ) -> AdoptContext:
+    ) -> Callable[[str], AdoptContext]:
+        """Check the arguments of `adopt`; makes the adoption, by the line that asks for it."""
         policy = described(
             self._engine,
             known := LeaseToken(token),
@@ -494,8 +494,7 @@ class LockClient(
             max_hold=plain(max_hold),
         )
         label = checked_label("label", label)
-        self._engine.check()
-        return AdoptContext(self._engine, known, policy, label=label, where=where)
+        return functools.partial(AdoptContext, self._engine, known, policy, label)
 
     async def discard(self, token: str) -> bool:
         """Release the lock of a token that nobody will adopt; True if it was not spent yet.

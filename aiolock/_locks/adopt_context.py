@@ -37,9 +37,11 @@ class AdoptContext(
     __slots__ = ("_begun", "_engine", "_label", "_owner", "_policy", "_scope", "_token", "_where")
 
     def __init__(
-        self, engine: Engine, token: LeaseToken, policy: Policy, *, label: str, where: str
+        self, engine: Engine, token: LeaseToken, policy: Policy, label: str, where: str
     ) -> None:
-        self._begun = False
+        """``where``: the line that called `adopt`, for the warning that its lease was dropped."""
+        self._begun = True  # until it is complete, for `__del__`
+        engine.check()
         self._engine = engine
         self._token = token
         self._policy = policy
@@ -48,6 +50,7 @@ class AdoptContext(
         self._owner = engine.watchdog.current_task()
         self._scope: Scope | None = None
         remember(self._owner)
+        self._begun = False
 
     def __repr__(self) -> str:
         return f"<AdoptContext of {self._token!r}>"
@@ -94,7 +97,7 @@ class AdoptContext(
             await scope.close(error)
 
     def __del__(self) -> None:
-        if not getattr(self, "_begun", True):  # no such attribute if __init__ has failed
+        if not self._begun:
             warnings.warn(
                 f"{self!r} was never awaited, so nothing was adopted",
                 RuntimeWarning,

@@ -15,6 +15,7 @@ A transaction begins and ends in the body of a lock. Within one of Django, which
 that is held, and `Event.set` and `Latch.count_down`, raise `RuntimeError`.
 """
 
+from aiolock.sync._adoption import Adoption
 from aiolock.sync._client import LockClient, connect
 from aiolock.sync._jobs import Election, Once, Periodic
 from aiolock.sync._lease import Flag, Lease, MultiLease, Term
@@ -23,6 +24,7 @@ from aiolock.sync._meeting import Barrier, Event, Latch
 from aiolock.sync._own_client import lock
 
 __all__ = [
+    "Adoption",
     "Barrier",
     "Election",
     "Event",

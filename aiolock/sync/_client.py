@@ -24,12 +24,14 @@ from typing import (
 import aiolock
 from aiolock.copying import Uncopyable
 from aiolock.errors import ClientClosed
+from aiolock.lease_token import LeaseToken
 from aiolock.naming import checked_result, describe_each, family_of, formatter
 from aiolock.observer import Deadlock
-from aiolock.options import ConnectOptions, LockOptions
+from aiolock.options import ConnectOptions, LockOptions, OnLost, Seconds
 from aiolock.protocol import Status
 from aiolock.signatures import spelled_out, unexpected
 from aiolock.store import ServerStatus, Store
+from aiolock.sync._adoption import Adoption
 from aiolock.sync._body import Bodies
 from aiolock.sync._greenlets import check_no_greenlets
 from aiolock.sync._jobs import Election, Once, Periodic
@@ -319,6 +321,23 @@ class LockClient(Uncopyable, instead=aiolock.LockClient._instead):
     def request_release(self, name: str, *, kind: str = "lock") -> bool:
         """Ask all holders of this name to release it: see `Lock.request_release`."""
         return self.call(lambda: self._client.request_release(name, kind=kind))
+
+    def adopt(
+        self,
+        token: str,
+        *,
+        ttl: Seconds | None = None,
+        max_hold: Seconds | None = None,
+        on_lost: OnLost = "cancel",
+        label: str | None = None,
+    ) -> Adoption:
+        """Take over a lease that was detached, by its token; as `aiolock.LockClient.adopt`."""
+        return Adoption(self, self._client._adopting(token, ttl, max_hold, on_lost, label))
+
+    def discard(self, token: str) -> bool:
+        """Release the lock of a token that nobody will adopt; as `aiolock.LockClient.discard`."""
+        known = LeaseToken(token)
+        return self.call(lambda: self._client.discard(known))
 
     def servers(self) -> list[ServerStatus]:
         """The status of each server of a quorum; as `aiolock.LockClient.servers`."""

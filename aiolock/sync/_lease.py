@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Generator, Mapping
 from types import MappingProxyType
 from typing import Final, TypeVar
 
 import aiolock
+from aiolock._engine.detaching import take_back
 from aiolock.copying import Uncopyable
 from aiolock.entering import Entry, SyncEnterable
 from aiolock.errors import ClientClosed
+from aiolock.lease_token import LeaseToken
 from aiolock.options import Seconds
 from aiolock.sync._body import Bodies, Body
 from aiolock.sync._portal import Portal
@@ -98,7 +100,7 @@ class Lease(Uncopyable, SyncEnterable["Lease"], instead=aiolock.Lease._instead):
 
     @property
     def state(self) -> aiolock.LeaseState:
-        """`held`, `at_risk` (a renewal is not answered), `lost` or `released`."""
+        """`held`, `at_risk` (a renewal is not answered), `lost`, `released` or `detached`."""
         return self._portal.read(lambda: self._lease.state)
 
     @property
@@ -163,6 +165,47 @@ class Lease(Uncopyable, SyncEnterable["Lease"], instead=aiolock.Lease._instead):
     def downgrade(self) -> None:
         """Turn a lease of `RWLock.write` into a reader's; as `aiolock.Lease.downgrade`."""
         self._call(self._lease.downgrade)
+
+    def detach(self, *, ttl: Seconds = 60.0, label: str | None = None) -> LeaseToken:
+        """Give up the lease without releasing the lock; the token by which another adopts it.
+
+        As `aiolock.Lease.detach`. Interrupted (Ctrl-C), the lock is released.
+        """
+        taken = list[LeaseToken]()  # shared with the loop: the way back may be interrupted
+
+        async def detach() -> None:
+            taken.append(await self._lease.detach(ttl=ttl, label=label))
+
+        async def undo(_: None) -> None:
+            self._take_back(taken)
+
+        try:
+            caller(self._portal).call(detach, undo)
+            return taken[0]
+        except BaseException as error:
+            if not isinstance(error, Exception):
+                self._portal.soon(self._take_back, taken)
+            raise
+
+    def _take_back(self, tokens: list[LeaseToken]) -> None:
+        for token in tokens:
+            _ = take_back(self._lease, token)
+
+    @contextlib.contextmanager
+    def handing_on(
+        self, *, ttl: Seconds = 60.0, label: str | None = None
+    ) -> Generator[LeaseToken, None, None]:
+        """Detach the lease, for a body that passes its token on; if the body raises, release it.
+
+        As `aiolock.Lease.handing_on`.
+        """
+        token = self.detach(ttl=ttl, label=label)
+        try:
+            yield token
+        except BaseException:
+            with contextlib.suppress(ClientClosed):
+                self._portal.soon(self._take_back, [token])
+            raise
 
     def _call(self, function: Callable[[], Awaitable[T]]) -> T:
         return caller(self._portal).call(function)

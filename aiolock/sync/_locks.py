@@ -23,7 +23,7 @@ Given = TypeVar("Given")
 Taken = TypeVar("Taken", bound=Lease | MultiLease)
 
 
-class _Taking(Entrance[Given, Taken], Generic[Given, Taken]):
+class Taking(Entrance[Given, Taken], Generic[Given, Taken]):
     """A description that a thread acquires, and releases by its lease."""
 
     __slots__ = ()
@@ -62,7 +62,7 @@ class _Taking(Entrance[Given, Taken], Generic[Given, Taken]):
             raise
 
 
-class _Acquirable(_Taking[Given, Taken], Generic[Given, Taken]):
+class _Acquirable(Taking[Given, Taken], Generic[Given, Taken]):
     """One that is acquired as a whole."""
 
     __slots__ = ("_acquisition", "_attempt")
@@ -236,7 +236,7 @@ class RWLock(CopiedAsItself):
         return self._client.call(lambda: self._lock.break_(fence))
 
 
-class Semaphore(_Taking[aiolock.Lease, Lease]):
+class Semaphore(Taking[aiolock.Lease, Lease]):
     """A description of one semaphore: as `aiolock.Semaphore`, for threads.
 
     ``with`` takes one permit; several are taken with ``with api.acquire(permits=2):``.
