@@ -51,11 +51,10 @@ class Participant:
     """It was detached, and waits for who adopts it: see `Lease.detach`. It has no client then."""
 
     def __post_init__(self) -> None:
-        if self.client.startswith(DETACHED):
-            # frozen. Whoever has the key could take the lock.
-            object.__setattr__(self, "client", "")
-            object.__setattr__(self, "detached", True)
-            object.__setattr__(self, "alive", True)
+        if self.client.startswith(DETACHED):  # whoever sees the key could take the lock
+            shown = {"client": "", "host": "", "pid": 0, "alive": True, "detached": True}
+            for name, value in shown.items():
+                object.__setattr__(self, name, value)  # frozen
 
     def __str__(self) -> str:
         where = f"{plain(self.host)}:{self.pid}" if self.host else "somewhere"

@@ -349,6 +349,19 @@ async def test_cancel_at_any_step_of_a_downgrade_leaves_nothing(stand: Stand, ki
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=KIND_IDS)
+async def test_cancel_at_any_step_of_handing_on_leaves_nothing(stand: Stand, kind: Kind) -> None:
+    """Detached, passed on, adopted, released: whoever gives up, the lock is free in the end."""
+
+    async def scenario() -> None:
+        async with stand.lock as lease, lease.handing_on(ttl=3600) as token:
+            await asyncio.sleep(0)
+            async with stand.other.adopt(token):
+                await asyncio.sleep(0)
+
+    await _everywhere(stand, kind, scenario, least=4)
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=KIND_IDS)
 async def test_cancel_at_any_step_of_semaphore_acquire_leaves_all_permits_free(
     stand: Stand, kind: Kind
 ) -> None:
