@@ -19,7 +19,7 @@ from aiolock._client import LockClient, connect
 from aiolock._engine.lease import Lease
 from aiolock._engine.lease_state import LeaseState
 from aiolock._locks.acquire_context import AcquireContext
-from aiolock._locks.adopt_context import AdoptContext
+from aiolock._locks.adoption import Adoption
 from aiolock._locks.barrier import Barrier
 from aiolock._locks.election import Election, Leader, Term
 from aiolock._locks.event import Event
@@ -60,7 +60,7 @@ __version__ = "0.1.0"
 __all__ = [
     "AcquireContext",
     "AcquireTimeout",
-    "AdoptContext",
+    "Adoption",
     "Barrier",
     "Blocked",
     "ClientClosed",

@@ -26,7 +26,7 @@ from aiolock._engine.diagnostics.labels import labelled
 from aiolock._engine.diagnostics.snapshot import snapshot
 from aiolock._engine.engine import Engine, State
 from aiolock._engine.policy import Policy, plain, to_ms
-from aiolock._locks.adopt_context import AdoptContext
+from aiolock._locks.adoption import Adoption
 from aiolock._locks.async_only import AsyncOnly
 from aiolock._locks.barrier import Barrier
 from aiolock._locks.election import Election
@@ -447,7 +447,7 @@ class LockClient(
         on_lost: OnLost = "cancel",
         label: str | None = None,
         **unknown: Unpack[NoOptions],
-    ) -> AdoptContext:
+    ) -> Adoption:
         """Take over a lease that was detached, by its token: see `Lease.detach`.
 
         ::
@@ -484,7 +484,7 @@ class LockClient(
         max_hold: Seconds | None,
         on_lost: OnLost,
         label: str | None,
-    ) -> Callable[[str], AdoptContext]:
+    ) -> Callable[[str], Adoption]:
         """Check the arguments of `adopt`; makes the adoption, by the line that asks for it."""
         policy = described(
             self._engine,
@@ -494,7 +494,7 @@ class LockClient(
             max_hold=plain(max_hold),
         )
         label = checked_label("label", label)
-        return functools.partial(AdoptContext, self._engine, known, policy, label)
+        return functools.partial(Adoption, self._engine, known, policy, label)
 
     async def discard(self, token: str) -> bool:
         """Release the lock of a token that nobody will adopt; True if it was not spent yet.

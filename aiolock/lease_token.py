@@ -33,7 +33,7 @@ class LeaseToken(str):
     ``LeaseToken(text)`` reads one that came from elsewhere; `ValueError` if it is none.
     """
 
-    __slots__ = ("_form", "fence", "key", "kind", "name", "prefix", "shared")
+    __slots__ = ("_form", "_key", "_prefix", "_shared", "fence", "kind", "name")
 
     kind: str
     """The kind of primitive: ``lock``, ``semaphore`` or ``once``."""
@@ -41,13 +41,14 @@ class LeaseToken(str):
     """The name of the lock."""
     fence: int
     """The fencing token of the lease that was detached."""
-    key: str
+    _key: str
     """The secret part."""
-    prefix: str
+    _prefix: str
     """The prefix of the client that detached it."""
-    shared: bool
+    _shared: bool
     """It was downgraded before."""
     _form: Form
+    """The options that the store has with the grant."""
 
     def __new__(cls, text: str) -> Self:
         """Read one that came from elsewhere."""
@@ -58,37 +59,13 @@ class LeaseToken(str):
         self = super().__new__(cls, text)
         try:
             self._read(_decoded(text))
-        except (ValueError, TypeError, KeyError, RecursionError):
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
             # Without the cause, whose text may have a part of the secret.
             raise ValueError(
                 "this is no token of Lease.detach(): it was cut, changed, or made by a later"
                 " version of aiolock"
             ) from None
         return self
-
-    @classmethod
-    def of(  # its parts
-        cls, *, key: str, kind: str, name: str, fence: int, form: Form, prefix: str, shared: bool
-    ) -> Self:
-        """The token with these parts."""
-        values = {each: getattr(form, each) for each in _FIELDS}
-        data: dict[str, Any] = {"n": f"{kind}:{name}", "f": fence, "k": key, "p": prefix}
-        options = {
-            each: value.value if isinstance(value, Rule) else value
-            for each, value in values.items()
-            if value != _FIELDS[each]
-        }
-        if options:
-            data["o"] = options
-        if shared:
-            data["s"] = 1
-        text = json.dumps(data, separators=(",", ":")).encode()
-        return cls(_BEGIN + base64.urlsafe_b64encode(text).decode().rstrip("="))
-
-    @property
-    def form(self) -> Form:
-        """The options that the store has with the grant."""
-        return self._form
 
     def __repr__(self) -> str:
         return f"<LeaseToken of the {self.kind} {self.name!r} fence={self.fence}>"
@@ -98,13 +75,13 @@ class LeaseToken(str):
 
     def _read(self, data: dict[str, Any]) -> None:
         self.kind, _, name = str(data["n"]).partition(":")
-        self.name, self.fence, self.key = checked_name(name), data["f"], data["k"]
-        self.prefix, self.shared = str(data["p"]), bool(data.get("s"))
+        self.name, self.fence, self._key = checked_name(name), data["f"], data["k"]
+        self._prefix, self._shared = str(data["p"]), bool(data.get("s"))
         options: dict[str, Any] = data.get("o", {})
         numbers = [value for value in options.values() if not isinstance(value, str)]
         if (
             not _KIND.fullmatch(self.kind)
-            or not _KEY.fullmatch(self.key)
+            or not _KEY.fullmatch(self._key)
             or not options.keys() <= _FIELDS.keys()
             or not all(type(number) in {int, bool} for number in (self.fence, *numbers))
             or not all(-_MOST < number < _MOST for number in (self.fence, *numbers))
@@ -116,6 +93,25 @@ class LeaseToken(str):
             if type(value) is not type(_FIELDS[each]):
                 raise ValueError
         self._form = Form(**values, rule=rule)
+
+
+def token_of(  # its parts
+    *, key: str, kind: str, name: str, fence: int, form: Form, prefix: str, shared: bool
+) -> LeaseToken:
+    """The token with these parts."""
+    values = {each: getattr(form, each) for each in _FIELDS}
+    data: dict[str, Any] = {"n": f"{kind}:{name}", "f": fence, "k": key, "p": prefix}
+    options = {
+        each: value.value if isinstance(value, Rule) else value
+        for each, value in values.items()
+        if value != _FIELDS[each]
+    }
+    if options:
+        data["o"] = options
+    if shared:
+        data["s"] = 1
+    text = json.dumps(data, separators=(",", ":")).encode()
+    return LeaseToken(_BEGIN + base64.urlsafe_b64encode(text).decode().rstrip("="))
 
 
 def _decoded(text: str) -> dict[str, Any]:

@@ -76,6 +76,8 @@ SIGNATURES = {
     "LockClient.status": "async (self, name, *, kind='lock')",
     "LockClient.break_": "async (self, name, *, kind='lock', fence=None)",
     "LockClient.request_release": "async (self, name, *, kind='lock')",
+    "LockClient.adopt": ("(self, token, *, ttl=None, max_hold=None, on_lost='cancel', label=None)"),
+    "LockClient.discard": "async (self, token)",
     "LockClient.lock": (
         "(self, name, *, ttl=None, timeout=None, renew=True, reentrant=False, max_waiters=None,"
         " max_hold=None, on_lost='cancel', min_hold=None, lock_delay=None,"
@@ -130,6 +132,8 @@ SIGNATURES = {
     "Lease.extend": "async (self, ttl)",
     "Lease.verify": "async (self)",
     "Lease.downgrade": "async (self)",
+    "Lease.detach": "async (self, *, ttl=60.0, label=None)",
+    "Lease.handing_on": "(self, *, ttl=60.0, label=None)",
     "RWLock.name": "property",
     "RWLock.read": "(self)",
     "RWLock.write": "(self)",
@@ -193,7 +197,7 @@ SIGNATURES = {
     "Periodic.run": "async (self, job)",
     "Participant": (
         "(client, host, pid, since, place, fence=0, remaining=0.0, shared=False, permits=0, seq=0,"
-        " alive=True, label='', task=0)"
+        " alive=True, label='', task=0, detached=False)"
     ),
     "Status": "(name, holders, waiters, closed=0.0, limit=None, kind='', now=0.0, more_holders=0)",
     "ServerStatus": "(address, state, not_voting=0.0, clock=None, votes=0, error='')",
@@ -202,6 +206,7 @@ ERRORS: dict[str, type[Exception] | None] = {
     "AcquireTimeout": TimeoutError,
     "LeaseLost": None,
     "LimitMismatch": ValueError,
+    "TokenSpent": None,
     "NotHeld": RuntimeError,
     "WouldDeadlock": RuntimeError,
     "QueueFull": None,
@@ -213,9 +218,11 @@ ERRORS: dict[str, type[Exception] | None] = {
 }
 DESCRIBED = [
     "AcquireContext",
+    "Adoption",
     "Blocked",
     "Deadlock",
     "LeaseState",
+    "LeaseToken",
     "LockRequest",
     "Observer",
     "Store",
@@ -344,7 +351,9 @@ def test_errors_inherit_from_lock_error_and_the_agreed_builtin() -> None:
 
 def test_lease_states_are_strings_of_their_names() -> None:
     """The states of a lease are strings of their own names."""
-    assert [str(state) for state in aiolock.LeaseState] == ["held", "at_risk", "lost", "released"]
+    assert [str(state) for state in aiolock.LeaseState] == [
+        *("held", "at_risk", "lost", "released", "detached")
+    ]
     assert issubclass(aiolock.LeaseState, str)
 
 

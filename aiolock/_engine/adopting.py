@@ -29,9 +29,9 @@ def described(
 ) -> Policy:
     """The policy of what is adopted with this token; `ValueError` if it is of another prefix."""
     prefix = engine.limits.prefix
-    if token.prefix != prefix:
-        raise ValueError(f"{token!r} is of the prefix {token.prefix!r}, not of {prefix!r}")
-    form = token.form
+    if token._prefix != prefix:
+        raise ValueError(f"{token!r} is of the prefix {token._prefix!r}, not of {prefix!r}")
+    form = token._form
     policy = Policy(
         token.name,
         ttl,
@@ -70,13 +70,13 @@ async def adopt(
     hold = Acquisition()
     hold.waiter = waiter = WaiterId(engine.client, acquirer.number)
     hold.policy, hold.owner, hold.label = policy, owner, label
-    hold.lineage, hold.shared = deadlock.lineage.get(), token.shared
+    hold.lineage, hold.shared = deadlock.lineage.get(), token._shared
     hold.began = hold.last_asked = watchdog.time()
     engine.slow_monitor.wake()
     lease: Lease | None = None
     try:
         with policy.errors_named():
-            adopting = Adopt(policy.key, waiter, policy.form, token.fence, token.key, policy.lease)
+            adopting = Adopt(policy.key, waiter, policy.form, token.fence, token._key, policy.lease)
             granted = await watchdog.handoff.submit(adopting)
         if granted is not None:
             now = watchdog.time()
@@ -129,5 +129,5 @@ async def discard(engine: Engine, token: LeaseToken) -> int:
     policy = described(engine, token, 1.0)
     with policy.errors_named():
         return await engine.submit(
-            Discard(policy.key, detached(token.key), token.form, token.fence)
+            Discard(policy.key, detached(token._key), token._form, token.fence)
         )

@@ -17,7 +17,7 @@ from aiolock._engine.diagnostics.labels import page_key
 from aiolock._engine.lease_state import LeaseState, LossReason
 from aiolock._futures import failure_of, retrieve
 from aiolock.errors import Unsupported
-from aiolock.lease_token import LeaseToken
+from aiolock.lease_token import LeaseToken, token_of
 from aiolock.protocol import WAS_ABSENT, Detach, Discard, Post, Release, detached
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ async def detach(lease: Lease, ttl: int, label: str) -> LeaseToken:
     if answer.done() and isinstance(failure := failure_of(answer), Unsupported):
         raise policy.with_context(failure)  # and it is held as before
     _end(lease)
-    token = LeaseToken.of(
+    token = token_of(
         key=key,
         kind=policy.kind,
         name=policy.name,
@@ -100,5 +100,5 @@ def _post_label(lease: Lease, label: str, ttl: int) -> None:
 def take_back(lease: Lease, token: LeaseToken) -> asyncio.Future[int]:
     """Discard a token, and if that fails, try again; the answer to the first try."""
     hold = lease._hold
-    discard = Discard(hold.policy.key, detached(token.key), token.form, token.fence)
+    discard = Discard(hold.policy.key, detached(token._key), token._form, token.fence)
     return lease._watchdog.releases.send(discard, hold.renews_for)

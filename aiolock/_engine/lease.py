@@ -307,8 +307,12 @@ class Lease(
         try:
             yield token
         except BaseException:
-            _ = take_back(self, token)
+            self._take_back(token)
             raise
+
+    def _take_back(self, token: LeaseToken) -> None:
+        """Discard a token of this lease, without waiting."""
+        _ = take_back(self, token)
 
     async def _ask(self, ttl: int) -> bool:
         self._watchdog.check_here()

@@ -14,9 +14,9 @@ from aiolock.sync._locks import Taking
 class _Adopting:
     """The adoptions of a thread's task: each is made when it begins, in the loop."""
 
-    def __init__(self, adopt: Callable[[str], aiolock.AdoptContext]) -> None:
+    def __init__(self, adopt: Callable[[str], aiolock.Adoption]) -> None:
         self._adopt = adopt
-        self._begun: aiolock.AdoptContext | None = None
+        self._begun: aiolock.Adoption | None = None
 
     async def __aenter__(self) -> aiolock.Lease:
         begun = self._adopt("")
@@ -35,7 +35,7 @@ class _Adopting:
 
 
 class Adoption(Taking[aiolock.Lease, Lease]):
-    """The adoption of a detached lease: as `aiolock.AdoptContext`, for threads.
+    """The adoption of a detached lease: as `aiolock.Adoption`, for threads.
 
     Made by `LockClient.adopt`. ``with`` adopts it, and releases it at the end; `acquire` returns
     its `Lease`. It works once: `TokenSpent` from then on.
@@ -43,7 +43,7 @@ class Adoption(Taking[aiolock.Lease, Lease]):
 
     __slots__ = ("_adopt",)
 
-    def __init__(self, client: Opened, adopt: Callable[[str], aiolock.AdoptContext]) -> None:
+    def __init__(self, client: Opened, adopt: Callable[[str], aiolock.Adoption]) -> None:
         super().__init__(client, _Adopting(adopt), Lease)
         self._adopt = adopt
 

@@ -9,7 +9,6 @@ from types import MappingProxyType
 from typing import Final, TypeVar
 
 import aiolock
-from aiolock._engine.detaching import take_back
 from aiolock.copying import Uncopyable
 from aiolock.entering import Entry, SyncEnterable
 from aiolock.errors import ClientClosed
@@ -189,7 +188,7 @@ class Lease(Uncopyable, SyncEnterable["Lease"], instead=aiolock.Lease._instead):
 
     def _take_back(self, tokens: list[LeaseToken]) -> None:
         for token in tokens:
-            _ = take_back(self._lease, token)
+            self._lease._take_back(token)
 
     @contextlib.contextmanager
     def handing_on(

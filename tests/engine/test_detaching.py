@@ -318,6 +318,6 @@ async def test_status_shows_a_detached_lease_with_its_label_and_without_its_key(
         assert party.fence == lease.fence
         assert 40 < party.remaining <= 50.1
         assert "detached (order 42, for the worker)" in str(status)
-        assert token.key not in repr(status) + str(status)
+        assert token._key not in repr(status) + str(status)
         assert await worker.discard(token)
         await empty(web.lock("order"))

@@ -19,7 +19,7 @@ PRIMITIVES = sorted(
     f"aiolock._locks.{path.stem}"
     for path in (ROOT / "_locks").glob("*.py")
     if path.stem
-    not in {"__init__", "async_only", "acquire_context", "adopt_context", "finishing", "lock"}
+    not in {"__init__", "async_only", "acquire_context", "adoption", "finishing", "lock"}
 )
 # Each module of the core imports only those before it: the lower knows nothing of the higher.
 CORE = [
@@ -95,7 +95,7 @@ CORE = [
     "aiolock._locks.acquire_context",
     "aiolock._locks.lock",
     "aiolock._locks.finishing",
-    "aiolock._locks.adopt_context",
+    "aiolock._locks.adoption",
     *PRIMITIVES,
     "aiolock._target",
     "aiolock._client",
@@ -105,7 +105,7 @@ CORE = [
 STORE = {
     *("aiolock._clock", "aiolock._futures", "aiolock.backoff", "aiolock.copying"),
     *("aiolock.kinds", "aiolock._prompt", "aiolock._turns", "aiolock._urls"),
-    *("aiolock.text", "aiolock.protocol", "aiolock.store", "aiolock.errors"),
+    *("aiolock.text", "aiolock.status", "aiolock.protocol", "aiolock.store", "aiolock.errors"),
 }
 # What authors of wrappers need as well.
 WRAPPERS = [
@@ -146,6 +146,7 @@ SYNC = [
     "aiolock.sync._body",
     "aiolock.sync._lease",
     "aiolock.sync._locks",
+    "aiolock.sync._adoption",
     "aiolock.sync._meeting",
     "aiolock.sync._jobs",
     "aiolock.sync._client",
@@ -317,7 +318,7 @@ def test_testing_modules_import_no_store_and_no_core(module: str) -> None:
 @pytest.mark.parametrize("module", ["aiolock._locks", "aiolock._engine"])
 def test_locks_and_engine_import_only_layers_below_and_no_store(module: str) -> None:
     """What users hold may know the engine, which knows nothing of that; neither knows a store."""
-    below_all = ["aiolock.observer", "aiolock._dropped", *WRAPPERS, *STORE]
+    below_all = ["aiolock.observer", "aiolock._dropped", "aiolock.lease_token", *WRAPPERS, *STORE]
     layers = ["aiolock._client", "aiolock._locks", "aiolock._engine", *below_all]
     below = tuple(layers[layers.index(module) :])
     for name in MODULES:

@@ -1172,6 +1172,7 @@ EXTRAS = {
     ("Lease", "check"),
     ("MultiLease", "check"),
     ("Term", "check"),
+    ("Adoption", "acquire"),
 }
 """What threads have and tasks have not, the first few for descriptions only."""
 
@@ -1214,7 +1215,7 @@ def test_sync_class_has_the_members_and_signatures_of_its_async_one(kind: str) -
 
 def test_sync_module_has_all_classes_of_the_async_one() -> None:
     """What tasks have, threads have, but for what only makes sense with `await`, and data."""
-    beside = {"AcquireContext", "Leader", "LeaseState", "Observer", "Store", "web"}
+    beside = {"AcquireContext", "Leader", "LeaseState", "LeaseToken", "Observer", "Store", "web"}
     beside |= {
         "Blocked",
         "Deadlock",

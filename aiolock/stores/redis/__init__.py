@@ -1,7 +1,8 @@
 """Locks on Redis 6.2 and newer, or Valkey.
 
-Read `_store` first: a table from each type of operation to what sends it. Then `_encoding` (the
-script and its arguments), ``lua/`` (the scripts, which `_scripts` puts together), `_replies`.
+Read `_store` first: a table from each type of operation to what sends it. Then `_encoding` and
+`_encoding_rare` (the script and its arguments), ``lua/`` (the scripts, which `_scripts` puts
+together), `_replies`.
 
 * Commands: `_pipeline` is one connection for all tasks, made of `_outbox` (writes), `_queue` (keeps
   over a break), `_reader` (pairs replies), `_deadlines` and `_link` (connects, by `_wire`).

@@ -33,6 +33,7 @@ from aiolock.stores.redis import _scripts as scripts
 from aiolock.stores.redis._command import Command
 from aiolock.stores.redis._companion import Companion
 from aiolock.stores.redis._encoding import Call, Encoding, Texts
+from aiolock.stores.redis._encoding_rare import RareEncoding
 from aiolock.stores.redis._errors import Place, address_of
 from aiolock.stores.redis._lone_node import is_node
 from aiolock.stores.redis._names import Names
@@ -165,7 +166,9 @@ class Operations:
         self._encoded = defaultdict[str, _Encoded](_Encoded)
         self._channels = bulk(names.channels)
         self._reader = StatusReader(session.pipe, names, session.presence.own_keys)
-        self._encoding = Encoding(names, client, texts)
+        self._encoding = Encoding(names, texts)
+        self._rare = RareEncoding(names, client, texts)
+        self._calls = self._encoding.calls | self._rare.calls
         self._outbox = session.pipe.outbox
         self._time, self._copies = self._outbox.time, self._outbox.copies
         self._post = self._outbox.post
@@ -182,7 +185,7 @@ class Operations:
             RequestRelease: self._request_release,
             ReadStatus: self._read_status,
             ReadPage: self._read_page,
-            **dict.fromkeys(self._encoding.calls, self._call),
+            **dict.fromkeys(self._calls, self._call),
         }
 
     def _submit(
@@ -303,7 +306,7 @@ class Operations:
         return self._pipe.call(ACQUIRE, 10, head + own, must_run=False, expires=True)
 
     def _call(self, operation: Operation[Any]) -> asyncio.Future[Any]:
-        return self._send(self._encoding.calls[operation.__class__](operation))
+        return self._send(self._calls[operation.__class__](operation))
 
     def _send(self, call: Call) -> asyncio.Future[Any]:
         script, count, arguments, expires, tombstone = call
@@ -316,10 +319,10 @@ class Operations:
 
     async def _ask_holders(self, operation: RequestRelease) -> int:
         """Ask them to release it, not too many in one command."""
-        asked: Asked = await self._send(self._encoding.request_release(operation, (b"", b"")))
+        asked: Asked = await self._send(self._rare.request_release(operation, (b"", b"")))
         told, behind = asked
         while behind is not None:
-            asked = await self._send(self._encoding.request_release(operation, behind))
+            asked = await self._send(self._rare.request_release(operation, behind))
             more, behind = asked
             told += more
         return told

@@ -1,4 +1,4 @@
-"""`AdoptContext`: the adoption of a detached lease, awaited or entered by its caller."""
+"""`Adoption`: the adoption of a detached lease, awaited or entered by its caller."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from aiolock._engine.engine import Engine
 
 
-class AdoptContext(
+class Adoption(
     Uncopyable, Awaitable[Lease], AsyncOnly, instead="it is one attempt; call adopt() again"
 ):
     """One adoption that has not begun yet: await it, or enter it with ``async with``.
@@ -53,7 +53,7 @@ class AdoptContext(
         self._begun = False
 
     def __repr__(self) -> str:
-        return f"<AdoptContext of {self._token!r}>"
+        return f"<Adoption of {self._token!r}>"
 
     def _begin(self) -> None:
         if self._begun:
