@@ -156,6 +156,19 @@ class HandingOnContract(Contract):
             assert (party.detached, party.client) == (False, bob.client)
             await bob.release(name, theirs)
 
+    async def test_status_shows_each_of_several_detached_grants(self) -> None:
+        """They have no client, by which others are told apart."""
+        async with self.peers(1) as (ann,):
+            name, one = fresh_name(), permits(1, 3)
+            grants = [await ann.take(name, ann.waiter(one)) for _ in range(2)]
+            keys = [await _detach(ann, name, grant) for grant in grants]
+            holders = (await ann.store.submit(ReadStatus(name))).holders
+            assert [party.fence for party in holders] == [grant.fence for grant in grants]
+            assert all(party.detached for party in holders)
+            for key, grant in zip(keys, grants, strict=True):
+                discard = Discard(name, detached(key), one, grant.fence)
+                assert await ann.store.submit(discard) == WAS_HOLDER
+
     async def test_permits_of_a_detached_grant_stay_taken_until_the_adopter_releases(self) -> None:
         """Neither step frees a permit or takes another."""
         async with self.peers(3) as (ann, bob, cat):

@@ -11,10 +11,14 @@ from aiolock.protocol import (
     WAS_ABSENT,
     WAS_UNKNOWN,
     Acquire,
+    Adopt,
     Answer,
     Break,
+    Detach,
+    Discard,
     Downgrade,
     Finish,
+    Granted,
     Post,
     Posted,
     ReadPosted,
@@ -119,6 +123,28 @@ class Encoder:
         )
         return Call("downgrade", asked.name, arguments, count)
 
+    def detach(self, asked: Detach) -> Call:
+        arguments = (
+            *(self.key(asked.name), self._me, number(asked.waiter.seq), number(asked.fence)),
+            *(asked.key.encode(), number(asked.ttl)),
+        )
+        return Call("detach", asked.name, arguments, count)
+
+    def adopt(self, asked: Adopt) -> Call:
+        arguments = (
+            *(self.key(asked.name), self._me, number(asked.waiter.seq), number(asked.form.fixed)),
+            *(number(asked.fence), asked.key.encode(), number(asked.ttl)),
+        )
+        return Call("adopt", asked.name, arguments, _adopted, must_run=False, expires=True)
+
+    def discard(self, asked: Discard) -> Call:
+        waiter, entered = asked.waiter, asked.entered
+        arguments = (
+            *(self.key(asked.name), waiter.client.encode(), number(waiter.seq)),
+            *(number(asked.fence), None if entered and asked.lost else number(entered)),
+        )
+        return Call("release", asked.name, arguments, _was, leaves_tombstone=True)
+
     def resize(self, asked: Resize) -> Call:
         arguments = (
             *(self.key(asked.name), self._me, number(asked.declared), number(asked.limit)),
@@ -147,6 +173,9 @@ ENCODE: Final[Mapping[type, Callable[[Encoder, Any], Call]]] = {
     Renew: Encoder.renew,
     Finish: Encoder.finish,
     Downgrade: Encoder.downgrade,
+    Detach: Encoder.detach,
+    Adopt: Encoder.adopt,
+    Discard: Encoder.discard,
     Resize: Encoder.resize,
     Post: Encoder.post,
     ReadPosted: Encoder.read,
@@ -171,6 +200,10 @@ def _asked(text: str, _: bool) -> tuple[int, int]:  # noqa: FBT001
 
 def _answer(text: str, _: bool) -> Answer:  # noqa: FBT001
     return codec.answer(text)
+
+
+def _adopted(text: str, _: bool) -> Granted | None:  # noqa: FBT001
+    return codec.adopted(text)
 
 
 def _posted(text: str, _: bool) -> Posted:  # noqa: FBT001

@@ -176,6 +176,12 @@ def answer(text: str) -> Answer:
     return _ANSWERS[kind](*map(int, rest))
 
 
+def adopted(text: str) -> Granted | None:
+    """The answer of `adopt`."""
+    _, *rest = text.split(" ")
+    return _granted(*map(int, rest)) if rest else None
+
+
 def held(text: str) -> list[bool]:
     """The answer of `renew`, for each grant."""
     return [each == "1" for each in text]
@@ -233,7 +239,8 @@ def joined(
     """
     held, waiting = dict[WaiterId, Participant](), dict[WaiterId, Participant]()
     for party in holders:
-        held[WaiterId(party.client, party.seq)] = party
+        number = party.fence if party.detached else party.seq  # that has no client of its own
+        held[WaiterId(party.client, number)] = party
         yield len(held) % _FOR_A_UNIT == 0
     for party in waiters:
         who = WaiterId(party.client, party.seq)

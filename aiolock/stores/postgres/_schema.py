@@ -8,7 +8,7 @@ from typing import Final
 
 from aiolock import protocol
 
-PROTOCOL: Final = 1
+PROTOCOL: Final = 2
 """The protocol of this version: `aiolock.protocol()` says which one the database has."""
 _OWNS: Final = "SELECT pg_advisory_xact_lock(7597127063519228267);\n"
 """One client makes the schema at a time: `CREATE ... IF NOT EXISTS` does not wait for others."""

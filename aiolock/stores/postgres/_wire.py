@@ -30,6 +30,8 @@ FUNCTIONS: Final = {
     "request": 3,
     "break_": 3,
     "downgrade": 5,
+    "detach": 6,
+    "adopt": 8,
     "resize": 8,
     "post": 9,
     "read": 1,

@@ -28,8 +28,8 @@ BEGIN
     IF to_regprocedure('aiolock.protocol()') IS NOT NULL THEN
         EXECUTE 'SELECT aiolock.protocol()' INTO found;
     END IF;
-    IF found > 1 THEN
-        RAISE EXCEPTION 'the schema aiolock is of protocol %, and this would be protocol 1: use the'
+    IF found > 2 THEN
+        RAISE EXCEPTION 'the schema aiolock is of protocol %, and this would be protocol 2: use the'
             ' later version of aiolock', found;
     END IF;
 END $$;
@@ -95,7 +95,7 @@ CREATE UNIQUE INDEX IF NOT EXISTS waiters_by_client ON aiolock.waiters (name, cl
 
 -- The holders. The client '-' has no owner: its grant keeps the name closed (seq 0), or remembers
 -- that work is done (seq 1; seq 2: as soon as the transaction that has checked it ends, and until
--- `number` then).
+-- `number` then). A client that begins with '=' is the key of a detached grant.
 CREATE TABLE IF NOT EXISTS aiolock.grants (
     name bytea NOT NULL,
     fence bigint NOT NULL,
@@ -250,6 +250,16 @@ BEGIN
     RETURN ARRAY(SELECT c FROM unnest(cs) c LEFT JOIN aiolock.clients x ON x.id = c
         WHERE c <> me AND (x.id IS NULL OR NOT aiolock._is_held(x.key)));
 END $$;
+
+-- Whether the holder is a client: its grant is neither reserved nor detached.
+CREATE OR REPLACE FUNCTION aiolock._is_client(c text) RETURNS boolean LANGUAGE sql AS $$
+    SELECT left(c, 1) NOT IN ('-', '=')
+$$;
+
+-- A client as others may see it: the key of a detached grant is a secret.
+CREATE OR REPLACE FUNCTION aiolock._shown(c text) RETURNS text LANGUAGE sql AS $$
+    SELECT CASE WHEN left(c, 1) = '=' THEN '=' ELSE c END
+$$;
 
 -- Push to a client. The push for the asking client is in the answer. Those for others are sent by
 -- the `flush` that follows or, without one, by a NOTIFY at the commit.
@@ -835,7 +845,7 @@ BEGIN
             CONTINUE;
         END IF;
         over := over || g.fence;
-        IF g.client <> '-' THEN
+        IF aiolock._is_client(g.client) THEN
             done := aiolock._push(n, g.client, me, concat_ws(' ', 'lost', g.seq, g.fence, 'expired'));
         END IF;
         IF g.after_loss + g.after_grant + g.period > 0 THEN
@@ -1108,7 +1118,7 @@ DECLARE
     c aiolock.clients;
 BEGIN
     SELECT * INTO c FROM aiolock.clients WHERE id = g.client;
-    RETURN concat_ws(' ', g.client, g.seq, g.fence,
+    RETURN concat_ws(' ', aiolock._shown(g.client), g.seq, g.fence,
         CASE WHEN g.ends > 0 THEN g.ends * 1000 - us ELSE 0 END, g.shared::int,
         CASE WHEN g.rule = '*' THEN g.number ELSE 0 END, coalesce(c.pid, 0),
         encode(convert_to(coalesce(c.host, ''), 'UTF8'), 'hex'));
@@ -1257,7 +1267,7 @@ DECLARE
     done text;
 BEGIN
     FOR g IN SELECT * FROM aiolock.grants
-        WHERE name = n AND fence > f AND ends > us / 1000 AND client <> '-'
+        WHERE name = n AND fence > f AND ends > us / 1000 AND aiolock._is_client(client)
         ORDER BY name, fence LIMIT most + 1
     LOOP
         IF cardinality(asked) = most THEN
@@ -1299,7 +1309,9 @@ BEGIN
         broken := broken + 1;
         top := g.fence;
         DELETE FROM aiolock.grants WHERE name = n AND fence = g.fence;
-        done := aiolock._push(n, g.client, me, concat_ws(' ', 'lost', g.seq, g.fence, 'broken'));
+        IF aiolock._is_client(g.client) THEN
+            done := aiolock._push(n, g.client, me, concat_ws(' ', 'lost', g.seq, g.fence, 'broken'));
+        END IF;
         IF g.after_loss + g.after_grant + g.period > 0 THEN
             done := aiolock._close(n, g, us, us / 1000, me);
         END IF;
@@ -1422,6 +1434,79 @@ BEGIN
     RETURN '1' || aiolock._own();
 END $$;
 
+-- Let this grant belong to whoever has the key, whose client it gets. It is on record under the same
+-- fence, so a transaction that has checked it goes on. The queue is not looked at.
+CREATE OR REPLACE FUNCTION aiolock.detach(
+    n bytea, me text, s bigint, f bigint, key text, ttl bigint
+) RETURNS text LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    us bigint := aiolock._begin(n, false);
+    until bigint := us / 1000 + ttl;
+    detached text := concat('=', key);
+    g aiolock.grants;
+BEGIN
+    SELECT * INTO g FROM aiolock.grants WHERE name = n AND fence = f;
+    IF g.client = detached AND g.ends > 0 THEN
+        RETURN '1';
+    END IF;
+    IF EXISTS (SELECT FROM aiolock.tombstones -- it was discarded before this copy came
+            WHERE name = n AND client = detached AND seq = 0 AND ends > us / 1000) THEN
+        RETURN '0';
+    END IF;
+    -- A renewal takes no advisory lock: it may be prolonging this grant.
+    UPDATE aiolock.grants
+        SET client = detached, seq = 0, ends = until, claimed = false, fixed = true
+        WHERE name = n AND fence = f AND client = me AND seq = s AND ends > us / 1000;
+    IF NOT FOUND THEN
+        RETURN '0';
+    END IF;
+    PERFORM aiolock._keep(n, until + A_MINUTE + greatest(g.after_loss, g.after_grant, g.period));
+    RETURN '1';
+END $$;
+
+-- Let the waiter that has the key hold what was detached with it, under a new fence. The queue is not
+-- looked at. If an open transaction has checked the grant, that must end first: the call fails, and is
+-- repeated. `is_fixed`: of the waiter's form; the rest of that is the grant's.
+CREATE OR REPLACE FUNCTION aiolock.adopt(
+    n bytea, me text, s bigint, is_fixed boolean, f bigint, key text, ttl bigint, late bigint
+) RETURNS text LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    us bigint := aiolock._begin(n, false);
+    ms bigint := us / 1000;
+    g aiolock.grants;
+    until bigint;
+    new bigint;
+BEGIN
+    IF late > 0 AND us > late THEN
+        RETURN 'late ' || us;
+    END IF;
+    IF EXISTS (SELECT FROM aiolock.tombstones
+            WHERE name = n AND client = me AND seq = s AND ends > ms) THEN
+        RETURN '0';
+    END IF;
+    SELECT * INTO g FROM aiolock.grants
+        WHERE name = n AND fence = f AND client = concat('=', key) AND ends > ms FOR UPDATE NOWAIT;
+    IF NOT FOUND THEN
+        -- An earlier copy may have adopted it; other grants since are few, mostly.
+        SELECT * INTO g FROM aiolock.grants
+            WHERE name = n AND fence > f AND client = me AND seq = s
+            ORDER BY name, fence LIMIT 1;
+        IF NOT FOUND OR g.ends <= ms THEN
+            RETURN '0';
+        END IF;
+        RETURN concat_ws(' ', 'granted', g.fence, g.ends - ms, 0, 0);
+    END IF;
+    until := ms + ttl + A_MINUTE + greatest(g.after_loss, g.after_grant, g.period);
+    INSERT INTO aiolock.names AS x (name, fence, keep_until) VALUES (n, greatest(f + 1, us), until)
+        ON CONFLICT (name) DO UPDATE SET fence = greatest(x.fence + 1, f + 1, us),
+            keep_until = greatest(x.keep_until, until)
+        RETURNING fence INTO new;
+    UPDATE aiolock.grants
+        SET fence = new, client = me, seq = s, ends = ms + ttl, fixed = is_fixed
+        WHERE name = n AND fence = f;
+    RETURN concat_ws(' ', 'granted', new, ttl, 0, 0);
+END $$;
+
 CREATE OR REPLACE FUNCTION aiolock.resize(
     n bytea, me text, d bigint, permits_now bigint, keep bigint, token text, late bigint,
     flushed boolean DEFAULT false
@@ -1525,7 +1610,7 @@ BEGIN
             WHERE name = n AND (ticket, client, seq) > (t, c COLLATE "C", s)
             ORDER BY ticket, client, seq LIMIT ws) w
     ), grouped_held AS (
-        SELECT name, json_agg(json_build_array(client, seq, shared,
+        SELECT name, json_agg(json_build_array(aiolock._shown(client), seq, shared,
             CASE WHEN rule = '*' THEN number ELSE 0 END, fence,
             greatest(ends, us / 1000 + 1)) ORDER BY fence) AS parties FROM held GROUP BY name
     ), grouped_waiting AS (
@@ -1538,7 +1623,8 @@ BEGIN
         'more', more,
         'clients', (SELECT json_agg(json_build_array(each.client, x.host, x.pid,
                 aiolock._listens(each.client)))
-            FROM (SELECT client FROM held UNION SELECT client FROM waiting) each
+            FROM (SELECT aiolock._shown(client) AS client FROM held
+                UNION SELECT client FROM waiting) each
             LEFT JOIN aiolock.clients x ON x.id = each.client),
         'names', (SELECT json_agg(json_build_array(
             encode(n, 'hex'),
@@ -1597,7 +1683,7 @@ END $$;
 -- Clients
 
 -- The protocol: a client accepts its own, and the next one. (So does the check above.)
-CREATE OR REPLACE FUNCTION aiolock.protocol() RETURNS integer LANGUAGE sql AS $$ SELECT 1 $$;
+CREATE OR REPLACE FUNCTION aiolock.protocol() RETURNS integer LANGUAGE sql AS $$ SELECT 2 $$;
 
 -- The clock, in microseconds.
 CREATE OR REPLACE FUNCTION aiolock.clock() RETURNS text

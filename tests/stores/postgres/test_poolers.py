@@ -16,6 +16,7 @@ import pytest
 
 import aiolock
 from aiolock.cli.main import main
+from aiolock.stores.postgres._schema import PROTOCOL
 from tests.support import databases
 from tests.support.databases import PgBouncer, PostgresServer
 from tests.support.failures import queued, soon, take
@@ -297,7 +298,7 @@ async def test_schema_made_through_a_pooler_leaves_no_state_in_the_sessions(
         before = sessions(pooler, loaded=True)
         for _ in range(2):
             await create(pooler)
-            assert server.execute("SELECT aiolock.protocol()") == [(1,)]
+            assert server.execute("SELECT aiolock.protocol()") == [(PROTOCOL,)]
             assert sessions(pooler, loaded=True) == before
         assert main(["init-db", pooler.url(), "--role", "nobody there"]) == 1
         assert "nobody there" in capsys.readouterr().err

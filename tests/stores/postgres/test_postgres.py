@@ -28,7 +28,16 @@ import pytest
 import aiolock
 from aiolock import protocol
 from aiolock.cli.main import main
-from aiolock.protocol import GRANTS, PART, Post, ReadPosted
+from aiolock.protocol import (
+    GRANTS,
+    PART,
+    WAS_HOLDER,
+    Adopt,
+    Break,
+    Detach,
+    Post,
+    ReadPosted,
+)
 from aiolock.stores import postgres
 from aiolock.stores.postgres import (
     _greeting,
@@ -44,6 +53,7 @@ from aiolock.stores.postgres import (
 from aiolock.stores.postgres._calls import Call, text
 from aiolock.stores.postgres._errors import Failed
 from aiolock.stores.postgres._store import PostgresStore
+from aiolock.testing._peer import LONG, PLAIN, Peer
 from tests.support import databases
 from tests.support.databases import PgBouncer, PostgresServer, Standby
 from tests.support.failures import pair, parent_that_died, queued, soon, start_waiter, take, until
@@ -1544,12 +1554,13 @@ async def test_open_accepts_a_schema_one_protocol_later_and_refuses_others(
     own_postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A schema of the next version serves this one, of one later or before it is an error."""
-    monkeypatch.setattr(_greeting, "PROTOCOL", 0)
+    there = _schema.PROTOCOL
+    monkeypatch.setattr(_greeting, "PROTOCOL", there - 1)
     async with aiolock.connect(own_postgres.url("app")) as client, client.lock("x"):
-        assert client.protocols == (_schema.PROTOCOL,)
-    for ours in (-1, 2):
+        assert client.protocols == (there,)
+    for ours in (there - 2, there + 1):
         monkeypatch.setattr(_greeting, "PROTOCOL", ours)
-        text = rf"run `aiolock init-db URL`.*protocol 1 is spoken there.*speaks protocol {ours},"
+        text = rf"run `aiolock init-db URL`.*protocol {there} is spoken there.*protocol {ours},"
         with pytest.raises(aiolock.StoreError, match=text):
             await aiolock.connect(own_postgres.url("app")).open()
 
@@ -1561,13 +1572,15 @@ async def test_schema_of_a_later_protocol_is_not_replaced_by_an_older_one(
     """Neither a client of this version that may make it nor its owner brings the older back."""
     url = own_postgres.url("postgres")
     protocol = "CREATE OR REPLACE FUNCTION aiolock.protocol() RETURNS integer LANGUAGE sql"
-    own_postgres.execute(f"{protocol} AS 'SELECT 2'")
+    ours, later = _schema.PROTOCOL, _schema.PROTOCOL + 1
+    own_postgres.execute(f"{protocol} AS 'SELECT {later}'")
     async with aiolock.connect(f"{url}?create=1") as client, client.lock("x"):
-        assert client.protocols == (1, 2)
-    with pytest.raises(aiolock.StoreError, match=r"protocol 2.*use the later version of aiolock"):
+        assert client.protocols == (ours, later)
+    text = rf"protocol {later}.*use the later version of aiolock"
+    with pytest.raises(aiolock.StoreError, match=text):
         postgres.create_schema(url)
     async with aiolock.connect(url) as client:
-        assert client.protocols == (1, 2)
+        assert client.protocols == (ours, later)
 
 
 @pytest.mark.one_loop
@@ -1845,6 +1858,67 @@ async def test_downgrade_beside_a_checking_transaction_admits_readers_at_its_end
             assert not reading.done()
             connection.commit()
         await (await soon(reading)).release()
+
+
+@pytest.mark.one_loop
+async def test_adopt_beside_a_checking_transaction_waits_until_that_has_ended(
+    own_postgres: PostgresServer,
+) -> None:
+    """Whoever detaches goes on at once; under the fence that was checked, nobody else enters."""
+    url, key = own_postgres.url("app"), "k" * 22
+    async with (
+        Peer(postgres.from_url(url, "aiolock")) as ann,
+        Peer(postgres.from_url(url, "aiolock")) as bob,
+    ):
+        grant = await ann.take("lock:x")
+        detach = Detach("lock:x", grant.waiter, PLAIN, grant.fence, key, LONG)
+        adopt = Adopt("lock:x", bob.waiter(), PLAIN, grant.fence, key, LONG)
+        with contextlib.closing(psycopg.connect(url)) as connection:
+            connection.execute("SELECT aiolock.check_fence('x', %s)", (grant.fence,))
+            assert await soon(ann.store.submit(detach)) == WAS_HOLDER
+            adopting = bob.store.submit(adopt)
+            await asyncio.sleep(0.3)
+            assert not adopting.done()
+            connection.commit()
+        granted = await soon(adopting)
+        assert granted is not None
+        with contextlib.closing(psycopg.connect(url)) as connection:
+            with pytest.raises(psycopg.Error, match="'x' is not held"):
+                connection.execute("SELECT aiolock.check_fence('x', %s)", (grant.fence,))
+            connection.rollback()
+            connection.execute("SELECT aiolock.check_fence('x', %s)", (granted.fence,))
+
+
+@pytest.mark.one_loop
+async def test_key_of_a_detached_grant_is_in_no_answer_and_no_notification(
+    own_postgres: PostgresServer,
+) -> None:
+    """Whoever has it may take the lock."""
+    url, key = own_postgres.url("app"), "k" * 22
+    acquire = "acquire(%s, 'eve', 1, '{1,0,0,0,0,0,0,0,0,0,0,0}', 9, 0, false, 0, 0)"
+    looks = ["status(%s, 9, 0, '', 0, 9, 0)", "snapshot(substr(%s, 1, 7), '', 9, 9)", acquire]
+    with contextlib.closing(psycopg.connect(url, autocommit=True)) as eve:
+        eve.execute(f'LISTEN "aiolock:={key}"')
+
+        def call(*calls: str) -> Iterator[str]:
+            for each in calls:
+                answer = eve.execute(f"SELECT aiolock.{each}".encode(), (b"aiolock\0lock:x",))
+                yield str(answer.fetchall())
+
+        async with Peer(postgres.from_url(url, "aiolock")) as ann:
+            grant = await ann.take("lock:x")
+            await ann.store.submit(Detach("lock:x", grant.waiter, PLAIN, grant.fence, key, LONG))
+            for said in call(*looks):
+                assert "=" in said  # a detached grant is there
+                assert key not in said
+            assert [*call("request(%s, 'eve', 0)")] == ["[('0',)]"]
+            assert await ann.store.submit(Break("lock:x", [grant.fence])) == 1
+            grant = await ann.take("lock:x")
+            await ann.store.submit(Detach("lock:x", grant.waiter, PLAIN, grant.fence, key, 1))
+            await asyncio.sleep(0.01)
+            assert key not in next(call(acquire))
+            assert own_postgres.execute("SELECT client FROM aiolock.grants") == [("eve",)]
+        assert not list(eve.notifies(timeout=0.2))
 
 
 @pytest.mark.one_loop
