@@ -9,6 +9,7 @@ learns no answer, or does not wait for one, nobody has the token, so it gives up
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import secrets
 from typing import TYPE_CHECKING, Final
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, Final
 from aiolock._engine.diagnostics.labels import page_key
 from aiolock._engine.lease_state import LeaseState, LossReason
 from aiolock._futures import failure_of, retrieve
-from aiolock.errors import Unsupported
+from aiolock.errors import StoreError, Unsupported
 from aiolock.lease_token import LeaseToken, token_of
 from aiolock.protocol import WAS_ABSENT, Detach, Discard, Post, Release, detached
 
@@ -57,9 +58,13 @@ async def detach(lease: Lease, ttl: int, label: str) -> LeaseToken:
         prefix=watchdog.limits.prefix,
         shared=hold.shared,
     )
+    posted = _post_label(lease, label, ttl) if label else None
     try:
         with policy.errors_named():
             was = await answer
+        if posted is not None and was != WAS_ABSENT:
+            with contextlib.suppress(StoreError):  # only shown to people
+                await posted
     except BaseException:
         hold.state = LeaseState.RELEASED
         releases = watchdog.releases
@@ -69,8 +74,6 @@ async def detach(lease: Lease, ttl: int, label: str) -> LeaseToken:
     if was == WAS_ABSENT:
         watchdog.lose(hold, LossReason.REFUSED)
         raise lease._loss()
-    if label:
-        _post_label(lease, label, ttl)
     return token
 
 
@@ -88,13 +91,14 @@ def _end(lease: Lease) -> None:
         watchdog.events.released(hold, watchdog.time())
 
 
-def _post_label(lease: Lease, label: str, ttl: int) -> None:
-    """Post a label for whoever asks for a status: only shown to people, so not awaited."""
+def _post_label(lease: Lease, label: str, ttl: int) -> asyncio.Future[int]:
+    """Post a label for whoever asks for a status."""
     value = json.dumps({0: [0, False, label]}, separators=(",", ":"))
     posted = lease._watchdog.handoff.submit(
         Post(page_key("", lease.fence), 1, token="", declared=0, value=value, remember=ttl)
     )
     posted.add_done_callback(retrieve)
+    return posted
 
 
 def take_back(lease: Lease, token: LeaseToken) -> asyncio.Future[int]:
