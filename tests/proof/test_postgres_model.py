@@ -10,7 +10,7 @@ import contextlib
 import os
 import random
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,9 +24,12 @@ from aiolock.protocol import (
     LOOKERS,
     STANDS_STILL,
     Acquire,
+    Adopt,
     Answer,
     Break,
     Busy,
+    Detach,
+    Discard,
     Done,
     Downgrade,
     Finish,
@@ -45,7 +48,9 @@ from aiolock.protocol import (
     Rule,
     Status,
     WaiterId,
+    detached,
 )
+from aiolock.stores._holders import Grant
 from aiolock.stores.machine import NameState, Push, Rest, Step
 from aiolock.stores.postgres import _codec as codec
 from aiolock.stores.postgres import _schema
@@ -183,6 +188,10 @@ class Both:
         self.rest: Rest | None = None
         self.rests = list[str]()
         """What the functions have left to others."""
+        self.keys = dict[str, tuple[Grant, Form]]()
+        """What was to be detached with each key."""
+        self.adopters = dict[str, WaiterId]()
+        """Who has asked for each last."""
 
     def ask(self, function: str, *arguments: object) -> tuple[str, list[Push]]:
         """What the function in the database answers, and what it tells whom."""
@@ -353,6 +362,74 @@ class Both:
         text, told = self.ask("break_", self.key, "nobody", f"{{{fence},17}}")
         self.check(f"break {fence}", int(text), ours, step, told)
 
+    def detach(self) -> None:
+        """A grant, or once more what was to be detached before."""
+        key, grant = f"k{len(self.keys)}", Grant(*self.holder())
+        if self.keys and self.dice.random() < 0.3:
+            key = self.key_of_late()
+            grant, _ = self.keys[key]
+        elif grant.waiter.client.startswith("="):
+            return
+        holder = self.state.holders.get(grant)
+        self.keys.setdefault(key, (grant, PLAIN if holder is None else holder.form))
+        if self.dice.random() < 0.9:  # else it is discarded, perhaps, before it comes
+            self.detach_as(key, self.dice.choice([1500, 1500, 30_000]))
+
+    def detach_as(self, key: str, ttl: int) -> None:
+        ((waiter, fence), form), step = self.keys[key], self.step()
+        ours = step.run(Detach(NAME, waiter, form, fence, key, ttl))
+        text, told = self.ask("detach", self.key, waiter.client, waiter.seq, fence, key, ttl)
+        self.check(f"detach {waiter} {fence} {key}", int(text), ours, step, told)
+
+    def key_of_late(self) -> str:
+        """One of the last keys, or another."""
+        return self.dice.choice([*self.keys][-2:] if self.dice.random() < 0.8 else [*self.keys])
+
+    def adopt(self) -> None:
+        """By a waiter that asks once more, or by another; with the key, or not quite."""
+        if not self.keys:
+            return
+        key = self.key_of_late()
+        (_, fence), _ = self.keys[key]
+        fence -= self.dice.random() < 0.1
+        self.adopt_as(self.adopter(key), key, fence, self.dice.choice([2000, 30_000]))
+
+    def adopter(self, key: str) -> WaiterId:
+        """The last one for this key, or another."""
+        waiter = self.adopters.get(key)
+        if waiter is None or self.dice.random() < 0.3:
+            self.seqs += 1
+            waiter = self.adopters[key] = WaiterId(self.dice.choice(CLIENTS), self.seqs)
+        return waiter
+
+    def adopt_as(self, waiter: WaiterId, key: str, fence: int, ttl: int) -> None:
+        (_, form), step = self.keys[key], self.step()
+        ours = step.run(Adopt(NAME, waiter, form, fence, key, ttl))
+        text, told = self.ask(
+            "adopt", self.key, waiter.client, waiter.seq, form.fixed, fence, key, ttl, 0
+        )
+        self.check(f"adopt {waiter} {fence} {key}", codec.adopted(text), ours, step, told)
+
+    def waiting(self) -> list[str]:
+        """The clients of the waiters, in order."""
+        return [waiter.client for _, waiter in self.state.queue]
+
+    def give_up(self) -> None:
+        """An adoption, of which copies may come later."""
+        if self.keys:
+            waiter = self.adopter(self.key_of_late())
+            self.release_as(waiter, 0, self.now + 3_000_500, entered=False)
+
+    def discard(self) -> None:
+        if self.keys:
+            key = self.key_of_late()
+            (_, fence), form = self.keys[key]
+            until = self.now + 3_000_500 if self.dice.random() < 0.5 else 0
+            waiter, step = detached(key), self.step()
+            ours = step.run(Discard(NAME, waiter, form, fence), until)
+            text, told = self.ask("release", self.key, waiter.client, 0, fence, True, until)
+            self.check(f"discard {key} {fence}", int(text), ours, step, told)
+
     def resize(self) -> None:
         declared, limit = self.dice.choice([(3, 2), (3, 4), (2, 3), (3, 3)])
         self.resize_to(declared, limit, self.dice.choice(["a", "b", f"t{self.seqs}"]))
@@ -439,16 +516,91 @@ def test_postgres_functions_agree_with_the_machine(
     agree(stage, forms, 1000 * [*FORMS].index(forms))
 
 
-def agree(
-    stage: psycopg.Connection[Any], forms: str, first: int, *, in_parts: bool = False
+@pytest.mark.skipif(INSTALLED, reason="on the tree only: it is the same source")
+@pytest.mark.usefixtures("in_parts")
+@pytest.mark.parametrize("forms", FORMS)
+def test_postgres_functions_agree_with_the_machine_if_grants_are_handed_on(
+    stage: psycopg.Connection[Any], forms: str
 ) -> None:
-    """Have them do the same, from this seed on, and compare."""
+    """The same, if grants are detached, adopted and discarded; each step looks at two waiters."""
+    first = 30_000 + 1000 * [*FORMS].index(forms)
+    hands = ["detach"] * 7 + ["adopt"] * 5 + ["discard", "give_up"] * 2 + ["acquire"] * 4
+    agree(stage, forms, first, in_parts=True, more=hands)
+
+
+def hands_on(both: Both, waiter: WaiterId, form: Form, ttl: int) -> str:
+    """It is granted the lock, or has a claim, and detaches that; the key."""
+    (grant,) = (each for each in both.state.holders if each.waiter == waiter)
+    both.keys["k"] = grant, form
+    both.detach_as("k", ttl)
+    assert both.state.holders.of(detached("k"))
+    return "k"
+
+
+@pytest.mark.skipif(INSTALLED, reason="on the tree only: it is the same source")
+@pytest.mark.usefixtures("in_parts")
+@pytest.mark.parametrize("claimed", [False, True])
+def test_end_of_a_detached_grant_removes_no_waiters_and_of_an_adopted_one_its_clients(
+    stage: psycopg.Connection[Any], *, claimed: bool
+) -> None:
+    """Nobody had to renew the one; the other is as if its client had been granted it."""
+    both = Both(stage, [], 92_000 + claimed)
+    both.in_parts = True
+    first = both.acquire_as(ADA, PLAIN, 30_000)
+    if claimed:
+        both.acquire_as(WaiterId("eve", 9), PLAIN, 30_000)
+        assert isinstance(first, Granted)
+        both.release_as(ADA, first.fence)
+    for seq in range(2, 6):
+        both.acquire_as(WaiterId("bob" if seq % 2 else "eve", seq), PLAIN, 30_000)
+    key = hands_on(both, WaiterId("eve", 9) if claimed else ADA, PLAIN, 1500)
+    both.now += 2_100_000
+    both.acquire_as(WaiterId("ada", 10), PLAIN, 30_000)
+    assert not both.rests
+    assert both.waiting() == ["bob", "eve", "bob", "ada"]
+    key = hands_on(both, WaiterId("eve", 2), PLAIN, 30_000)
+    both.adopt_as(BOB, key, both.keys[key][0].fence, 2000)
+    both.now += 2_100_000
+    both.acquire_as(WaiterId("ada", 11), PLAIN, 30_000)
+    assert both.rests
+    both.do_the_rest()
+    both.status()
+    assert both.waiting() == ["ada", "ada"]
+
+
+@pytest.mark.skipif(INSTALLED, reason="on the tree only: it is the same source")
+def test_number_of_permits_is_remembered_while_some_are_handed_on(
+    stage: psycopg.Connection[Any],
+) -> None:
+    """As long as anybody has one; otherwise others would get more than there are."""
+    both = Both(stage, [], 92_010)
+    one = Form(claim=3000, shared=True, rule=Rule.PERMITS, number=1, declared=3)
+    both.resize_to(3, 1, "a")
+    both.acquire_as(ADA, one, 2000)
+    key = hands_on(both, ADA, one, 2 * LONG // 1000)
+    both.now += LONG
+    assert isinstance(both.acquire_as(EVE, one, 2000, wait=False), Busy)
+    both.adopt_as(BOB, key, both.keys[key][0].fence, 2 * LONG // 1000)
+    both.now += LONG * 3 // 2
+    assert isinstance(both.acquire_as(EVE, one, 2000, wait=False), Busy)
+
+
+def agree(
+    stage: psycopg.Connection[Any],
+    forms: str,
+    first: int,
+    *,
+    in_parts: bool = False,
+    more: Sequence[str] = (),
+) -> None:
+    """Have them do the same, from this seed on, and compare; ``more``: operations beside others."""
     often = ["acquire"] * 6 + ["release"] * 3 + ["go_on"] * 4
     seldom = ["renew", "downgrade", "request", "break_", "status", "read"]
     if forms == "once":
         seldom += ["finish"] * 3
     if forms in {"permits", "groups"}:
         seldom += ["post"] * 3 + ["resize"] * 2
+    seldom += more
     for seed in range(ROUNDS):
         both = Both(stage, FORMS[forms], first + seed)
         both.in_parts = in_parts

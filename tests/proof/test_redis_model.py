@@ -35,10 +35,13 @@ from aiolock.protocol import (
     FEW,
     WAS_HOLDER,
     Acquire,
+    Adopt,
     Answer,
     AskAgain,
     Break,
     Busy,
+    Detach,
+    Discard,
     Done,
     Downgrade,
     Event,
@@ -66,6 +69,7 @@ from aiolock.protocol import (
     Rule,
     Status,
     WaiterId,
+    detached,
 )
 from aiolock.stores._holders import Holder
 from aiolock.stores.machine import NameState
@@ -73,6 +77,7 @@ from aiolock.stores.memory import MemoryServer
 from aiolock.stores.redis import _replies as replies
 from aiolock.stores.redis import _scripts as scripts
 from aiolock.stores.redis._codec import RESERVED, decode_any, encode
+from aiolock.stores.redis._encoding import _detached
 from aiolock.stores.redis._names import Names
 from aiolock.stores.redis._scripts import KEPT
 from aiolock.stores.redis._status import status
@@ -196,7 +201,7 @@ class Model(MemoryServer):
     ``texts`` says how each waiter is written down.
     """
 
-    def __init__(self, texts: Mapping[WaiterId, str]) -> None:
+    def __init__(self, texts: dict[WaiterId, str]) -> None:
         super().__init__()
         self.texts = texts
         self.log: list[tuple[Any, ...]] = []
@@ -435,6 +440,17 @@ class Scripts:
         values = (waiter, fence, self.names.channels)
         return int(self._call(scripts.DOWNGRADE, self.keys, *values))
 
+    def detach(self, waiter: str, fence: int, token: str, ttl: int) -> int:
+        values = (f"{waiter}:{fence}", f"{token}:{fence}", ttl)
+        return int(self._call(scripts.DETACH, self.keys[:1], *values))
+
+    def adopt(
+        self, token: str, fence: int, waiter: str, ttl: int, not_after: int = 0
+    ) -> Granted | Late | None:
+        values = (f"{token}:{fence}", waiter, ttl, not_after)
+        adopted: Granted | Late | None = self._call(scripts.ADOPT, self.keys, *values)
+        return adopted
+
     def resize(
         self, declared: int, limit: int, remember: int, token: str = "t", not_after: int = 0
     ) -> int | Late:
@@ -587,7 +603,7 @@ class Differential(RuleBasedStateMachine):
         self, number: int, suits: Callable[[Form], bool] = lambda _: True
     ) -> tuple[str, WaiterId, Form]:
         """One of them all, of those that have asked lately, or of the holders (2), if one suits."""
-        held = [as_granted(text) for text, of in self.model.grants() if not of.is_reserved]
+        held = [as_granted(text) for text, of in self.model.grants() if of.has_client]
         for those in ((self.waiters, list(self.lately)[-6:], held)[number % 3], self.waiters):
             known = [(text, *decode_any(text)[:2]) for text in those]
             if suiting := [waiter for waiter in known if suits(waiter[2])]:
@@ -628,7 +644,9 @@ class Differential(RuleBasedStateMachine):
         )
         self.same_answer(waiter, real, model)
 
-    def same_answer(self, waiter: str, real: Answer | Late, model: Answer | Late) -> None:
+    def same_answer(
+        self, waiter: str, real: Answer | Late | None, model: Answer | Late | None
+    ) -> None:
         assert type(real) is type(model), (real, model)
         if isinstance(real, Granted) and isinstance(model, Granted):
             self.learn()
@@ -958,6 +976,91 @@ class Differential(RuleBasedStateMachine):
         self.real.close()
 
 
+class Key(NamedTuple):
+    """What was to be detached with a key."""
+
+    key: str
+    token: str
+    """The text of the waiter of the detached grant."""
+    waiter: str
+    who: WaiterId
+    form: Form
+    fences: tuple[int, int]
+    """On each side."""
+
+
+class HandingOn(Differential):
+    """The same, and grants are detached, adopted and discarded."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.keys = list[Key]()
+        self.adopters = dict[str, str]()
+        """Who has asked for each key last."""
+
+    def key(self, number: int) -> Key:
+        """One of the last of them, most often."""
+        last = self.keys if number % 4 == 0 else self.keys[-2:]
+        return last[number // 4 % len(last)]
+
+    @rule(
+        number=numbers,
+        again=st.sampled_from([False, False, True]),
+        ttl=st.sampled_from([30_000, 60_000]),
+    )
+    def detach(self, number: int, again: bool, ttl: int) -> None:
+        """A grant, or once more what was to be detached before."""
+        if again and self.keys:
+            key = self.key(number)
+        else:
+            waiter, who, form = self.waiter(3 * (number // 3) + 2 if number % 4 else number)
+            text = _detached(form, name := f"k{len(self.keys)}")
+            key = Key(name, text, waiter, who, form, self.held(waiter))
+            self.keys.append(key)
+            self.model.texts[detached(name)] = text
+        real, model = key.fences
+        asked = Detach(NAME, key.who, key.form, model, key.key, ttl)
+        assert self.real.detach(key.waiter, real, key.token, ttl) == self.model.run(asked)
+
+    @precondition(lambda self: self.keys)
+    @rule(
+        number=numbers, again=st.booleans(), ttl=st.sampled_from([30_000, 60_000]), when=not_after
+    )
+    def adopt(self, number: int, again: bool, ttl: int, when: int) -> None:
+        """By who has asked for it last, or by another."""
+        key = self.key(number)
+        waiter = self.adopters.get(key.key, "")
+        if not (again and waiter):
+            client = CLIENTS[number // 2 % len(CLIENTS)]
+            who = WaiterId(client, 1000 + next(self.tokens))
+            waiter = self.adopters[key.key] = encode(who, key.form, blind=client == BLIND)
+            self.model.texts[who] = waiter
+        (real, model), times = key.fences, self.stamps(when)
+        who, form, _ = decode_any(waiter)
+        adopted = self.real.adopt(key.token, real, waiter, ttl, times[0])
+        asked = Adopt(NAME, who, form, model, key.key, ttl)
+        self.same_answer(waiter, adopted, run_copy(self.model, asked, times[1]))
+
+    @precondition(lambda self: self.keys)
+    @rule(number=numbers, tombstone_until=st.sampled_from([0, MINUTE, MINUTE, -MINUTE]))
+    def discard(self, number: int, tombstone_until: int) -> None:
+        key, times = self.key(number), self.stamps(tombstone_until)
+        was = self.real.release(key.token, key.fences[0], tombstone_until=times[0])
+        asked = Discard(NAME, detached(key.key), key.form, key.fences[1])
+        assert was == self.model.run(asked, times[1])
+
+    @precondition(lambda self: self.adopters)
+    @rule(number=numbers)
+    def give_up(self, number: int) -> None:
+        """An adoption, of which copies may come later."""
+        waiter, times = self.adopters.get(self.key(number).key), self.stamps(MINUTE)
+        if waiter is not None:
+            who, form, _ = decode_any(waiter)
+            was = self.real.release(waiter, 0, entered=False, tombstone_until=times[0])
+            asked = Release(NAME, who, form, 0, entered=False)
+            assert was == self.model.run(asked, times[1])
+
+
 def as_granted(text: str) -> str:
     """A waiter as it was granted, and as its client knows it."""
     return "x" + text[1:] if decode_any(text)[1].downgrades else text
@@ -1007,16 +1110,30 @@ def test_redis_scripts_agree_with_the_machine_if_done_in_parts(
     agree(redis_server, monkeypatch, those, at_once=False)
 
 
+@pytest.mark.timeout(60 + EXAMPLES)
+@pytest.mark.parametrize(
+    "those",
+    [WAITERS, READERS, TO_BE_DONE, PERMITS],
+    ids=["locks", "readers", "to_be_done", "permits"],
+)
+def test_redis_scripts_agree_with_the_machine_if_grants_are_handed_on(
+    redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch, those: list[str]
+) -> None:
+    """The same, if grants are detached, adopted and discarded beside all else."""
+    agree(redis_server, monkeypatch, those, of=HandingOn)
+
+
 def agree(
     redis_server: RedisServer,
     monkeypatch: pytest.MonkeyPatch,
     those: list[str],
     *,
     at_once: bool = True,
+    of: type[Differential] = Differential,
 ) -> None:
     """Have them do the same, and compare; ``at_once``: also of several that ask in one call."""
 
-    class OnThisServer(Differential):
+    class OnThisServer(of):  # type: ignore[valid-type, misc]  # a class all the same
         server = redis_server
         waiters = those
         chance = looks.decided(monkeypatch)

@@ -67,7 +67,7 @@ class Handed:
     """Of its lease at the store, in ms; 0 until it is detached there."""
     over: str = ""
     """Why it is not there any more."""
-    adopted: set[WaiterId] = field(default_factory=set)
+    adopted: set[WaiterId] = field(default_factory=set[WaiterId])
 
 
 class Copy(NamedTuple):
