@@ -422,13 +422,15 @@ class Both:
 
     def discard(self) -> None:
         if self.keys:
-            key = self.key_of_late()
-            (_, fence), form = self.keys[key]
             until = self.now + 3_000_500 if self.dice.random() < 0.5 else 0
-            waiter, step = detached(key), self.step()
-            ours = step.run(Discard(NAME, waiter, form, fence), until)
-            text, told = self.ask("release", self.key, waiter.client, 0, fence, True, until)
-            self.check(f"discard {key} {fence}", int(text), ours, step, told)
+            self.discard_as(self.key_of_late(), until)
+
+    def discard_as(self, key: str, tombstone_until: int) -> None:
+        (_, fence), form = self.keys[key]
+        waiter, step = detached(key), self.step()
+        ours = step.run(Discard(NAME, waiter, form, fence), tombstone_until)
+        text, told = self.ask("release", self.key, waiter.client, 0, fence, True, tombstone_until)
+        self.check(f"discard {key} {fence}", int(text), ours, step, told)
 
     def resize(self) -> None:
         declared, limit = self.dice.choice([(3, 2), (3, 4), (2, 3), (3, 3)])
@@ -566,6 +568,29 @@ def test_end_of_a_detached_grant_removes_no_waiters_and_of_an_adopted_one_its_cl
     both.do_the_rest()
     both.status()
     assert both.waiting() == ["ada", "ada"]
+
+
+@pytest.mark.skipif(INSTALLED, reason="on the tree only: it is the same source")
+def test_late_copy_of_a_detach_or_an_adopt_that_was_given_up_has_no_effect(
+    stage: psycopg.Connection[Any],
+) -> None:
+    """Nobody would have the key, or know of the grant."""
+    both = Both(stage, [], 92_020)
+    granted = both.acquire_as(ADA, PLAIN, 30_000)
+    assert isinstance(granted, Granted)
+    both.keys["k"] = Grant(ADA, granted.fence), PLAIN
+    both.discard_as("k", both.now + 3_000_500)
+    both.now += 1_000_000
+    both.detach_as("k", 30_000)
+    assert [grant.waiter for grant in both.state.holders] == [ADA]
+    both.now += 3_000_000
+    key = hands_on(both, ADA, PLAIN, 30_000)
+    both.release_as(BOB, 0, both.now + 3_000_500, entered=False)
+    both.now += 1_000_000
+    both.adopt_as(BOB, key, granted.fence, 30_000)
+    assert [grant.waiter for grant in both.state.holders] == [detached(key)]
+    both.adopt_as(EVE, key, granted.fence, 30_000)
+    assert [grant.waiter for grant in both.state.holders] == [EVE]
 
 
 @pytest.mark.skipif(INSTALLED, reason="on the tree only: it is the same source")

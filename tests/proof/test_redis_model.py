@@ -14,7 +14,7 @@ import itertools
 import os
 import time
 import uuid
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple, TypeVar
 
@@ -33,6 +33,7 @@ from hypothesis.stateful import (
 from aiolock import protocol
 from aiolock.protocol import (
     FEW,
+    WAS_ABSENT,
     WAS_HOLDER,
     Acquire,
     Adopt,
@@ -77,7 +78,7 @@ from aiolock.stores.memory import MemoryServer
 from aiolock.stores.redis import _replies as replies
 from aiolock.stores.redis import _scripts as scripts
 from aiolock.stores.redis._codec import RESERVED, decode_any, encode
-from aiolock.stores.redis._encoding import _detached
+from aiolock.stores.redis._encoding_rare import _detached
 from aiolock.stores.redis._names import Names
 from aiolock.stores.redis._scripts import KEPT
 from aiolock.stores.redis._status import status
@@ -1121,6 +1122,65 @@ def test_redis_scripts_agree_with_the_machine_if_grants_are_handed_on(
 ) -> None:
     """The same, if grants are detached, adopted and discarded beside all else."""
     agree(redis_server, monkeypatch, those, of=HandingOn)
+
+
+LOCK, ANOTHER = "x10000:ada:1", "x10000:bob:1"
+TOKEN = _detached(decode_any(LOCK)[1], "k")
+
+
+@pytest.fixture
+def real(redis_server: RedisServer) -> Iterator[Scripts]:
+    """The scripts, beside nothing."""
+    real = Scripts(redis_server)
+    yield real
+    real.close()
+
+
+def fence_of(answer: object) -> int:
+    """That of a grant."""
+    assert isinstance(answer, Granted)
+    return answer.fence
+
+
+def test_late_copy_of_a_detach_or_an_adopt_that_was_given_up_has_no_effect(real: Scripts) -> None:
+    """Nobody would have the key, or know of the grant."""
+    fence = fence_of(real.acquire(LOCK, 60_000, 0, 0))
+    real.release(TOKEN, fence, tombstone_until=now() + MINUTE)
+    assert real.detach(LOCK, fence, TOKEN, 60_000) == WAS_ABSENT
+    assert real.holders() == [(LOCK, fence)]
+    other = _detached(decode_any(LOCK)[1], "other")
+    assert real.detach(LOCK, fence, other, 60_000) == WAS_HOLDER
+    real.release(ANOTHER, 0, entered=False, tombstone_until=now() + MINUTE)
+    assert real.adopt(other, fence, ANOTHER, 60_000) is None
+    assert real.holders() == [(other, fence)]
+
+
+def test_end_of_a_detached_grant_leaves_no_waiters_to_look_for(
+    real: Scripts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The end of a lease removes the waiters of its client; here it has none, so none is sought."""
+    monkeypatch.setattr(protocol, "PART", 1)
+    real.looks = real.goes_on = False
+    real.listen("bob")
+    fence = fence_of(real.acquire(LOCK, 60_000, 0, 0))
+    assert real.detach(LOCK, fence, TOKEN, 60_000) == WAS_HOLDER
+    for seq in range(3):
+        real.acquire(f"x10000:bob:{seq}", 60_000, 0, 0)
+    real.put(real.keys[0], f"{TOKEN}:{fence}", LONG_AGO)
+    real.acquire("x10000:bob:3", 60_000, 0, 0)
+    assert not real.rests
+    assert [waiter for waiter, _ in real.holders()] == ["x10000:bob:0"]
+
+
+def test_keys_of_a_name_outlast_the_lease_of_what_is_handed_on(real: Scripts) -> None:
+    """They end by themselves, but not before: with the fence, too, for whoever comes then."""
+    form = "s1000*1/3"
+    fence = fence_of(real.acquire(f"{form}:ada:1", 1000, 0, 0))
+    token = _detached(decode_any(f"{form}:ada:1")[1], "k")
+    assert real.detach(f"{form}:ada:1", fence, token, 10 * KEPT) == WAS_HOLDER
+    assert real.kept.expiries[0] > 10 * KEPT
+    assert real.adopt(token, fence, f"{form}:bob:1", 20 * KEPT)
+    assert real.kept.expiries[0] > 20 * KEPT
 
 
 def agree(
