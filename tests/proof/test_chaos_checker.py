@@ -108,6 +108,19 @@ def gives_back(t: float, attempt: str, fence: int, was: int = 1) -> Event:
     return at(t + 0.001, who, "given_back", a=attempt, n="lock", fence=fence, since=ns(t), was=was)
 
 
+def hands_on(
+    t: float, attempt: str, fence: int, lasts: float, *, took: float = 0.001, outcome: str = "ok"
+) -> list[Event]:
+    """A body ends, and its lease is handed on; with an error if there was no answer."""
+    answered = [of(t + took, attempt, "detached")] if outcome == "ok" else []
+    return [
+        of(t, attempt, "left"),
+        of(t, attempt, "detaching", n="lock", fence=fence, ttl=lasts),
+        *answered,
+        of(t + took, attempt, "done", outcome=outcome),
+    ]
+
+
 def ends(t: float, attempt: str, outcome: str) -> Event:
     """An attempt ends that did not enter."""
     return of(t, attempt, "ended", outcome=outcome)
@@ -464,6 +477,65 @@ RIGHT: dict[str, Story] = {
         killed(2.0, "0.0"),
         at(9.0, "conductor", "key", key="x:queue", ttl=600, holders=(), waiters=("ada",)),
         at(9.0, "conductor", "key", key="x:holders", ttl=600, holders=("ada", "-"), waiters=()),
+    ],
+    "handed_on_before_a_waiter": [
+        asks(1.0, A),
+        enters(1.1, A, 10, 2.1),
+        asks(1.2, B),
+        queued(1.3, B),
+        hands_on(1.4, A, 10, 2.0),
+        asks(1.5, C, adopts=10),
+        enters(1.6, C, 11, 2.6),
+        asks(1.7, D, adopts=10),
+        ends(1.8, D, "TokenSpent"),
+        leaves(2.0, C),
+        gives_back(2.0, C, 11),
+        enters(2.01, B, 12, 3.01),
+        leaves(2.1, B),
+    ],
+    "handed_on_to_nobody": [
+        asks(1.0, A),
+        enters(1.1, A, 10, 2.1),
+        asks(1.2, B),
+        queued(1.3, B),
+        hands_on(1.4, A, 10, 4.0),
+        enters(5.5, B, 11, 6.5),
+        asks(5.5, C, adopts=10),
+        ends(5.6, C, "TokenSpent"),
+        leaves(5.7, B),
+    ],
+    "handed_on_or_not_without_an_answer": [
+        asks(1.0, A),
+        enters(1.1, A, 10, 2.1),
+        asks(1.2, B),
+        queued(1.3, B),
+        fault(1.3, 9.4, "cut", "0"),
+        hands_on(1.4, A, 10, 1.0, took=9.0, outcome="StoreError"),
+        enters(11.3, B, 11, 12.5),
+        leaves(11.4, B),
+    ],
+    "discarded_or_broken_before_it_was_adopted": [
+        asks(1.0, A),
+        enters(1.1, A, 10, 2.1),
+        hands_on(1.4, A, 10, 4.0),
+        at(1.5, "1.0", "discarding", n="lock", fence=10),
+        asks(1.6, B, adopts=10),
+        ends(1.7, B, "TokenSpent"),
+        asks(2.0, C),
+        enters(2.1, C, 11, 3.1),
+        hands_on(2.2, C, 11, 4.0),
+        at(2.3, "1.0", "breaking", n="lock", fences=[11], id=1),
+        at(2.35, "1.0", "broke", n="lock", id=1),
+        asks(2.4, D, adopts=11),
+        ends(2.5, D, "TokenSpent"),
+    ],
+    "stopped_for_as_long_as_what_it_adopted": [
+        asks(1.0, A),
+        enters(1.1, A, 10, 2.1),
+        hands_on(1.4, A, 10, 4.0),
+        asks(1.5, B, adopts=10),
+        stall(1.5, 3.0, "1.0"),
+        ends(3.0, B, "LeaseLost"),
     ],
     "accounts": [
         of(1.0, A, "has", names=["a", "b"]),
@@ -1384,6 +1456,66 @@ WRONG: dict[str, Story] = {
         of(1.0, A, "handling", message=1, fence=1),
         of(1.1, A, "handled", message=1),
         of(30.0, B, "handling", message=1, fence=2),
+    ],
+    "handing_on-adopted_twice": [
+        asks(1.0, A),
+        enters(1.1, A, 10, 2.1),
+        hands_on(1.2, A, 10, 4.0),
+        asks(1.3, B, adopts=10),
+        enters(1.4, B, 11, 2.4),
+        leaves(1.5, B),
+        asks(1.6, C, adopts=10),
+        enters(1.7, C, 12, 2.7),
+        leaves(1.8, C),
+    ],
+    "handing_on-another_had_it_in_between": [
+        asks(1.0, A),
+        enters(1.1, A, 10, 2.1),
+        hands_on(1.2, A, 10, 4.0),
+        asks(1.3, B),
+        enters(1.4, B, 11, 2.4),
+        leaves(1.5, B),
+        asks(1.6, C, adopts=10),
+        enters(1.7, C, 12, 2.7),
+        leaves(1.8, C),
+    ],
+    "handing_on-spent_before_its_time": [
+        asks(1.0, A),
+        enters(1.1, A, 10, 2.1),
+        hands_on(1.2, A, 10, 4.0),
+        asks(4.3, B, adopts=10),
+        ends(5.0, B, "TokenSpent"),
+    ],
+    "exclusion-adopted_before_it_was_handed_on": [
+        asks(1.0, A),
+        enters(1.1, A, 10, 2.1),
+        asks(1.2, B, adopts=10),
+        enters(1.3, B, 11, 2.3),
+        hands_on(1.4, A, 10, 4.0),
+        leaves(1.5, B),
+    ],
+    "idleness-handed_on_to_nobody_for_too_long": [
+        asks(1.0, A),
+        enters(1.1, A, 10, 2.1),
+        asks(1.2, B),
+        queued(1.3, B),
+        hands_on(1.4, A, 10, 2.0),
+        enters(5.5, B, 11, 6.5),
+        leaves(5.7, B),
+    ],
+    "exits-of_who_hands_on": [
+        asks(1.0, A),
+        enters(1.1, A, 10, 2.1),
+        fault(1.1, 13.0, "cut", "0"),
+        hands_on(1.2, A, 10, 2.0, took=11.5, outcome="StoreError"),
+    ],
+    "errors-a_token_of_nobody": [asks(1.0, A), ends(1.1, A, "TokenSpent")],
+    "errors-lost_what_it_had_adopted_at_once": [
+        asks(1.0, A),
+        enters(1.1, A, 10, 2.1),
+        hands_on(1.4, A, 10, 4.0),
+        asks(1.5, B, adopts=10),
+        ends(1.6, B, "LeaseLost"),
     ],
     "accounts-two_have_it": [
         of(1.0, A, "has", names=["a", "b"]),

@@ -17,7 +17,7 @@ from tests.proof.chaos.checker import check, lost_at
 from tests.proof.chaos.conductor import Conductor
 from tests.proof.chaos.faults import ATTACKS, UNPLANNED, Fault
 from tests.proof.chaos.history import read
-from tests.proof.chaos.run import Run, Violation
+from tests.proof.chaos.run import Acquisition, Run, Violation
 
 WORKERS: Final = 4
 TASKS: Final = 12
@@ -93,6 +93,7 @@ def report(run: Run, violations: Sequence[Violation]) -> str:
         ("breaks", f"{sum(event.kind == 'breaking' for event in run.events):,}"),
         ("nobody knows (StoreError)", f"{outcomes['StoreError']:,}"),
         ("late copies (refused)", _late(run)),
+        ("handed on, adopted", _handed_on(entries)),
         ("clients closed in use", f"{sum(event.kind == 'closing' for event in run.events):,}"),
         ("waiting p50", share(0.5)),
         ("waiting p99", share(0.99)),
@@ -110,6 +111,14 @@ def longest_pause(run: Run) -> int:
     """The longest time in which nobody entered the lock that most want, while others waited."""
     times = [attempt.entered.t for attempt in run.entries.get(_BUSY, ()) if attempt.entered]
     return max((after - before for before, after in pairwise(times)), default=0)
+
+
+def _handed_on(entries: Sequence[Acquisition]) -> str:
+    """How many leases were handed on, and how many of these another process has adopted."""
+    detached = {a.fence: a.who for a in entries if a.detached is not None}
+    others = sum(a.who != detached.get(a.adopts, a.who) for a in entries if a.adopts)
+    adopted = sum(a.adopts > 0 for a in entries)
+    return f"{len(detached):,}, {adopted:,} ({others:,} by another process)"
 
 
 def _late(run: Run) -> str:

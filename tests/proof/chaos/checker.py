@@ -58,6 +58,10 @@ being renewed; or it was broken, wiped, or its client closed. `StoreError` needs
 
 **Nothing revives.** A grant that was broken or wiped is never renewed again.
 
+**Handing on.** What was handed on is adopted once, and between the two nobody else is granted the
+lock. A waiter may be overtaken by who adopts: it is no newcomer. A token is spent for a reason: it
+was used or discarded before, its time has ended, or its grant was broken, wiped or forgotten.
+
 **The other primitives.** A job begins once in each period. No party passes a barrier before as many
 as it needs are there, and no waiter a latch that was not counted down. A message that was handled
 is not handled again. Of the tasks that take several locks at once, only one at a time has each
@@ -231,7 +235,8 @@ def fences(run: Run) -> Iterator[Violation]:
 
 def order(run: Run) -> Iterator[Violation]:
     """First come, first served."""
-    for name, entries in run.entries.items():
+    for name, every in run.entries.items():
+        entries = [a for a in every if not a.adopts]
         of_readers = [a for a in entries if a.shared and run.servers]
         others = [a for a in entries if not (a.shared and run.servers)]
         yield from _in_order(run, name, others, entries)
@@ -356,6 +361,8 @@ def exits(run: Run) -> Iterator[Violation]:
             if attempt.left is None or attempt.ended is None:
                 continue
             due = max(attempt.left, attempt.deadline)
+            if attempt.detaching is not None:  # whoever hands on has to know whether it is done
+                due = max(due, attempt.detaching.t + COMMAND)
             if run.late(attempt, due, attempt.ended.t):
                 late = (attempt.ended.t - due) / NS
                 text = f"the exit of {attempt.id} took {late:.3f} s longer than its lease"
@@ -425,8 +432,9 @@ def errors(run: Run) -> Iterator[Violation]:
         asked = attempt.asked
         fair: bool
         match attempt.outcome:
-            case "ok" | "Boom" | "LeaseLost" | "NotHeld" | "not ours":
+            case "ok" | "Boom" | "LeaseLost" | "NotHeld" | "not ours" | "TokenSpent":
                 fair = attempt.entered is not None or _deposed(run, attempt, ended.t)
+                fair = fair or _not_adopted(attempt, ended.t)
             case "none" | "AcquireTimeout" | "TimeoutError":
                 limited = not asked["wait"] or asked["timeout"] is not None
                 fair = limited and attempt.entered is None
@@ -461,6 +469,12 @@ def _deposed(run: Run, attempt: Acquisition, end: int) -> bool:
     )
 
 
+def _not_adopted(attempt: Acquisition, end: int) -> bool:
+    """Whether its token may have been spent, or it adopted and was stopped for its whole ttl."""
+    stopped = end - attempt.asked.t > 0.9 * attempt.ttl
+    return bool(attempt.adopts) and (attempt.outcome == "TokenSpent" or stopped)
+
+
 def revivals(run: Run) -> Iterator[Violation]:
     """A grant that was broken or wiped is never renewed."""
     for entries in run.entries.values():
@@ -486,6 +500,11 @@ def idleness(run: Run) -> Iterator[Violation]:
 
 def _free_at(run: Run, attempt: Acquisition) -> int:
     """When, at the latest, the store no longer knew a grant, if nothing was in the way."""
+    if attempt.detaching is not None:
+        last = attempt.detached
+        if last is None:
+            last = (attempt.ended or run.killed.get(attempt.who) or run.events[-1]).t + LATE
+        return run.lasting(last + int(attempt.detaching["ttl"] * NS) + run.lingers)
     if attempt.given_back is not None:
         return attempt.given_back
     if attempt.left is None and attempt.who in run.killed:
@@ -832,6 +851,29 @@ def accounts(run: Run) -> Iterator[Violation]:
                 yield Violation("accounts", text, (one, other))
 
 
+def handing_on(run: Run) -> Iterator[Violation]:
+    """What is handed on is adopted once, and nobody has it in between."""
+    for name, entries in run.entries.items():
+        by_fence = sorted(entries, key=lambda attempt: attempt.fence)
+        fences_ = [attempt.fence for attempt in by_fence]
+        adopted: dict[int, Acquisition] = {}
+        for attempt in entries:
+            if not attempt.adopts:
+                continue
+            first = adopted.setdefault(attempt.adopts, attempt)
+            if first is not attempt:
+                text = f"{attempt.id} adopted of {name!r} what {first.id} had adopted"
+                yield run.violation("handing_on", text, first, attempt)
+            begin, end = bisect_right(fences_, attempt.adopts), bisect_left(fences_, attempt.fence)
+            for other in by_fence[begin:end]:
+                text = f"{other.id} entered {name!r} before {attempt.id}, to which it was handed on"
+                yield run.violation("handing_on", text, other, attempt)
+    for attempt in run.attempts.values():
+        if attempt.adopts and attempt.outcome == "TokenSpent" and not run.may_be_spent(attempt):
+            text = f"the token of {attempt.id} was spent, and nobody had used it"
+            yield run.violation("handing_on", text, attempt)
+
+
 def elections(run: Run) -> Iterator[Violation]:
     """A client that is seen to lead does; an observer sees each leader once, in their order."""
     seen: dict[str, int] = {}
@@ -918,6 +960,7 @@ RULES: Final[tuple[Rule, ...]] = (
     done,
     unknowns,
     accounts,
+    handing_on,
     elections,
     observers,
     looks,

@@ -6,7 +6,7 @@ import random
 from dataclasses import dataclass, replace
 from typing import Any, Final, Literal
 
-Kind = Literal["lock", "rw", "permits", "campaign", "periodic"]
+Kind = Literal["lock", "rw", "permits", "campaign", "periodic", "baton"]
 
 PLACES: Final[dict[str, Kind]] = {
     "lock:hot": "lock",
@@ -17,12 +17,13 @@ PLACES: Final[dict[str, Kind]] = {
     "semaphore:api": "permits",
     "election:primary": "campaign",
     "periodic:job": "periodic",
+    "lock:baton": "baton",
 }
 """What tasks take: the store's key, which a history calls the name, and its kind."""
-_WEIGHTS: Final = (5, 3, 2, 1, 4, 3, 1, 0)  # the job has a task of its own in each process
+_WEIGHTS: Final = (5, 3, 2, 1, 4, 3, 1, 0, 0)  # the last two have tasks of their own
 EVERYTHING: Final = frozenset(
     {
-        *("lock", "rw", "permits", "campaign", "periodic"),  # see `Kind`
+        *("lock", "rw", "permits", "campaign", "periodic", "baton"),  # see `Kind`
         *("meet", "count", "wait", "once", "both"),  # see `Meeting`
         "downgrade",  # see `Step`
         "fixed",  # leases that are not renewed
@@ -31,7 +32,7 @@ EVERYTHING: Final = frozenset(
 """All kinds that are used."""
 OF_A_QUORUM: Final = frozenset({"lock", "rw", "campaign", "periodic", "once", "both", "fixed"})
 """The kinds that several voting servers offer, and that are used."""
-WITHOUT_CLOCK: Final = EVERYTHING - {"periodic", "once", "fixed"}
+WITHOUT_CLOCK: Final = EVERYTHING - {"periodic", "once", "fixed", "baton"}
 """The kinds about which no clock decides where a lease is a session of its client."""
 PERMITS: Final = 4
 EVERY: Final = 2.0
@@ -72,9 +73,21 @@ class Choice:
     kind: Kind
     shared: bool
     permits: int
-    style: Literal["with", "acquire with", "await", "wait_for", "break", "entered", "generator"]
+    style: Literal[
+        "with",
+        "acquire with",
+        "await",
+        "wait_for",
+        "break",
+        "entered",
+        "generator",
+        "take",
+        "adopt",
+        "discard",
+    ]
     """``entered``: one object that all tasks of the process enter; ``generator``: in an
-    asynchronous generator that is dropped half way."""
+    asynchronous generator that is dropped half way. The last three are of the baton: ``take`` it,
+    or do so by a token that another attempt has left."""
     options: dict[str, Any]
     timeout: float | None
     wait: bool
@@ -82,6 +95,8 @@ class Choice:
     linger: float
     cancel_after: float | None
     pause: float
+    handed_for: float | None = None
+    """Seconds for which the lease is handed on; None: it is released."""
 
 
 def draw(rng: random.Random, offers: frozenset[str] = EVERYTHING) -> Choice:
@@ -159,6 +174,28 @@ def draw_run(rng: random.Random) -> Choice:
         steps=tuple(steps),
         cancel_after=rng.expovariate(1 / EVERY) if rng.random() < 0.2 else None,
         pause=rng.choice((0.0, rng.expovariate(2.0))),
+    )
+
+
+def draw_baton(rng: random.Random, *, by_token: bool) -> Choice:
+    """The next attempt at the lock that is handed on, from a queue or by a token."""
+    ttl = round(rng.uniform(0.5, 2.0), 3)
+    ends: Any = rng.choices(("adopt", "discard"), (95, 5)) if by_token else ("take",)
+    if rng.random() < 0.003:
+        ends = ("break",)
+    steps = [_hold(rng, ttl, outlast=False)]
+    if rng.random() < 0.05:
+        steps.append(Step("raise"))
+    return replace(
+        final_choice("lock:baton"),
+        style=ends[0],
+        options={"ttl": ttl, "renew": rng.random() < 0.9, "on_lost": "cancel"},
+        timeout=None if rng.random() < 0.7 else rng.uniform(0.0, 3.0),
+        wait=not by_token,
+        steps=tuple(steps),
+        cancel_after=rng.expovariate(20.0) if rng.random() < 0.12 else None,
+        pause=rng.expovariate(20.0),
+        handed_for=round(rng.uniform(0.1, 2.0), 3) if rng.random() < 0.7 else None,
     )
 
 

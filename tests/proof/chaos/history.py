@@ -10,7 +10,7 @@ of the lock):
 
 ==========  ====================================================================================
 asked       a, n, ttl, timeout, renew, max_hold, max_waiters, wait, style, final, shared, permits,
-            limit, every: before the call
+            limit, every, adopts: before the call; it adopts what had this fence, or 0
 queued      a, n, since, ticket, place: the store, asked at ``since``, has answered that it stands
             in the queue
 entered     a, n, fence, deadline, pushed, heard: the first thing after the lease was returned; the
@@ -19,6 +19,9 @@ deadline    a, n, fence, deadline: until when the lease is ours by its own clock
 told        a: in the body, the first thing after aiolock said that the lease is lost
 downgrading a: in the body, just before it is to become a reader's
 left        a: the last thing in the body, before anything is released
+detaching   a, n, fence, ttl: just before the lease of the body is handed on, for so long
+detached    a: the store has answered that it is
+discarding  n, fence: just before the token of what had this fence is discarded
 taken_back  a, n, fence: just before a release is called while the body has not left, or has not
             begun
 given_back  a, n, fence, since, was: the store has answered a release that was called at ``since``

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import aiolock
 from aiolock.protocol import (
     Acquire,
+    Adopt,
     Break,
     Deliver,
     Event,
@@ -121,7 +122,7 @@ class Recorder:
 
     def _before(self, operation: Operation[Any], now: int) -> None:
         match operation:
-            case Acquire():
+            case Acquire() | Adopt():
                 self._asks(operation)
             case Release():
                 self._releases(operation, now)
@@ -132,7 +133,7 @@ class Recorder:
                 pass
 
     def _after(self, operation: Operation[Any], now: int, answer: asyncio.Future[Any]) -> None:
-        if isinstance(operation, Acquire):
+        if isinstance(operation, Acquire | Adopt):
             attempt = self._attempts[operation.waiter]
             answer.add_done_callback(partial(self._answered, attempt, operation.name, now))
             return
@@ -152,7 +153,7 @@ class Recorder:
             case _:
                 pass
 
-    def _asks(self, operation: Acquire) -> None:
+    def _asks(self, operation: Acquire | Adopt) -> None:
         # A timer asked again, so this is not in the attempt's own context.
         if operation.waiter not in self._attempts:
             self._attempts[operation.waiter] = ATTEMPT.get()

@@ -149,6 +149,10 @@ class Acquisition:
     """When the release was called that found the grant, by the store's answer."""
     given_back: int | None = None
     """When the store gave that answer."""
+    detaching: Event | None = None
+    """When it began to hand its lease on."""
+    detached: int | None = None
+    """When the store had answered that this is done."""
     events: list[Event] = field(default_factory=list[Event])
 
     # If several servers vote
@@ -205,6 +209,11 @@ class Acquisition:
     @property
     def ttl(self) -> int:
         return int(self.asked["ttl"] * NS)
+
+    @property
+    def adopts(self) -> int:
+        """The fence of what it adopts; 0 if it asks for its own grant."""
+        return int(self.asked.data.get("adopts", 0))
 
     @property
     def outcome(self) -> str:
@@ -325,6 +334,8 @@ class Run:
         """A process and a name -> when its waiters for it may have left the queue."""
         self._breaks: dict[tuple[str, str, int], tuple[Event, Event | None]] = {}
         self._broken: dict[tuple[str, int], tuple[Event, Event | None]] = {}
+        self.discarding: dict[tuple[str, int], int] = {}
+        """A name and a fence -> when the token of that grant was first discarded."""
         self._breaks_of: dict[tuple[str, int], list[tuple[Event, Event]]] = defaultdict(list)
         """A name and a fence -> each break of it, and the answer."""
         self._stalls: dict[str, list[tuple[int, int]]] = defaultdict(list)
@@ -407,6 +418,15 @@ class Run:
         self._of(event).ended = event
 
     _note_done = _note_ended
+
+    def _note_detaching(self, event: Event) -> None:
+        self._of(event).detaching = event
+
+    def _note_detached(self, event: Event) -> None:
+        self._of(event).detached = event.t
+
+    def _note_discarding(self, event: Event) -> None:
+        self.discarding.setdefault((event["n"], event["fence"]), event.t)
 
     def _note_given_back(self, event: Event) -> None:
         attempt = self._of_grant(event)
@@ -1074,6 +1094,22 @@ class Run:
                 Part(attempt.downgrading, end, attempt, shared=True),
             ]
         return [part for part in parts if part.end > part.begin]
+
+    def may_be_spent(self, attempt: Acquisition) -> bool:
+        """Whether the token may have been spent by which an attempt would have adopted a grant."""
+        name, fence, ended = attempt.name, attempt.adopts, attempt.waited_until
+        of = next((a for a in self.entries.get(name, ()) if a.fence == fence), None)
+        if of is None or of.detaching is None or ended is None or attempt.entered is not None:
+            return False
+        others = (a for a in self.attempts.values() if a.name == name and a.adopts == fence)
+        forgetting = (*self.wipes, *self.failovers)
+        return (
+            (name, fence) in self.discarding
+            or (name, fence) in self._broken
+            or any(other is not attempt and other.asked.t < ended for other in others)
+            or any(fence < event["fence"] for event in forgetting)
+            or ended >= of.detaching.t + int(of.detaching["ttl"] * NS) - TICK
+        )
 
     def violation(self, rule: str, text: str, *attempts: Acquisition) -> Violation:
         """A violation, with all events of these attempts and all faults at the time."""

@@ -29,6 +29,7 @@ from tests.proof.chaos.choices import (
     Choice,
     called,
     draw,
+    draw_baton,
     draw_meeting,
     draw_run,
     final_choice,
@@ -37,7 +38,8 @@ from tests.proof.chaos.choices import (
 from tests.proof.chaos.faults import ATTACKS, QUORUM_LONGEST
 from tests.proof.chaos.history import History
 from tests.proof.chaos.meetings import MEETING, meet
-from tests.proof.chaos.recorder import ATTEMPT, Recorder
+from tests.proof.chaos.recorder import ATTEMPT, Recorder, key
+from tests.proof.chaos.tokens import Tokens
 from tests.proof.chaos.witness import quorum_at
 from tests.proof.ledger import Ledger
 from tests.support import loops
@@ -53,6 +55,8 @@ _UP_WITHIN: Final = 5.0
 _SAY_EVERY: Final = 1.0
 _OBSERVERS: Final = 3
 """Tasks that watch the election; every other one is slow."""
+_HANDING: Final = 2
+"""Tasks that take the lock that is handed on, and as many that adopt it."""
 _TRIPS: Final = 0.01
 """How often the observer of a client raises an error."""
 
@@ -64,13 +68,16 @@ class Boom(Exception):
 class Process:
     """A client, which is closed and replaced now and then, and the tasks that use it."""
 
-    def __init__(self, who: str, seed: str, store: str, url: str, history: History) -> None:
+    def __init__(
+        self, who: str, seed: str, store: str, url: str, *, history: History, tokens: Tokens
+    ) -> None:
         self._who = who
         self._seed = seed
         self._attack = ATTACKS[store]
         self._offers = self._attack.offers
         self._url = url
         self.history = history
+        self.tokens = tokens
         self._loop = asyncio.get_running_loop()
         self._quiet: asyncio.Future[None] = self._loop.create_future()
         self._over: asyncio.Future[None] = self._loop.create_future()
@@ -188,6 +195,21 @@ class Process:
             await self._attempt(f"{number}/job/{self._who}", choice, until_quiet=True)
             await self.rest(choice.pause)
 
+    async def pass_on(self, task: int, *, by_token: bool) -> None:
+        """Take the lock that is handed on, and hand it on; one attempt after another."""
+        role = "adopts" if by_token else "takes"
+        rng = random.Random(f"{self._seed} {self._who} {role} {task}")
+        number = 0
+        while not self._quiet.done():
+            choice = draw_baton(rng, by_token=by_token)
+            text = self.tokens.find(rng, take=rng.random() < 0.7) if by_token else ""
+            if text is not None:
+                number += 1
+                token = aiolock.LeaseToken(text) if text else None
+                attempt = f"{number}/{role} {task}/{self._who}"
+                await self._attempt(attempt, choice, token=token)
+            await self.rest(choice.pause)
+
     async def look(self) -> None:
         """Ask several servers for the leader now and then."""
         if not self._attack.servers:
@@ -263,7 +285,7 @@ class Process:
     async def _break(self, choice: Choice) -> None:
         client, name = self.client, called(choice.name)
         match choice.kind:
-            case "lock":
+            case "lock" | "baton":
                 await client.lock(name).break_()
             case "rw" if choice.shared:  # all readers with the fence of one of them
                 holders = (await client.rwlock(name).status()).holders
@@ -279,14 +301,25 @@ class Process:
                 await client.periodic(name, every=EVERY).break_()
 
     async def _attempt(
-        self, attempt: str, choice: Choice, *, final: bool = False, until_quiet: bool = False
+        self,
+        attempt: str,
+        choice: Choice,
+        *,
+        final: bool = False,
+        until_quiet: bool = False,
+        token: aiolock.LeaseToken | None = None,
     ) -> None:
         ATTEMPT.set(attempt)
         if choice.style == "break":
             with contextlib.suppress(aiolock.StoreError, aiolock.ClientClosed):
                 await self._break(choice)
             return
-        it = _Attempt(self, attempt, choice, final=final)
+        if token is not None and choice.style == "discard":
+            self.history.note("discarding", n=choice.name, fence=token.fence)
+            with contextlib.suppress(aiolock.StoreError, aiolock.ClientClosed):
+                await self.client.discard(token)
+            return
+        it = _Attempt(self, attempt, choice, final=final, token=token)
         tried = asyncio.create_task(it.run())
         timer = None
         if choice.cancel_after is not None:
@@ -309,8 +342,17 @@ class Process:
 class _Attempt:
     """One attempt, in a task of its own: from asking to the end of the exit."""
 
-    def __init__(self, process: Process, attempt: str, choice: Choice, *, final: bool) -> None:
+    def __init__(
+        self,
+        process: Process,
+        attempt: str,
+        choice: Choice,
+        *,
+        final: bool,
+        token: aiolock.LeaseToken | None,
+    ) -> None:
         self._process = process
+        self._token = token
         self._id = attempt
         self._choice = choice
         self._client = process.client
@@ -350,10 +392,12 @@ class _Attempt:
             limit=PERMITS if choice.permits else 0,
             every=EVERY if choice.kind == "periodic" else 0,
             campaign=choice.kind == "campaign",
+            adopts=0 if self._token is None else self._token.fence,
         )
         outcome = "ok"
         try:
-            outcome = await self._try()
+            hands_on = self._choice.kind == "baton" and not self._final
+            outcome = await (self._hand_on() if hands_on else self._try())
         except asyncio.CancelledError:
             outcome = "cancelled"
             raise
@@ -437,6 +481,36 @@ class _Attempt:
         finally:
             released = await lease_or_none.release()
         return "ok" if released else "not ours"
+
+    async def _hand_on(self) -> str:
+        """Take the lock, by the token or in the queue, and hand it on, or release it."""
+        choice = self._choice
+        if self._token is not None:
+            ttl = choice.options["ttl"]
+            lease_or_none = await self._client.adopt(self._token, ttl=ttl)
+        elif choice.timeout is None:
+            lease_or_none = await self._asking("acquire", None)
+        else:
+            lease_or_none = await self._asking("try_acquire", choice.timeout)
+        lease: aiolock.Lease | None = lease_or_none
+        if lease is None:
+            return "none"
+        try:
+            async with lease:
+                await self._body(lease)
+                if choice.handed_for is not None:
+                    await self._detach(lease, choice.handed_for)
+        except aiolock.LeaseLost:
+            if lease.state is not aiolock.LeaseState.LOST:
+                raise AssertionError(f"{lease} is not lost") from None
+            raise
+        return "ok"
+
+    async def _detach(self, lease: aiolock.Lease, ttl: float) -> None:
+        self._note("detaching", n=key(lease), fence=lease.fence, ttl=ttl)
+        token = await lease.detach(ttl=ttl)
+        self._note("detached")
+        self._process.tokens.leave(token)
 
     # The body
 
@@ -570,7 +644,7 @@ async def main(*arguments: str) -> None:
         session: Any = importlib.import_module(f"aiolock.stores.{store}._session")
         session.HEARTBEAT = 1.0
     try:
-        process = Process(who, seed, store, url, history)
+        process = Process(who, seed, store, url, history=history, tokens=Tokens(Path(folder), who))
         pulse = asyncio.create_task(process.pulse())
         await process.open()
         say("ready")
@@ -582,6 +656,10 @@ async def main(*arguments: str) -> None:
                 group.create_task(process.meet(task))
             if "periodic" in ATTACKS[store].offers:
                 group.create_task(process.job())
+            if "baton" in ATTACKS[store].offers:
+                for task in range(_HANDING):
+                    group.create_task(process.pass_on(task, by_token=False))
+                    group.create_task(process.pass_on(task, by_token=True))
             group.create_task(process.look())
             group.create_task(process.reopen())
             await _order(orders, "quiet")
