@@ -117,6 +117,15 @@ class HandingOnContract(Contract):
             await ann.release(name, await ann.confirm(name, handed))
             assert (await cat.handed()).waiter == place.waiter
 
+    async def test_adopt_after_the_end_of_the_lease_has_no_effect(self) -> None:
+        """Also if nobody has looked for leases that have ended: another may have been told so."""
+        async with self.peers(2) as (ann, bob):
+            grant = await ann.take(name := fresh_name())
+            key = await _detach(ann, name, grant, ttl=1)
+            await self._moment()
+            assert await bob.store.submit(_adopting(name, bob.waiter(), grant, key)) is None
+            await bob.release(name, await bob.take(name))
+
     async def test_break_of_a_detached_grant_lets_the_next_waiter_in(self) -> None:
         """By its fence it is broken like any grant, and its key is worth nothing then."""
         async with self.peers(2) as (ann, bob):

@@ -589,6 +589,9 @@ def test_late_copy_of_a_detach_or_an_adopt_that_was_given_up_has_no_effect(
     both.now += 1_000_000
     both.adopt_as(BOB, key, granted.fence, 30_000)
     assert [grant.waiter for grant in both.state.holders] == [detached(key)]
+    late = both.now - 1
+    text, _ = both.ask("adopt", both.key, "eve", 1, False, granted.fence, key, 30_000, late)
+    assert codec.late(text) is not None
     both.adopt_as(EVE, key, granted.fence, 30_000)
     assert [grant.waiter for grant in both.state.holders] == [EVE]
 

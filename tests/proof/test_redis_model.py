@@ -999,10 +999,29 @@ class HandingOn(Differential):
         self.adopters = dict[str, str]()
         """Who has asked for each key last."""
 
+    @rule(
+        those=st.lists(numbers, min_size=1, max_size=3), adopts=st.sampled_from([True, True, False])
+    )
+    def go(self, those: list[int], adopts: bool) -> None:
+        """Instead of a release, most often, the grant is handed on; so the queue waits."""
+        for number in those:
+            if number % 5 == 0:
+                super().go([number])
+                continue
+            if self.keys and not any(of.has_client for _, of in self.model.grants()):
+                self.adopt(0, number % 2 == 0, 30_000, 0)
+            if not self.model.state.holders:
+                self.acquire(number, 30_000, "no wait", 0, 0)
+            self.detach(number, False, 30_000)
+            self.same_state()
+            if adopts:
+                self.adopt(0, number % 2 == 0, 30_000, 0)
+                self.same_state()
+
     def key(self, number: int) -> Key:
         """One of the last of them, most often."""
-        last = self.keys if number % 4 == 0 else self.keys[-2:]
-        return last[number // 4 % len(last)]
+        last = self.keys if number % 4 == 1 else self.keys[-2:]
+        return last[-1 - number // 4 % len(last)]
 
     @rule(
         number=numbers,
@@ -1152,6 +1171,8 @@ def test_late_copy_of_a_detach_or_an_adopt_that_was_given_up_has_no_effect(real:
     assert real.detach(LOCK, fence, other, 60_000) == WAS_HOLDER
     real.release(ANOTHER, 0, entered=False, tombstone_until=now() + MINUTE)
     assert real.adopt(other, fence, ANOTHER, 60_000) is None
+    late = real.adopt(other, fence, "x10000:cyd:1", 60_000, now() - MINUTE)
+    assert isinstance(late, Late)
     assert real.holders() == [(other, fence)]
 
 
@@ -1170,6 +1191,20 @@ def test_end_of_a_detached_grant_leaves_no_waiters_to_look_for(
     real.acquire("x10000:bob:3", 60_000, 0, 0)
     assert not real.rests
     assert [waiter for waiter, _ in real.holders()] == ["x10000:bob:0"]
+
+
+def test_end_of_a_detached_grant_notifies_nobody(real: Scripts) -> None:
+    """Its client is a key, which is a secret; a channel has none."""
+    real.listen("=k")
+    for number in range(2):
+        fence = fence_of(real.acquire(f"x10000:ada:{number}", 60_000, 0, 0))
+        assert real.detach(f"x10000:ada:{number}", fence, TOKEN, 60_000) == WAS_HOLDER
+        assert real.request() == 0
+        real.put(real.keys[0], f"{TOKEN}:{fence}", LONG_AGO)
+    fence = fence_of(real.acquire(LOCK, 60_000, 0, 0))
+    assert real.detach(LOCK, fence, TOKEN, 60_000) == WAS_HOLDER
+    assert real.break_([fence]) == 1
+    assert not real.log
 
 
 def test_keys_of_a_name_outlast_the_lease_of_what_is_handed_on(real: Scripts) -> None:

@@ -1878,6 +1878,7 @@ async def test_adopt_beside_a_checking_transaction_waits_until_that_has_ended(
             assert await soon(ann.store.submit(detach)) == WAS_HOLDER
             adopting = bob.store.submit(adopt)
             await asyncio.sleep(0.3)
+            await soon(bob.take("lock:y"), within=2)  # nothing else waits for that
             assert not adopting.done()
             connection.commit()
         granted = await soon(adopting)
