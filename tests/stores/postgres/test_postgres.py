@@ -37,6 +37,7 @@ from aiolock.protocol import (
     Detach,
     Post,
     ReadPosted,
+    ReadStatus,
 )
 from aiolock.stores import postgres
 from aiolock.stores.postgres import (
@@ -45,6 +46,7 @@ from aiolock.stores.postgres import (
     _listener,
     _notices,
     _pipeline,
+    _reading,
     _schema,
     _settings,
     _store,
@@ -53,7 +55,7 @@ from aiolock.stores.postgres import (
 from aiolock.stores.postgres._calls import Call, text
 from aiolock.stores.postgres._errors import Failed
 from aiolock.stores.postgres._store import PostgresStore
-from aiolock.testing._peer import LONG, PLAIN, Peer
+from aiolock.testing._peer import LONG, PLAIN, READER, Peer
 from tests.support import databases
 from tests.support.databases import PgBouncer, PostgresServer, Standby
 from tests.support.failures import pair, parent_that_died, queued, soon, start_waiter, take, until
@@ -1878,7 +1880,7 @@ async def test_adopt_beside_a_checking_transaction_waits_until_that_has_ended(
             assert await soon(ann.store.submit(detach)) == WAS_HOLDER
             adopting = bob.store.submit(adopt)
             await asyncio.sleep(0.3)
-            await soon(bob.take("lock:y"), within=2)  # nothing else waits for that
+            await soon(bob.take("lock:y"), within=1)  # nothing else waits for that
             assert not adopting.done()
             connection.commit()
         granted = await soon(adopting)
@@ -1888,6 +1890,21 @@ async def test_adopt_beside_a_checking_transaction_waits_until_that_has_ended(
                 connection.execute("SELECT aiolock.check_fence('x', %s)", (grant.fence,))
             connection.rollback()
             connection.execute("SELECT aiolock.check_fence('x', %s)", (granted.fence,))
+
+
+@pytest.mark.one_loop
+async def test_status_in_parts_has_each_of_several_detached_grants(
+    own_postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They have no client, by which others are told apart where parts are joined."""
+    monkeypatch.setattr(_reading, "_PARTIES", 1)
+    async with Peer(postgres.from_url(own_postgres.url("app"), "aiolock")) as ann:
+        grants = [await ann.take("x", ann.waiter(READER)) for _ in range(3)]
+        for number, (waiter, fence) in enumerate(grants[:2]):
+            await ann.store.submit(Detach("x", waiter, READER, fence, f"k{number}", LONG))
+        holders = (await ann.store.submit(ReadStatus("x"))).holders
+        assert [party.fence for party in holders] == [grant.fence for grant in grants]
+        assert [party.detached for party in holders] == [True, True, False]
 
 
 @pytest.mark.one_loop
