@@ -13,9 +13,6 @@ RESERVED: Final = "-"
 """The client of a reserved grant, which means "closed" or "done": it ends like any other, but no
 client owns it."""
 
-
-_NOBODY: Final = (RESERVED, DETACHED)
-
 FOREVER: Final = 1 << 52
 """The end (ms) of a hold that lives with a session, before its ttl is added: no clock comes there.
 """
@@ -77,7 +74,7 @@ class Holder:
     @property
     def has_client(self) -> bool:
         """Whether a client has it: it is neither reserved nor detached."""
-        return self.client[:1] not in _NOBODY
+        return self.client != RESERVED and not self.client.startswith(DETACHED)
 
 
 class _End(NamedTuple):

@@ -597,6 +597,23 @@ def test_late_copy_of_a_detach_or_an_adopt_that_was_given_up_has_no_effect(
 
 
 @pytest.mark.skipif(INSTALLED, reason="on the tree only: it is the same source")
+def test_client_whose_id_begins_with_a_dash_is_told_of_its_lease(
+    stage: psycopg.Connection[Any],
+) -> None:
+    """One in 64 does; only the dash alone is nobody."""
+    both, dash = Both(stage, [], 92_030), WaiterId("-eve", 1)
+    both.alive.add(dash.client)
+    granted = both.acquire_as(dash, PLAIN, 2000)
+    assert isinstance(granted, Granted)
+    both.request()
+    text, told = both.ask("request", both.key, "nobody", 0)
+    assert (text, [client for client, _ in told]) == ("1", [dash.client])
+    both.now += 3_000_000
+    both.acquire_as(ADA, PLAIN, 2000)
+    assert [grant.waiter for grant in both.state.holders] == [ADA]
+
+
+@pytest.mark.skipif(INSTALLED, reason="on the tree only: it is the same source")
 def test_number_of_permits_is_remembered_while_some_are_handed_on(
     stage: psycopg.Connection[Any],
 ) -> None:

@@ -1207,6 +1207,15 @@ def test_end_of_a_detached_grant_notifies_nobody(real: Scripts) -> None:
     assert not real.log
 
 
+def test_client_whose_id_begins_with_a_dash_is_told_of_its_lease(real: Scripts) -> None:
+    """One in 64 does; only the dash alone is nobody."""
+    real.listen("-eve")
+    fence = fence_of(real.acquire("x10000:-eve:1", 60_000, 0, 0))
+    assert real.request() == 1
+    assert real.break_([fence]) == 1
+    assert [kind for kind, *_ in real.log] == ["requested", "lost"]
+
+
 def test_keys_of_a_name_outlast_the_lease_of_what_is_handed_on(real: Scripts) -> None:
     """They end by themselves, but not before: with the fence, too, for whoever comes then."""
     form = "s1000*1/3"

@@ -253,7 +253,7 @@ END $$;
 
 -- Whether the holder is a client: its grant is neither reserved nor detached.
 CREATE OR REPLACE FUNCTION aiolock._is_client(c text) RETURNS boolean LANGUAGE sql AS $$
-    SELECT left(c, 1) NOT IN ('-', '=')
+    SELECT c <> '-' AND left(c, 1) <> '='
 $$;
 
 -- A client as others may see it: the key of a detached grant is a secret.
