@@ -70,8 +70,8 @@ class LeaseToken(str):
     def __repr__(self) -> str:
         return f"<LeaseToken of the {self.kind} {self.name!r} fence={self.fence}>"
 
-    def __getnewargs__(self) -> tuple[str]:
-        return (str.__str__(self),)
+    def __reduce__(self) -> tuple[type[Self], tuple[str]]:
+        return type(self), (str.__str__(self),)  # only the text: another version may read it
 
     def _read(self, data: dict[str, Any]) -> None:
         self.kind, _, name = str(data["n"]).partition(":")

@@ -91,3 +91,10 @@ def test_token_of_another_type_is_a_type_error() -> None:
     """Bytes as from a queue must be decoded first."""
     with pytest.raises(TypeError, match="must be a str, not bytes"):
         LeaseToken(made().encode())  # type: ignore[arg-type]  # wrong on purpose
+
+
+def test_token_pickled_has_its_text_alone() -> None:
+    """No class of aiolock but its own: another version may have others."""
+    pickled = pickle.dumps(made())
+    assert b"protocol" not in pickled
+    assert made().encode() in pickled
