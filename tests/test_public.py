@@ -186,7 +186,7 @@ SIGNATURES = {
     "MultiLease.extend": "async (self, ttl)",
     "MultiLease.verify": "async (self)",
     "Once.name": "property",
-    "Once.outcome": "async (self, work)",
+    "Once.outcome": "async (self, work, *, token=None)",
     "Once.status": "async (self)",
     "Once.break_": "async (self, fence=None)",
     "Outcome": "(result, first)",

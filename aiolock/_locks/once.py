@@ -14,18 +14,21 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple, ParamSpec, TypeVar
 
+from aiolock._engine.adopting import described
 from aiolock._engine.late import AlreadyDone
 from aiolock._engine.lease import Lease
 from aiolock._engine.lease_state import ALIVE
 from aiolock._engine.policy import Policy, to_ms
 from aiolock._engine.releases import FIRST_PAUSE
 from aiolock._locks.acquire_context import AcquireContext
+from aiolock._locks.adoption import Adoption
 from aiolock._locks.async_only import AsyncOnly
 from aiolock._locks.finishing import finish_body
 from aiolock._locks.lock import Lock
 from aiolock.copying import CopiedAsItself
 from aiolock.entering import AsyncEnterable, Entered, Entry
-from aiolock.errors import AcquireTimeout, ResultGone, StoreError
+from aiolock.errors import AcquireTimeout, ResultGone, StoreError, TokenSpent
+from aiolock.lease_token import LeaseToken
 from aiolock.naming import checked_result, formatter
 from aiolock.options import DEFAULT
 from aiolock.protocol import Post, ReadPosted, Rule, Status
@@ -78,12 +81,19 @@ class _Body:
 class _Exit:
     """The exit of an acquisition, as that of a `Scope`."""
 
-    _acquisition: AcquireContext[Any]
+    _acquisition: AcquireContext[Any] | Adoption
 
     async def close(self, error: BaseException | None) -> None:
         """Leave it."""
         kind = None if error is None else type(error)
         await self._acquisition.__aexit__(kind, error, None)
+
+
+async def _adopted(adoption: Adoption) -> Lease | None:
+    try:
+        return await adoption.__aenter__()
+    except TokenSpent:
+        return None
 
 
 class Once(CopiedAsItself, AsyncEnterable[Lease | None], AsyncOnly):
@@ -161,7 +171,9 @@ class Once(CopiedAsItself, AsyncEnterable[Lease | None], AsyncOnly):
             raise
         return lease
 
-    async def outcome(self, work: Callable[[Lease], Awaitable[str]]) -> Outcome:
+    async def outcome(
+        self, work: Callable[[Lease], Awaitable[str]], *, token: str | None = None
+    ) -> Outcome:
         """Do the work and keep its result; or return the result kept when it was done before.
 
         ::
@@ -180,22 +192,32 @@ class Once(CopiedAsItself, AsyncEnterable[Lease | None], AsyncOnly):
         by ``async with``, which has no result. Use only one of the two ways for a name: a
         run of `outcome` that failed late, or was forgotten less than a minute ago, leaves a result.
         If ``async with`` then does the work, that old result would be returned.
+
+        :param token: of a lease of this work that was detached (`Lease.detach`): it is adopted, so
+            that nobody else does the work meanwhile. If it is spent, the work is asked for as
+            without it. `ValueError` if it is of something else.
         """
-        async with self._asked() as found:
+        async with self._asked(token) as found:
             if isinstance(found, Outcome):
                 return found
             result = found.result = await work(found.lease)
         return Outcome(result, first=True)
 
     @asynccontextmanager
-    async def _asked(self) -> AsyncGenerator[Outcome | Doing, None]:
+    async def _asked(self, token: str | None = None) -> AsyncGenerator[Outcome | Doing, None]:
         """The outcome of work that is done; otherwise a body, whose user sets its result."""
-        acquisition = self._lock.acquire(timeout=DEFAULT if self._wait else 0)
-        try:
-            lease = await acquisition.__aenter__()
-        except AlreadyDone:
-            yield Outcome(await self._kept(), first=False)
-            return
+        adoption = None if token is None else self._adoption(LeaseToken(token))
+        lease = None if adoption is None else await _adopted(adoption)
+        if adoption is not None and lease is not None:
+            leave = _Exit(adoption).close
+        else:
+            acquisition = self._lock.acquire(timeout=DEFAULT if self._wait else 0)
+            try:
+                lease = await acquisition.__aenter__()
+            except AlreadyDone:
+                yield Outcome(await self._kept(), first=False)
+                return
+            leave = functools.partial(self._finish, _Exit(acquisition), lease)
         error = None
         try:
             doing = Doing(lease)
@@ -205,7 +227,17 @@ class Once(CopiedAsItself, AsyncEnterable[Lease | None], AsyncOnly):
             error = raised
             raise
         finally:
-            await finish_body(_Exit(acquisition), lease, error, self._remember)
+            await leave(error)
+
+    async def _finish(self, body: _Exit, lease: Lease, error: BaseException | None) -> None:
+        await finish_body(body, lease, error, self._remember)
+
+    def _adoption(self, token: LeaseToken) -> Adoption:
+        if (token.kind, token.name) != ("once", self.name):
+            raise ValueError(f"{token!r} is of something else than the once {self.name!r}")
+        engine, policy = self._lock._engine, self._lock._policy
+        adopted = described(engine, token, policy.ttl)
+        return Adoption(engine, token, adopted, "", "")
 
     async def _keep(self, lease: Lease, result: object) -> None:
         if not isinstance(result, str):

@@ -59,14 +59,14 @@ class Once(Entrance[aiolock.Lease | None, Lease | None]):
         """Take the work from the client that does it, for the next one: as `Lock.break_`."""
         return self._client.call(lambda: self._once.break_(fence))
 
-    def outcome(self, work: Callable[[Lease], str]) -> aiolock.Outcome:
+    def outcome(self, work: Callable[[Lease], str], *, token: str | None = None) -> aiolock.Outcome:
         """Do the work and keep its result; or return the result kept when it was done before.
 
         As `aiolock.Once.outcome`; ``work`` is a function, called in this thread.
         """
         refuse_in_transaction(self, "it would be done")
         portal = self._client.portal()
-        body = Body(portal, self._once._asked)
+        body = Body(portal, functools.partial(self._once._asked, token))
         try:
             body.enter()
             try:
