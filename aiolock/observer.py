@@ -120,6 +120,8 @@ def who(participant: Participant) -> str:
     host, client = participant.host, participant.client
     where = f"{plain(host)}:{participant.pid}" if host else f"client {client}"
     label = participant.label
+    if participant.detached:
+        return f"a detached lease ({label!r})" if label else "a detached lease"
     return f"{label!r} ({where})" if label else f"{where}#{participant.seq}"
 
 

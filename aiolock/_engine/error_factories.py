@@ -67,6 +67,7 @@ def _held_by(holders: tuple[Participant, ...], more: int = 0) -> str:
         return ""
     first = holders[0]
     where = f"process {first.pid} of {plain(first.host)}" if first.pid else f"client {first.client}"
+    where = "a detached lease" if first.detached else where
     where = f"{first.label!r} in {where}" if first.label else where
     more += len(holders) - 1
     others = f"; {more} more hold{'s' * (more == 1)} it, too" if more else ""

@@ -49,11 +49,15 @@ def cells(status: Status) -> Sequence[str]:
 
 def _who(party: Participant) -> str:
     """The participant's label, or else a short id."""
+    if party.detached:
+        return plain(party.label) or "-"
     return plain(party.label) or f"{party.client[:6]}#{party.seq}"
 
 
 def where(party: Participant) -> str:
-    """The participant's process, with a mark if it is gone."""
+    """The participant's process, with a mark if it is gone; a detached lease has none."""
+    if party.detached:
+        return "detached"
     return f"{plain(party.host) or '?'}:{party.pid}" + ("" if party.alive else " !")
 
 

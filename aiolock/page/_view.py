@@ -161,6 +161,7 @@ def _who(party: Participant) -> dict[str, Any]:
         "client": party.client[:6],
         "seq": party.seq,
         "alive": party.alive,
+        "detached": party.detached,
     }
 
 

@@ -365,6 +365,31 @@ async def test_break_takes_the_lock_from_one_or_all_holders_and_requires_yes(
     assert await cli.here("break", "--yes", "api") == (1, "it had no holder\n", "")
 
 
+async def test_detached_lease_is_shown_without_its_key_and_broken_by_its_fence(
+    cli: Cli, client: aiolock.LockClient
+) -> None:
+    """By `ls`, `show` and `top`, with its label; after `break` its token is spent."""
+    lease = await client.lock("order:42").acquire()
+    token = await lease.detach(label="order 42 → worker")
+    printed = list[str]()
+    for command in (("ls",), ("show", "order:42"), ("show", "--json", "order:42")):
+        code, output, errors = await cli.here(*command)
+        assert (code, errors) == (0, "")
+        assert "order 42" in output
+        assert "detached" in output
+        printed.append(output)
+    async with cli.started("top", "--json", "--every", "0.1") as process:
+        printed.append(line := await line_of(process))
+        (holder,) = json.loads(line)["locks"][0]["holders"]
+        assert (holder["detached"], holder["client"]) == (True, "")
+    assert not [text for text in printed if token._key in text]
+    fence = ("--fence", str(token.fence))
+    code, output, _ = await cli("break", "--yes", *fence, "order:42")
+    assert (code, output) == (0, "'order:42' was taken away\n")
+    with pytest.raises(aiolock.TokenSpent):
+        await client.adopt(token)
+
+
 async def test_break_without_kind_finds_each_kind_and_patterns(
     cli: Cli, client: aiolock.LockClient
 ) -> None:

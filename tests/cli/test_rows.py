@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from argparse import Namespace
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import cast
 
 import pytest
@@ -12,7 +12,7 @@ import aiolock
 from aiolock import Deadlock
 from aiolock.cli.rows import COLUMNS, cells
 from aiolock.cli.top import _Look
-from aiolock.observer import Blocked
+from aiolock.observer import Blocked, who
 from aiolock.protocol import Participant, Status
 
 EVIL = "\x1b]0;evil\x07\x9b2J\u202e\nnew line"
@@ -45,6 +45,18 @@ def test_cells_longest_is_the_longest_wait_of_all_waiters() -> None:
     later = replace(FIRST, since=40.0, place=2)
     row = dict(zip(COLUMNS, cells(replace(STATUS, waiters=(FIRST, later))), strict=True))
     assert (row["WAITING"], row["LONGEST"], row["FOR"]) == ("2", "60.0 s", "10.0 s")
+
+
+def test_cells_of_a_detached_lease_are_its_label_and_what_is_left_without_its_key() -> None:
+    """It runs nowhere, and its client is a secret."""
+    detached = replace(HOLDER, client="=secret", label="order 42 → worker", remaining=41.0)
+    row = dict(zip(COLUMNS, cells(replace(STATUS, holders=(detached,))), strict=True))
+    assert (row["HELD BY"], row["WHERE"]) == ("order 42 → worker", "detached")
+    assert (row["LEASE"], row["WAITING"]) == ("41.0 s", "1")
+    assert cells(replace(STATUS, holders=(replace(detached, label=""),)))[2] == "-"
+    shown = [*row.values(), str(detached), who(detached), str(asdict(detached))]
+    assert not [text for text in shown if "secret" in text]
+    assert who(detached) == "a detached lease ('order 42 → worker')"
 
 
 async def test_top_drops_a_deadlock_that_is_over_and_asks_seldom_without_one() -> None:

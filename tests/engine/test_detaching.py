@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import NamedTuple
@@ -61,6 +62,20 @@ async def test_detach_ends_the_lease_and_adopt_holds_the_lock_under_a_higher_fen
         last = await waiting
         assert last.fence > adopted.fence
         await last.release()
+
+
+@virtual
+async def test_error_of_a_waiter_names_a_detached_lease_by_its_label_and_fence() -> None:
+    """There is no client of which it could tell."""
+    async with scene() as (_, _, ours, theirs):
+        async with ours.lock("a") as lease:
+            token = await lease.detach(label="order 42 → worker")
+        with pytest.raises(aiolock.AcquireTimeout) as refused:
+            await theirs.lock("a", timeout=0.1).acquire()
+        held = f"'order 42 → worker' in a detached lease has held it since .*fence {token.fence}"
+        assert re.search(held, str(refused.value))
+        assert token._key not in str(refused.value)
+        assert await theirs.discard(token)
 
 
 @virtual

@@ -11,6 +11,7 @@ from typing import Final
 import pytest
 from selenium.webdriver import Chrome
 
+import aiolock
 from tests.support.browser import CHROMIUM, DRIVER, SECRET, Browser, Server, started
 
 HOSTILE: Final = [
@@ -75,6 +76,30 @@ def test_page_shows_rows_live_and_no_buttons_to_a_reader(browser: Browser, serve
     assert not browser.all("#details-body button")
     browser.press("Close")
     server.release_all()
+    browser.until(lambda: not browser.names())
+
+
+def test_page_shows_a_detached_lease_with_its_label_and_no_process(
+    browser: Browser, server: Server
+) -> None:
+    """In the row, and in the details with what is left of it."""
+
+    async def detach() -> aiolock.LeaseToken:
+        lease = await server.other.lock("order:42").acquire()
+        return await lease.detach(label="order 42 → worker")
+
+    browser.open("/read/")
+    token = server.do(detach())
+    browser.until(lambda: "order 42 → worker" in browser.text("#rows"))
+    assert "detached" in browser.text("#rows")
+    browser.open_row(0)
+    shown = browser.until(lambda: browser.text("#details-body .parties"))
+    assert f"fence {token.fence}" in shown
+    assert "s left" in shown
+    assert "detached" in shown
+    assert "#0" not in shown
+    browser.press("Close")
+    assert server.do(server.other.discard(token))
     browser.until(lambda: not browser.names())
 
 

@@ -162,6 +162,24 @@ async def test_lock_route_shows_holders_and_waiters_or_answers_400(
         await asyncio.wait([waits])
 
 
+async def test_lock_route_shows_a_detached_lease_and_breaks_it_by_its_fence(
+    client: aiolock.LockClient, page: Page
+) -> None:
+    """Without the key by which it could be adopted."""
+    lease = await client.lock("order:42").acquire()
+    token = await lease.detach(label="order 42 → worker")
+    async with visiting(page) as visitor:
+        found = await visitor.get("/lock", params={"kind": "lock", "name": "order:42"})
+        assert token._key not in found.text
+        (holder,) = found.json()["holders"]
+        assert (holder["detached"], holder["label"]) == (True, "order 42 → worker")
+        assert (holder["client"], holder["fence"]) == ("", str(token.fence))
+        done = await visitor.order("break", "order:42", fences=[holder["fence"]])
+        assert done.json() == {"done": True}
+    with pytest.raises(aiolock.TokenSpent):
+        await client.adopt(token)
+
+
 async def test_lock_route_with_many_holders_shows_some_and_counts_the_rest(
     client: aiolock.LockClient,
 ) -> None:

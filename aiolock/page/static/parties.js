@@ -35,7 +35,8 @@ class Line {
     this.label = el("strong");
     this.facts = el("span", "facts");
     this.dead = el("span", "mark bad", "does not answer");
-    this.node = el("li", "", this.label, " ", el("span", "where", `${where(party)}#${party.seq}`), " ", this.facts, " ", this.dead);
+    const place = party.detached ? where(party) : `${where(party)}#${party.seq}`;
+    this.node = el("li", "", this.label, " ", el("span", "where", place), " ", this.facts, " ", this.dead);
     if (take) {
       this.button = el("button", "", "Take away");
       this.button.type = "button";
@@ -46,7 +47,8 @@ class Line {
 
   show(party) {
     const facts = [`for ${duration(party.since)}`];
-    if (!party.place) facts.push(`lease ${duration(party.lease)}`, `fence ${party.fence}`);
+    const lease = party.detached ? `${duration(party.lease)} left` : `lease ${duration(party.lease)}`;
+    if (!party.place) facts.push(lease, `fence ${party.fence}`);
     if (party.permits) facts.push(`${party.permits} permit${party.permits > 1 ? "s" : ""}`);
     else if (party.shared) facts.push("shared");
     put(this.facts, facts.join(", "));

@@ -49,7 +49,8 @@ export function number(value) {
   return value.toLocaleString("en");
 }
 
-/** Where a holder or waiter runs. */
+/** Where a holder or waiter runs. A detached lease does not run anywhere until it is adopted. */
 export function where(party) {
+  if (party.detached) return "detached";
   return plain(party.host ? `${party.host}:${party.pid}` : `client ${party.client}`);
 }
