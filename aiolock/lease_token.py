@@ -7,7 +7,7 @@ import binascii
 import json
 import re
 from dataclasses import fields
-from typing import Any, Final, Self
+from typing import Any, Final, Self, cast
 
 from aiolock.protocol import CLAIM, Form, Rule
 from aiolock.validation import checked_name
@@ -88,7 +88,7 @@ class LeaseToken(str):
         ):
             raise ValueError
         rule = Rule(options.pop("rule", _FIELDS["rule"]))
-        values = {"claim": CLAIM} | options
+        values: dict[str, Any] = {"claim": CLAIM} | options
         for each, value in values.items():
             if type(value) is not type(_FIELDS[each]):
                 raise ValueError
@@ -127,4 +127,4 @@ def _decoded(text: str) -> dict[str, Any]:
     data = json.loads(decoded)
     if not isinstance(data, dict):
         raise ValueError  # noqa: TRY004  # what is wrong is a text
-    return data
+    return cast("dict[str, Any]", data)
