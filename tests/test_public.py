@@ -500,7 +500,17 @@ DECORATORS = {
     "locked": "(self, name, **options)",
     "limited": "(self, name, limit, **options)",
     "once": "(self, name, *, remember, timeout=5.0, ttl=None)",
+    "adopted": "(self, *, ttl=None, max_hold=None, on_lost='cancel')",
     "current_lease": "(self)",
+}
+HANDED = "*, ttl=60.0, label=None, **"
+HANDS = {
+    "arq": f"async (lease, redis, function, *args, {HANDED[3:]}kwargs)",
+    "celery": f"(lease, task, *args, {HANDED[3:]}kwargs)",
+    "faststream": f"async (lease, publish, *args, {HANDED[3:-2]}headers=None, **kwargs)",
+    "procrastinate": f"async (lease, task, {HANDED}task_kwargs)",
+    "saq": f"async (lease, queue, job_or_func, {HANDED}kwargs)",
+    "taskiq": f"async (lease, task, *args, {HANDED[3:]}kwargs)",
 }
 HOOKS = {"startup": "async (self, ctx)", "shutdown": "async (self, ctx)"}
 TASK_FRAMEWORKS: dict[str, dict[str, dict[str, str]]] = {
@@ -518,7 +528,11 @@ TASK_FRAMEWORKS: dict[str, dict[str, dict[str, str]]] = {
 def test_task_integrations_have_the_agreed_names_and_signatures(framework: str) -> None:
     """Each module has what was agreed on, with docstrings; an extra is called like it."""
     module = importlib.import_module(f"aiolock.integrations.{framework}")
-    (name,) = module.__all__
+    (name,) = set(module.__all__) - {"hand", "LeaseMiddleware"}
+    assert ("hand" in module.__all__) == (framework in HANDS)
+    if framework in HANDS:
+        assert signature(module.hand) == HANDS[framework]
+        assert (inspect.getdoc(module.hand) or "").count(":param ") >= 2
     kind = getattr(module, name)
     ((made, methods),) = TASK_FRAMEWORKS[framework].items()
     assert f"{name}{signature(kind)}" == made

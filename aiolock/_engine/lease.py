@@ -47,8 +47,8 @@ class Lease(
     Uncopyable,
     AsyncEnterable["Lease"],
     instead=(
-        "it is one hold; pass the lease itself on, or the name to another process, which acquires"
-        " the lock itself"
+        "it is one hold; pass the lease itself on, or to another process the name, or the token of"
+        " detach()"
     ),
 ):
     """One hold of a lock: its fence, its deadline, and the way to release it.

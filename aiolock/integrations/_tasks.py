@@ -8,32 +8,50 @@ framework's own module only adds how to put it back.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import json
 import logging
 import math
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Generator, Sequence
-from contextlib import AbstractAsyncContextManager, contextmanager
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Sequence
+from contextlib import (
+    AbstractAsyncContextManager,
+    AsyncExitStack,
+    asynccontextmanager,
+    contextmanager,
+)
 from contextvars import ContextVar
 from types import CoroutineType
-from typing import Any, Final, Generic, ParamSpec, Protocol, TypeVar, Unpack
+from typing import Any, Final, Generic, ParamSpec, Protocol, TypedDict, TypeVar, Unpack
 
 from aiolock import (
     AcquireTimeout,
     ClientClosed,
     Lease,
     LeaseLost,
+    LeaseToken,
     LockClient,
     LockError,
     Outcome,
     QueueFull,
     ResultGone,
     StoreError,
+    TokenSpent,
+)
+from aiolock.integrations._handing import (
+    HANDED,
+    Carrier,
+    any_token_in,
+    came_without,
+    is_marked,
+    marked,
+    of_another_lock,
+    without_token,
 )
 from aiolock.naming import describe_each, family_of, formatter
-from aiolock.options import LockOptions, Seconds, SemaphoreOptions
+from aiolock.options import LockOptions, OnLost, Seconds, SemaphoreOptions
 from aiolock.validation import LONGEST_RESULT, LONGEST_TTL, seconds
 
 P = ParamSpec("P")
@@ -191,8 +209,33 @@ class OnceRun(Generic[R]):
         return self._returned[0]
 
 
+class AdoptOptions(TypedDict, total=False):
+    """Options of a lock that hold for a lease of it that is adopted, too."""
+
+    ttl: Seconds | None
+    max_hold: Seconds | None
+    on_lost: OnLost
+
+
+def for_adopting(options: LockOptions | SemaphoreOptions) -> AdoptOptions:
+    """Those of these options."""
+    wanted: AdoptOptions = {}
+    if "ttl" in options:
+        wanted["ttl"] = options["ttl"]
+    if "max_hold" in options:
+        wanted["max_hold"] = options["max_hold"]
+    if "on_lost" in options:
+        wanted["on_lost"] = options["on_lost"]
+    return wanted
+
+
 async def _nothing(_: Sequence[Any]) -> None:
     """Few frameworks have anything to do then."""
+
+
+def _arguments(_: Sequence[Any], kwargs: dict[str, Any]) -> Carrier:
+    """Frameworks whose messages have nothing but arguments."""
+    return kwargs
 
 
 class TaskLocks(Decorators[LockClient, Lease]):
@@ -206,8 +249,12 @@ class TaskLocks(Decorators[LockClient, Lease]):
         put_back: Callable[[LockError, Sequence[Any]], Awaitable[BaseException]],
         begin: Callable[[Sequence[Any]], Awaitable[None]] = _nothing,
         interrupted: Callable[[Sequence[Any]], Awaitable[None]] = _nothing,
+        carrier: Callable[[Sequence[Any], dict[str, Any]], Carrier] = _arguments,
     ) -> None:
         """Each function gets the arguments of the task, last.
+
+        ``carrier`` returns the part of the message of this run in which the token of a lease may
+        be: by default, the keyword arguments.
 
         ``put_back`` has it run again, because of an error, and returns what to raise: the same
         error, if no framework runs the task. ``begin`` is called when a run begins; after its error
@@ -218,6 +265,7 @@ class TaskLocks(Decorators[LockClient, Lease]):
         self._put_back = put_back
         self._begin = begin
         self._interrupted = interrupted
+        self._carrier = carrier
 
     def locked(
         self, name: str, **options: Unpack[LockOptions]
@@ -230,13 +278,16 @@ class TaskLocks(Decorators[LockClient, Lease]):
         back, too. Other errors are left to the framework, and so are errors that will not pass:
         a client that was not opened here, a store that is misconfigured (`StoreError`).
 
+        A lease of this lock that was handed on with the task, by `hand`, is adopted instead. If its
+        token is spent, as for a task that is tried again, the lock is acquired.
+
         :param name: formatted with the arguments of the task: ``"user:{user}"``. `ValueError` for
             a field that is not a parameter.
         """
         options.setdefault("timeout", PATIENCE)
         options.setdefault("family", family_of(name))
         describe = describe_each(functools.partial(self.client.lock, **options), name)
-        return self._holding("locked", name, describe)
+        return self._holding("locked", "lock", name, describe, for_adopting(options))
 
     def limited(
         self, name: str, limit: int, **options: Unpack[SemaphoreOptions]
@@ -252,29 +303,116 @@ class TaskLocks(Decorators[LockClient, Lease]):
         describe = describe_each(
             functools.partial(self.client.semaphore, limit=limit, **options), name
         )
-        return self._holding("limited", name, describe)
+        return self._holding("limited", "semaphore", name, describe, for_adopting(options))
 
     def _holding(
         self,
         decorator: str,
+        kind: str,
         name: str,
         describe: Callable[[str], AbstractAsyncContextManager[Lease]],
+        adopting: AdoptOptions,
     ) -> Callable[[Callable[P, Awaitable[R]]], Callable[P, CoroutineType[Any, Any, R]]]:
         def decorate(
             function: Callable[P, Awaitable[R]],
         ) -> Callable[P, CoroutineType[Any, Any, R]]:
             naming_of = formatter(name, function, decorator)
+            innermost = not is_marked(function)
 
             @functools.wraps(function)
             async def call(*args: P.args, **kwargs: P.kwargs) -> R:
                 async def hold(body: Body) -> R:
-                    async with describe(naming_of(*args, **kwargs)) as lease:
+                    lock = describe(asked := naming_of(*args, **without_token(kwargs)))
+                    carrier = self._carrier(args, kwargs)
+                    token = await self._token_of(carrier, kind, asked, innermost=innermost)
+                    if token is not None:
+                        lock = self._adopted(token, carrier, lock, adopting)
+                    async with lock as lease:
                         with body.under(lease):
                             return await function(*args, **kwargs)
 
                 return await self._or_put_back(hold, args)
 
-            return call  # type: ignore[return-value]  # mypy: no CoroutineType
+            return marked(call)  # type: ignore[return-value]  # mypy: no CoroutineType
+
+        return decorate
+
+    async def _token_of(
+        self, carrier: Carrier, kind: str, name: str, *, innermost: bool
+    ) -> LeaseToken | None:
+        token = any_token_in(carrier)
+        if token is None or (token.kind, token.name) == (kind, name):
+            return token
+        if not innermost:
+            return None
+        with contextlib.suppress(LockError, ValueError):
+            await self.client.discard(token)
+        raise of_another_lock(token, kind, name)
+
+    @asynccontextmanager
+    async def _adopted(
+        self,
+        token: LeaseToken,
+        carrier: Carrier,
+        lock: AbstractAsyncContextManager[Lease],
+        options: AdoptOptions,
+    ) -> AsyncGenerator[Lease, None]:
+        """The lease that was handed on, or if its token is spent, one of the lock."""
+        async with AsyncExitStack() as stack:
+            held: Lease | None
+            try:
+                held = await stack.enter_async_context(self.client.adopt(token, **options))
+            except TokenSpent as error:
+                log_spent(error)
+                held = None
+            carrier.pop(HANDED, None)  # a later run would find it spent
+            if held is None:
+                held = await stack.enter_async_context(lock)
+            yield held
+
+    def adopted(
+        self,
+        *,
+        ttl: Seconds | None = None,
+        max_hold: Seconds | None = None,
+        on_lost: OnLost = "cancel",
+    ) -> Callable[[Callable[P, Awaitable[R]]], Callable[P, CoroutineType[Any, Any, R]]]:
+        """Decorate an async task that runs only under a lease that is handed on with it, by `hand`.
+
+        The lease may be of any lock, and is released when the run ends. If its token is spent, the
+        task fails (`TokenSpent`), and so it does when it is tried again: for tasks that acquire the
+        lock then, use `locked`. Sent without a lease, it fails with `NotHeld`.
+
+        :param ttl: seconds for which the store keeps the lease if nobody renews it; the client's,
+            if None.
+        :param max_hold: as for `LockClient.lock`, from the beginning of the run.
+        :param on_lost: as for `LockClient.lock`.
+        """
+        options = AdoptOptions(ttl=ttl, max_hold=max_hold, on_lost=on_lost)
+        describe_each(functools.partial(self.client.lock, **options), "x")
+
+        def decorate(
+            function: Callable[P, Awaitable[R]],
+        ) -> Callable[P, CoroutineType[Any, Any, R]]:
+            formatter("x", function, "adopted")
+            if is_marked(function):
+                raise TypeError("adopted() must be the innermost of the decorators of a task")
+
+            @functools.wraps(function)
+            async def call(*args: P.args, **kwargs: P.kwargs) -> R:
+                async def hold(body: Body) -> R:
+                    carrier = self._carrier(args, kwargs)
+                    token = any_token_in(carrier)
+                    if token is None:
+                        raise came_without(function)
+                    async with self.client.adopt(token, **options) as lease:
+                        del carrier[HANDED]
+                        with body.under(lease):
+                            return await function(*args, **kwargs)
+
+                return await self._or_put_back(hold, args)
+
+            return marked(call)  # type: ignore[return-value]  # mypy: no CoroutineType
 
         return decorate
 
@@ -298,6 +436,8 @@ class TaskLocks(Decorators[LockClient, Lease]):
         confirm that it remembers the work, that is logged (a warning), and the result is that of
         the function. Then the work is done once more if it is sent again.
 
+        A lease of this work that was handed on with the task is adopted, as by `locked`.
+
         :param name: formatted with the arguments of the task, as in `locked`: the name of the work.
         :param remember: seconds for which it is remembered; as long as the same may come again.
         :param ttl: seconds after which the death of a worker that does it is noticed; the client's,
@@ -314,26 +454,31 @@ class TaskLocks(Decorators[LockClient, Lease]):
             function: Callable[P, Awaitable[R]],
         ) -> Callable[P, CoroutineType[Any, Any, R | None]]:
             naming_of = formatter(name, function, "once")
+            innermost = not is_marked(function)
 
             @functools.wraps(function)
             async def call(*args: P.args, **kwargs: P.kwargs) -> R | None:
                 async def do(body: Body) -> R | None:
-                    asked = naming_of(*args, **kwargs)
+                    asked = naming_of(*args, **without_token(kwargs))
+                    carrier = self._carrier(args, kwargs)
+                    token = await self._token_of(carrier, "once", asked, innermost=innermost)
                     once = OnceRun[R](asked)
 
                     async def work(lease: Lease) -> str:
+                        if token is not None:
+                            carrier.pop(HANDED, None)
                         with body.under(lease):
                             returned = await function(*args, **kwargs)
                         return once.keep(returned)
 
                     try:
-                        return once.result(await describe(asked).outcome(work))
+                        return once.result(await describe(asked).outcome(work, token=token))
                     except NOT_REMEMBERED as error:
                         return once.result_despite(error)
 
                 return await self._or_put_back(do, args)
 
-            return call  # type: ignore[return-value]  # mypy: no CoroutineType
+            return marked(call)  # type: ignore[return-value]  # mypy: no CoroutineType
 
         return decorate
 
@@ -380,6 +525,11 @@ class PutBackLog:
             error,
             f" (and {more} other runs since the last such warning)" if more else "",
         )
+
+
+def log_spent(error: TokenSpent) -> None:
+    """Log that a task came with a token that is spent."""
+    _log.info("a task acquires its lock anew, as nothing is handed on to it: %s", error)
 
 
 def log_not_remembered(name: str, error: LockError) -> None:

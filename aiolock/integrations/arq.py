@@ -13,6 +13,8 @@
         functions = [welcome]
         on_startup = locks.startup
         on_shutdown = locks.shutdown
+
+`hand` enqueues a job with a lease, which its worker adopts.
 """
 
 from __future__ import annotations
@@ -22,12 +24,14 @@ from typing import Any
 
 from arq import ArqRedis, Retry
 from arq.constants import retry_key_prefix
+from arq.jobs import Job
 
-from aiolock import LockClient, LockError
+from aiolock import Lease, LeaseToken, LockClient, LockError
+from aiolock.integrations._handing import HANDED, hand_by
 from aiolock.integrations._tasks import RETRY_AFTER, TaskLocks
 from aiolock.options import Seconds
 
-__all__ = ["Locks"]
+__all__ = ["Locks", "hand"]
 
 
 class Locks(TaskLocks):
@@ -61,3 +65,40 @@ async def _not_counted(args: Sequence[Any]) -> None:
     redis, job = ctx.get("redis"), ctx.get("job_id")
     if isinstance(redis, ArqRedis) and job is not None:
         await redis.decr(f"{retry_key_prefix}{job}")
+
+
+async def hand(
+    lease: Lease,
+    redis: ArqRedis,
+    function: str,
+    *args: Any,
+    ttl: Seconds = 60.0,
+    label: str | None = None,
+    **kwargs: Any,
+) -> Job | None:
+    """Enqueue a job, and hand a lease on to it: nobody else gets the lock in between.
+
+    ::
+
+        async with client.lock("order:42") as lease:
+            await hand(lease, redis, "pack", 42)
+
+    The lease ends here when this is called, as by `Lease.detach`, whose errors are those of this.
+    The job adopts it, by its `Locks.locked` (or another decorator) of the same lock, or by
+    `Locks.adopted`. If it is not enqueued, because of an error, or because
+    there is a job of this ``_job_id`` (None), the lock is released.
+
+    The token is the argument ``aiolock_lease`` of the job, and a secret. arq's log shows the
+    arguments, but of a token only name and fence, unless the serializer is another than pickle.
+
+    :param redis: the pool, by ``arq.create_pool``.
+    :param function: with arguments and options (``_job_id``, …) as for its ``enqueue_job``.
+    :param ttl: seconds until the lock is free if no worker has begun the job.
+    :param label: shown in a status until then; the name of the function, if None.
+    """
+
+    async def send(token: LeaseToken) -> Job | None:
+        arguments: dict[str, Any] = {**kwargs, HANDED: token}
+        return await redis.enqueue_job(function, *args, **arguments)
+
+    return await hand_by(lease, function, send, ttl=ttl, label=label)

@@ -8,6 +8,8 @@
     @app.task(retry=locks.retry(3))
     @locks.locked("user:{user}")
     async def welcome(user: int) -> None: ...
+
+`hand` defers a job with a lease, which its worker adopts.
 """
 
 from __future__ import annotations
@@ -17,14 +19,16 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from procrastinate import BaseRetryStrategy, RetryDecision
-from procrastinate.jobs import Job
+from procrastinate.jobs import Job, JobDeferrer
 from procrastinate.retry import get_retry_strategy
+from procrastinate.tasks import Task
 
-from aiolock import LockClient, LockError
+from aiolock import Lease, LeaseToken, LockClient, LockError
+from aiolock.integrations._handing import HANDED, check_adopts, hand_by
 from aiolock.integrations._tasks import RETRY_AFTER, TaskLocks, TryAgain
 from aiolock.options import Seconds
 
-__all__ = ["Locks"]
+__all__ = ["Locks", "hand"]
 
 
 class Locks(TaskLocks):
@@ -67,3 +71,43 @@ class _Retry(BaseRetryStrategy):
             return None
         retry = self._own.get_retry_exception(exception, job)
         return None if retry is None else retry.retry_decision
+
+
+async def hand(
+    lease: Lease,
+    task: Task[..., Any, Any] | JobDeferrer,
+    *,
+    ttl: Seconds = 60.0,
+    label: str | None = None,
+    **task_kwargs: Any,
+) -> int:
+    """Defer a job, and hand a lease on to it: nobody else gets the lock in between.
+
+    ::
+
+        async with client.lock("order:42") as lease:
+            await hand(lease, pack, order=42)
+
+    The lease ends here when this is called, as by `Lease.detach`, whose errors are those of this.
+    The job adopts it, by its `Locks.locked` (or another decorator) of the same lock, or by
+    `Locks.adopted`. If it cannot be deferred, as because of its
+    ``queueing_lock``, that error is raised, and the lock is released. Returns the id of the job.
+
+    The token is the argument ``aiolock_lease`` of the job, and a secret: procrastinate has no other
+    place for it, so it is in the table of jobs until the job is deleted.
+
+    :param task: the task, or what its ``configure`` returns. `TypeError` for a task that has none
+        of the decorators.
+    :param ttl: seconds until the lock is free if no worker has begun the job.
+    :param label: shown in a status until then; the name of the task, if None.
+    """
+    if isinstance(task, Task):
+        check_adopts(task.name, task.func)
+        deferrer = task.configure()
+    else:
+        deferrer = task
+
+    async def send(token: LeaseToken) -> int:
+        return await deferrer.defer_async(**task_kwargs, **{HANDED: token})
+
+    return await hand_by(lease, deferrer.job.task_name, send, ttl=ttl, label=label)

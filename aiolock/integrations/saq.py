@@ -15,6 +15,8 @@
         "startup": locks.startup,
         "shutdown": locks.shutdown,
     }
+
+`hand` enqueues a job with a lease, which its worker adopts.
 """
 
 from __future__ import annotations
@@ -22,14 +24,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from saq import Job
+from saq import Job, Queue
 from saq.types import Context
 
-from aiolock import LockClient, LockError
+from aiolock import Lease, LeaseToken, LockClient, LockError
+from aiolock.integrations._handing import HANDED, Carrier, hand_by
 from aiolock.integrations._tasks import RETRY_AFTER, TaskLocks, TryAgain
 from aiolock.options import Seconds
 
-__all__ = ["Locks"]
+__all__ = ["Locks", "hand"]
 
 _OWN: Final = "aiolock"
 """Key in the meta data of a job: how long it waits after a failure of its own."""
@@ -51,6 +54,7 @@ class Locks(TaskLocks):
             put_back=self._try_again,
             begin=_restore,
             interrupted=_not_counted,
+            carrier=_meta,
         )
 
     async def startup(self, ctx: Context) -> None:
@@ -85,7 +89,50 @@ async def _not_counted(args: Sequence[Any]) -> None:
         job.attempts = min(job.attempts, job.retries) - 1
 
 
+def _meta(args: Sequence[Any], _: dict[str, Any]) -> Carrier:
+    job = _job(args)
+    return {} if job is None else job.meta
+
+
 def _job(args: Sequence[Any]) -> Job | None:
     ctx: Mapping[str, Any] = args[0] if args else {}
     job = ctx.get("job")
     return job if isinstance(job, Job) else None
+
+
+async def hand(
+    lease: Lease,
+    queue: Queue,
+    job_or_func: str | Job,
+    *,
+    ttl: Seconds = 60.0,
+    label: str | None = None,
+    **kwargs: Any,
+) -> Job | None:
+    """Enqueue a job, and hand a lease on to it: nobody else gets the lock in between.
+
+    ::
+
+        async with client.lock("order:42") as lease:
+            await hand(lease, queue, "pack", order=42)
+
+    The lease ends here when this is called, as by `Lease.detach`, whose errors are those of this.
+    The job adopts it, by its `Locks.locked` (or another decorator) of the same lock, or by
+    `Locks.adopted`. If it is not enqueued, because of an error, or because
+    there is a job of this ``key`` (None), the lock is released.
+
+    The token is in the ``meta`` of the job, and a secret: SAQ logs it only at level debug, or
+    if SAQ itself fails to run the job.
+
+    :param job_or_func: with arguments and properties (``key``, …) as for ``queue.enqueue``.
+    :param ttl: seconds until the lock is free if no worker has begun the job. (A job's own ``ttl``
+        must be in a ``Job``.)
+    :param label: shown in a status until then; the name of the function, if None.
+    """
+    name = job_or_func if isinstance(job_or_func, str) else job_or_func.function
+    given = kwargs.pop("meta", None) or ({} if isinstance(job_or_func, str) else job_or_func.meta)
+
+    async def send(token: LeaseToken) -> Job | None:
+        return await queue.enqueue(job_or_func, meta={**given, HANDED: token}, **kwargs)
+
+    return await hand_by(lease, name, send, ttl=ttl, label=label)

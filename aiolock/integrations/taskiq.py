@@ -9,6 +9,8 @@
     @broker.task
     @locks.locked("user:{user}")
     async def welcome(user: int) -> None: ...
+
+`hand` sends a task with a lease, which its worker adopts.
 """
 
 from __future__ import annotations
@@ -20,16 +22,24 @@ from contextvars import ContextVar
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
-from taskiq import AsyncBroker, ScheduleSource, TaskiqMessage, TaskiqMiddleware, TaskiqResult
+from taskiq import (
+    AsyncBroker,
+    AsyncTaskiqDecoratedTask,
+    AsyncTaskiqTask,
+    ScheduleSource,
+    TaskiqMessage,
+    TaskiqMiddleware,
+    TaskiqResult,
+)
 from taskiq.exceptions import NoResultError
 from taskiq.kicker import AsyncKicker
 
-from aiolock import LockClient, LockError
+from aiolock import Lease, LeaseToken, LockClient, LockError
+from aiolock.integrations._handing import HANDED, Carrier, check_adopts, hand_by
 from aiolock.integrations._tasks import RETRY_AFTER, TaskLocks
 from aiolock.options import Seconds
 
-__all__ = ["Locks"]
-
+__all__ = ["Locks", "hand"]
 _messages: Final = ContextVar[tuple[TaskiqMessage, ...]]("aiolock.taskiq", default=())
 """The messages that this asyncio task carries out; a broker in memory may nest them."""
 
@@ -55,7 +65,9 @@ class Locks(TaskLocks, TaskiqMiddleware):
         schedule_source: ScheduleSource | None = None,
     ) -> None:
         TaskiqMiddleware.__init__(self)
-        TaskLocks.__init__(self, client, retry_after=retry_after, put_back=self._send_again)
+        TaskLocks.__init__(
+            self, client, retry_after=retry_after, put_back=self._send_again, carrier=_labels
+        )
         if schedule_source is not None and not isinstance(schedule_source, ScheduleSource):
             raise TypeError(f"schedule_source must be a ScheduleSource, not {schedule_source!r}")
         self._schedule_source = schedule_source
@@ -99,3 +111,45 @@ class Locks(TaskLocks, TaskiqMiddleware):
                 self._schedule_source, when, *message.args, **message.kwargs
             )
         return NoResultError()
+
+
+def _labels(_: Sequence[Any], __: dict[str, Any]) -> Carrier:
+    messages = _messages.get()
+    return messages[-1].labels if messages else {}
+
+
+async def hand(
+    lease: Lease,
+    task: AsyncTaskiqDecoratedTask[..., Any] | AsyncKicker[..., Any],
+    *args: Any,
+    ttl: Seconds = 60.0,
+    label: str | None = None,
+    **kwargs: Any,
+) -> AsyncTaskiqTask[Any]:
+    """Send a task, and hand a lease on to it: nobody else gets the lock in between.
+
+    ::
+
+        async with client.lock("order:42") as lease:
+            await hand(lease, pack, 42)
+
+    The lease ends here when this is called, as by `Lease.detach`, whose errors are those of this.
+    The task adopts it, by its `Locks.locked` (or another decorator) of the same lock, or by
+    `Locks.adopted`. If the task cannot be sent, that error is raised, and the lock is released. The
+    token is in the label ``aiolock_lease`` of the message: it is a secret.
+
+    :param task: the task, or its ``kicker()`` with further labels. `TypeError` for a task that has
+        none of the decorators.
+    :param ttl: seconds until the lock is free if no worker has begun the task.
+    :param label: shown in a status until then; the name of the task, if None.
+    """
+    if isinstance(task, AsyncTaskiqDecoratedTask):
+        check_adopts(task.task_name, task.original_func)
+        kicker = task.kicker()
+    else:
+        kicker = task
+
+    async def send(token: LeaseToken) -> AsyncTaskiqTask[Any]:
+        return await kicker.with_labels(**{HANDED: token}).kiq(*args, **kwargs)
+
+    return await hand_by(lease, kicker.task_name, send, ttl=ttl, label=label)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
 import os
@@ -16,10 +17,11 @@ import pytest
 from celery import Celery
 from celery.result import AsyncResult
 from kombu import pools
+from kombu.exceptions import EncodeError
 
 import aiolock
 import aiolock.sync
-from aiolock.integrations.celery import Locks
+from aiolock.integrations.celery import Locks, hand
 from aiolock.stores.memory import MemoryServer, MemoryStore
 from aiolock.testing import FaultyStore
 from tests.support.failures import queued, take, until
@@ -52,6 +54,10 @@ class Worker:
     def send(self, task: str, number: int) -> AsyncResult[Any]:
         """Send a task."""
         return self.app.send_task(f"tests.support.taskapps.celery.{task}", [number])
+
+    def signature(self, task: str) -> Any:
+        """What is sent to run this task."""
+        return self.app.signature(f"tests.support.taskapps.celery.{task}")
 
     async def done(self, sent: AsyncResult[Any]) -> Any:
         """Wait until it is done; its result."""
@@ -162,6 +168,119 @@ async def test_locked_task_that_loses_its_lock_is_put_back_and_run_again(
     await until(lambda: len(worker.runs(4)) == 2, within=60)
     worker.go(4)
     assert await worker.done(sent) == 4
+
+
+async def test_handed_lease_is_adopted_by_the_task_before_any_waiter(
+    worker: Worker, others: aiolock.LockClient
+) -> None:
+    """As of an async program; the lease that it loses is followed by one that it acquires."""
+    async with others.lock("export:6") as lease:
+        waiting = asyncio.create_task(take(others.lock("export:6")))
+        await queued(others.lock("export:6"), 1)
+        sent = await hand(lease, worker.signature("export"), 6)
+    await until(lambda: worker.runs(6), within=60)
+    (adopted,) = (await others.lock("export:6").status()).holders
+    assert worker.runs(6)[0][2] == adopted.fence > lease.fence
+    assert not waiting.done()
+    worker.go(6, "go on")
+    assert await others.lock("export:6").break_(adopted.fence)
+    await (await waiting).release()
+    await until(lambda: len(worker.runs(6)) == 2, within=60)
+    worker.go(6)
+    assert await worker.done(sent) == 6
+
+
+async def test_handed_once_is_done_by_the_task_and_remembered_with_its_result(
+    worker: Worker, others: aiolock.LockClient
+) -> None:
+    """A task that is sent afterwards has the result of the one that the work was handed to."""
+    async with others.once("payment:7", remember=60) as lease:
+        assert lease is not None
+        sent = await hand(lease, worker.signature("pay"), 7)
+    worker.go(7)
+    assert await worker.done(sent) == "paid 7"
+    assert await worker.done(worker.send("pay", 7)) == "paid 7"
+    assert len(worker.runs(7)) == 1
+
+
+async def test_adopted_task_runs_once_with_its_lease_and_fails_without_one(
+    worker: Worker, others: aiolock.LockClient
+) -> None:
+    """A thread hands a lease on; without a lease, or with a spent token, the task fails."""
+
+    def send(order: int, *, spoil: bool) -> AsyncResult[Any]:
+        with aiolock.sync.connect(worker.server.url, prefix=worker.prefix) as client:
+            with client.lock(f"order:{order}") as lease:
+                sent = hand(lease, worker.signature("pack").set(countdown=0.5 * spoil), order)
+            if spoil:
+                assert client.lock(f"order:{order}").break_()
+            return sent
+
+    sent = await asyncio.to_thread(send, 8, spoil=False)
+    worker.go(8)
+    assert await worker.done(sent) == "order:8"
+    assert not await others.lock("order:8").locked()
+    with pytest.raises(aiolock.NotHeld, match="sent without one"):
+        await worker.done(worker.send("pack", 8))
+    with pytest.raises(aiolock.TokenSpent):
+        await worker.done(await asyncio.to_thread(send, 9, spoil=True))
+
+
+def test_hand_that_cannot_send_its_task_releases_the_lock() -> None:
+    """For a thread, and for an async program; a task without a decorator is refused before."""
+    server = MemoryServer()
+    locks = Locks(aiolock.sync.connect(server))
+    app = Celery("tests", broker="memory://")
+
+    @app.task
+    def bare() -> None: ...
+
+    @app.task
+    @locks.locked("user:{user}")
+    def welcome(user: int) -> None: ...
+
+    async def hand_in_task() -> None:
+        async with aiolock.connect(server) as client, client.lock("user:7") as lease:
+            with pytest.raises(EncodeError):
+                await hand(lease, welcome.s(), object())
+
+    with locks.client as client:
+        with client.lock("user:7") as lease:
+            with pytest.raises(TypeError, match=r"bare adopts no lease"):
+                hand(lease, bare)
+            with pytest.raises(EncodeError):
+                hand(lease, welcome, object())
+        with client.lock("user:7", timeout=10):
+            pass
+        asyncio.run(hand_in_task())
+        with client.lock("user:7", timeout=10):
+            pass
+    app.close()
+
+
+def test_task_with_the_token_of_another_lock_fails_and_frees_that() -> None:
+    """Eagerly, too: the header is that of the run."""
+    locks = Locks(aiolock.sync.connect("memory://"))
+    app = Celery("tests", broker="memory://", task_always_eager=True)
+
+    @app.task
+    @locks.limited("partner", 2)
+    @locks.locked("user:{user}", timeout=0)
+    def welcome(user: int) -> int:
+        return locks.current_lease().fence
+
+    with locks.client as client:
+        with client.lock("user:7") as lease:
+            sent = hand(lease, welcome, 7)
+            assert sent.get() > lease.fence
+        with client.semaphore("partner", 2) as lease:
+            assert hand(lease, welcome, 7).get()
+        with client.lock("user:8") as lease:
+            sent = hand(lease, welcome, 7)
+        with pytest.raises(ValueError, match="lease of the lock 'user:8'"):
+            sent.get()
+        assert client.names() == []
+    app.close()
 
 
 async def test_locked_task_that_raises_an_error_of_its_own_fails_with_it(

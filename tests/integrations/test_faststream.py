@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from faststream import FastStream
 from faststream.exceptions import NackMessage
-from faststream.redis import RedisBroker, StreamSub
+from faststream.redis import RedisBroker, StreamSub, TestRedisBroker
 
 import aiolock
-from aiolock.integrations.faststream import Locks
+from aiolock.integrations.faststream import LeaseMiddleware, Locks, hand
 from aiolock.stores.memory import MemoryServer
 from tests.support.failures import queued, take, until
 from tests.support.servers import RedisServer
@@ -35,7 +35,7 @@ class Worker:
         self.go = asyncio.Event()
         client = aiolock.connect(server.url, prefix=prefix)
         self.locks = locks = Locks(client, retry_after=PATIENCE)
-        self.broker = RedisBroker(server.url)
+        self.broker = RedisBroker(server.url, middlewares=[LeaseMiddleware])
         self.app = FastStream(self.broker, lifespan=locks.lifespan, logger=None)
         new = StreamSub(self.stream, group="workers", consumer="1", polling_interval=10)
         old = StreamSub(
@@ -148,6 +148,68 @@ async def test_once_messages_of_one_key_are_handled_once_and_acknowledged(
     await worker.send(7, 43)
     await until(lambda: len(worker.begun) == 2 and not worker.pending())
     assert [order for order, _ in worker.begun] == [42, 43]
+
+
+async def test_handed_lease_is_adopted_by_the_handler_before_any_waiter(
+    worker: Worker, others: aiolock.LockClient
+) -> None:
+    """By the decorator with that lock; the message is acknowledged, and the waiter is next."""
+    message = {"user": 7, "order": 42}
+    async with others.lock("user:7") as lease:
+        waiting = asyncio.create_task(take(others.lock("user:7")))
+        await queued(others.lock("user:7"), 1)
+        await hand(lease, worker.broker.publish, message, stream=worker.stream, headers={"a": "b"})
+    await until(lambda: worker.begun)
+    (holder,) = (await others.lock("user:7").status()).holders
+    assert not holder.detached
+    assert holder.fence > lease.fence
+    assert not waiting.done()
+    worker.go.set()
+    next_ = await waiting
+    assert next_.fence > holder.fence
+    await next_.release()
+    await until(lambda: not worker.pending())
+    assert len(worker.begun) == 1
+
+
+async def test_handed_message_delivered_again_acquires_its_lock(
+    worker: Worker, others: aiolock.LockClient
+) -> None:
+    """The broker has the message with its token, which is spent by then."""
+    message = {"user": 7, "order": 42}
+    async with others.lock("user:7") as lease:
+        await hand(lease, worker.broker.publish, message, stream=worker.stream)
+    await until(lambda: worker.begun)
+    assert await others.lock("user:7").break_()
+    await until(lambda: len(worker.begun) == 2)
+    worker.go.set()
+    await until(lambda: not worker.pending())
+    assert len(worker.begun) == 2
+
+
+async def test_adopted_handler_runs_with_a_lease_and_fails_without_one() -> None:
+    """In FastStream's own tests, too; and what cannot be published is released."""
+    async with aiolock.connect("memory://") as client:
+        broker, locks = RedisBroker(middlewares=[LeaseMiddleware]), Locks(client)
+        packed = list[tuple[str, int]]()
+
+        @broker.subscriber(stream="orders")
+        @locks.adopted()
+        async def pack(order: int) -> None:
+            packed.append((locks.current_lease().name, order))
+
+        async with TestRedisBroker(broker, connect_only=False):
+            async with client.lock("order:42") as lease:
+                await hand(lease, broker.publish, 42, stream="orders")
+            assert packed == [("order:42", 42)]
+            assert not await client.lock("order:42").locked()
+            with pytest.raises(aiolock.NotHeld):
+                await broker.publish(42, stream="orders")
+            async with client.lock("order:42", timeout=10) as lease:
+                with pytest.raises(TypeError):
+                    await hand(lease, broker.publish, 42, stream="orders", nothing=1)
+            async with client.lock("order:42", timeout=10):
+                pass
 
 
 async def test_locked_message_whose_handler_loses_its_lock_is_delivered_again(

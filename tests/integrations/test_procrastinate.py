@@ -6,12 +6,13 @@ from datetime import UTC, datetime
 
 import pytest
 from procrastinate import App, RetryStrategy
+from procrastinate.exceptions import AlreadyEnqueued
 from procrastinate.jobs import Job
 from procrastinate.testing import InMemoryConnector
 
 import aiolock
 from aiolock.integrations._tasks import TryAgain
-from aiolock.integrations.procrastinate import Locks
+from aiolock.integrations.procrastinate import Locks, hand
 from aiolock.stores.memory import MemoryServer, MemoryStore
 from aiolock.testing import FaultyStore
 
@@ -57,3 +58,29 @@ async def test_locked_job_whose_client_cannot_open_is_put_back_and_run() -> None
     assert begun == [7]
     assert store.calls["open"] == 2
     await locks.client.aclose()
+
+
+async def test_hand_of_a_job_that_is_not_deferred_releases_the_lock() -> None:
+    """Because such a job waits already; and one of a task that would not adopt it is refused."""
+    app = App(connector=InMemoryConnector())
+    async with aiolock.connect("memory://") as client, app.open_async():
+        locks = Locks(client)
+
+        @app.task(name="bare")
+        async def bare() -> None: ...
+
+        @app.task(name="welcome", queueing_lock="welcome")
+        @locks.locked("user:{user}", timeout=0)
+        async def welcome(user: int) -> None: ...
+
+        async with client.lock("user:7") as lease:
+            with pytest.raises(TypeError, match="task bare adopts no lease"):
+                await hand(lease, bare)
+            assert await hand(lease, welcome, user=7)
+        async with client.lock("user:8") as lease:
+            with pytest.raises(AlreadyEnqueued):
+                await hand(lease, welcome, user=8)
+        async with client.lock("user:8", timeout=10):
+            assert await client.lock("user:7").locked()
+        await app.run_worker_async(wait=False, install_signal_handlers=False, listen_notify=False)
+        assert await client.snapshot() == []

@@ -17,9 +17,10 @@ from taskiq import (
     TaskiqMessage,
     TaskiqMiddleware,
 )
+from taskiq.exceptions import SendTaskError
 
 import aiolock
-from aiolock.integrations.taskiq import Locks
+from aiolock.integrations.taskiq import Locks, hand
 from aiolock.stores.memory import MemoryServer
 from tests.support.failures import take, until
 
@@ -64,6 +65,63 @@ async def test_locked_task_put_back_with_a_schedule_source_is_scheduled_later() 
     assert "_retries" not in again.labels
     assert again.time is not None
     assert 0 < (again.time - datetime.now(UTC)).total_seconds() <= 7
+
+
+async def test_hand_of_a_task_adopts_in_its_middleware_and_leaves_no_token() -> None:
+    """The result, which a backend keeps, and a retry have no token, and neither has the task."""
+    memory = MemoryServer()
+    locks = Locks(aiolock.connect(memory))
+    broker = InMemoryBroker().with_middlewares(SimpleRetryMiddleware(), locks)
+    fences = list[int]()
+
+    @broker.task("welcome", retry_on_error=True)
+    @locks.locked("user:{user}", timeout=0)
+    async def welcome(user: int) -> int:
+        fences.append(locks.current_lease().fence)
+        if len(fences) == 1:
+            raise ArithmeticError
+        return user
+
+    await broker.startup()
+    async with aiolock.connect(memory) as web:
+        async with web.lock("user:7") as lease:
+            sent = await hand(lease, welcome.kicker().with_labels(kind="warm"), 7)
+        result = await sent.wait_result(timeout=60)
+        assert result.return_value == 7
+        assert result.labels["kind"] == "warm"
+        assert not any("alk1" in str(value) for value in result.labels.values())
+        assert lease.fence < fences[0] < fences[1]
+        assert not await web.lock("user:7").locked()
+    await broker.shutdown()
+
+
+async def test_hand_of_a_task_that_cannot_be_sent_releases_the_lock() -> None:
+    """And one of a task that would not adopt it is refused, while it is held."""
+
+    class Broken(InMemoryBroker):
+        async def kick(self, message: BrokerMessage) -> None:
+            raise OSError
+
+    broker = Broken()
+
+    @broker.task("bare")
+    async def bare() -> None: ...
+
+    async with aiolock.connect("memory://") as web:
+        locks = Locks(web)
+
+        @broker.task("welcome")
+        @locks.adopted()
+        async def welcome() -> None: ...
+
+        async with web.lock("user:7") as lease:
+            with pytest.raises(TypeError, match="task bare adopts no lease"):
+                await hand(lease, bare)
+            assert lease.state is aiolock.LeaseState.HELD
+            with pytest.raises(SendTaskError):
+                await hand(lease, welcome)
+        async with web.lock("user:7", timeout=10):
+            pass
 
 
 class Kept(InMemoryBroker):

@@ -144,7 +144,7 @@ async def test_task_fails_by_a_store_error_that_is_a_misconfiguration(
     """A store that says that it will stay so until somebody changes it."""
     error = aiolock.StoreError("another password")
 
-    async def refuse(_: object, __: object) -> None:
+    async def refuse(_: object, __: object, *, token: object) -> None:
         raise error
 
     monkeypatch.setattr(aiolock.Once, "outcome", refuse)

@@ -5,15 +5,21 @@ from __future__ import annotations
 import asyncio
 import gc
 import importlib
+import logging
 from collections.abc import AsyncGenerator
 
 import pytest
 from saq import Job, Status
 
 import aiolock
+from aiolock.integrations.arq import hand as hand_arq
 from aiolock.integrations.saq import Locks as SaqLocks
+from aiolock.integrations.saq import hand as hand_saq
 from tests.support.failures import queued, take, until
 from tests.support.servers import RedisServer
+from tests.support.taskapps.arq import Arq
+from tests.support.taskapps.procrastinate import Procrastinate
+from tests.support.taskapps.saq import Saq
 from tests.support.taskapps.tasks import App, Failed, Tasks
 
 FRAMEWORKS = ["arq", "saq", "taskiq", "procrastinate"]
@@ -151,6 +157,104 @@ async def test_worker_stopped_while_a_task_waits_leaves_it_to_another_worker(
     async with app.working():
         await app.done(sent)
     assert len(tasks.begun) == 1
+
+
+async def test_handed_lease_is_adopted_by_the_task_before_any_waiter(
+    app: App, tasks: Tasks, others: aiolock.LockClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A task has the lock that was handed on to it, and who waited before it has it afterwards."""
+    caplog.set_level(logging.INFO)
+    tasks.go.set()
+    async with others.lock("user:7") as lease:
+        waiting = asyncio.create_task(take(others.lock("user:7")))
+        await queued(others.lock("user:7"), 1)
+        sent = await app.hand(lease, "welcome", 7)
+    (holder,) = (await others.lock("user:7").status()).holders
+    assert (holder.detached, "welcome" in holder.label) == (True, True)
+    assert not waiting.done()
+    async with app.working():
+        result = await app.done(sent)
+        next_ = await waiting
+    assert result == ("welcome 7 in run 1" if app.keeps_results else None)
+    ((_, fence),) = tasks.begun
+    assert lease.fence < fence < next_.fence
+    await next_.release()
+    if not isinstance(app, Procrastinate):  # its messages are arguments only, and it logs these
+        assert "alk1." not in caplog.text
+
+
+async def test_handed_task_that_loses_its_lease_is_run_again_with_a_new_one(
+    app: App, tasks: Tasks, others: aiolock.LockClient
+) -> None:
+    """The token is spent when the task is run again: it acquires its lock then."""
+    async with others.lock("user:7") as lease:
+        sent = await app.hand(lease, "welcome", 7)
+    async with app.working():
+        await until(lambda: tasks.begun)
+        assert await others.lock("user:7").break_()
+        await until(lambda: len(tasks.begun) == 2)
+        tasks.go.set()
+        await app.done(sent)
+    (_, first), (_, second) = tasks.begun
+    assert lease.fence < first < second
+
+
+async def test_handed_once_is_done_by_the_task_and_remembered_with_its_result(
+    app: App, tasks: Tasks, others: aiolock.LockClient
+) -> None:
+    """A task that is sent afterwards has the result of the one that the work was handed to."""
+    tasks.go.set()
+    async with others.once("payment:42", remember=60) as lease:
+        assert lease is not None
+        sent = [await app.hand(lease, "pay", 42)]
+    async with app.working():
+        results = [await app.done(sent[0])]
+        results.append(await app.done(await app.send("pay", 42)))
+    assert results == 2 * ["pay 42 in run 1" if app.keeps_results else None]
+    assert len(tasks.begun) == 1
+
+
+async def test_adopted_task_runs_once_with_its_lease_and_fails_without_one(
+    app: App, tasks: Tasks, others: aiolock.LockClient
+) -> None:
+    """It has no lock of its own: it fails for a token that is spent, and without a token."""
+    tasks.go.set()
+    async with app.working():
+        async with others.semaphore("packers", 2) as lease:
+            sent = await app.hand(lease, "pack", 42)
+        await app.done(sent)
+        assert [what for what, _ in tasks.begun] == ["pack 42"]
+        assert not (await others.semaphore("packers", 2).status()).holders
+        with pytest.raises(Failed):
+            await app.done(await app.send("pack", 42))
+    async with others.lock("order:42") as lease:
+        sent = await app.hand(lease, "pack", 42)
+        assert await others.lock("order:42").break_()
+    async with app.working():
+        with pytest.raises(Failed):
+            await app.done(sent)
+    assert len(tasks.begun) == 1
+
+
+@pytest.mark.parametrize("app", ["arq", "saq"], indirect=True)
+async def test_hand_of_a_job_that_is_queued_already_is_none_and_releases_the_lock(
+    app: App, others: aiolock.LockClient
+) -> None:
+    """A job of the same id or key waits, so nothing is enqueued."""
+    for enqueued in (True, False):
+        async with others.lock("user:7", timeout=10) as lease:
+            if isinstance(app, Arq):
+                sent: object = await hand_arq(lease, app.pool, "welcome", 7, _job_id=app.queue)
+            else:
+                assert isinstance(app, Saq)
+                job = Job("welcome", kwargs={"user": 7}, key="x", meta={"mine": 1})
+                sent = await hand_saq(lease, app.queue, job)
+                assert job.meta["mine"] == 1
+            assert (sent is not None) == enqueued
+        if enqueued:
+            assert await others.lock("user:7").break_()
+    async with others.lock("user:7", timeout=10):
+        pass
 
 
 async def test_saq_job_with_too_many_attempts_is_put_back_while_it_waits() -> None:

@@ -50,6 +50,22 @@ async def test_fastapi_example_with_negative_stock_answers_409(
         assert (await http.post("/items/plum/sales")).status_code == 409
 
 
+async def test_packing_example_refuses_to_cancel_an_order_that_it_has_accepted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """In one process: who asks meanwhile waits until it is packed."""
+    monkeypatch.delenv("AIOLOCK_URL", raising=False)
+    monkeypatch.setenv("PACKING_SECONDS", "0.02")
+    monkeypatch.syspath_prepend(EXAMPLES)
+    app = importlib.import_module("packing").app
+    http = httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://shop")
+    async with http, app.router.lifespan_context(app):
+        assert (await http.post("/orders/42/packing")).status_code == 202
+        assert (await http.delete("/orders/42")).status_code == 409
+        assert (await http.post("/orders/42/packing")).status_code == 409
+        assert (await http.delete("/orders/7")).status_code == 204
+
+
 async def test_worker_example_told_to_end_while_waiting_finishes_its_message(
     own_server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -168,7 +168,7 @@ WEB = [
     "aiolock.integrations._exchange",
     "aiolock.integrations._functions",
 ]
-TASKS = ["aiolock.integrations._tasks"]
+TASKS = ["aiolock.integrations._handing", "aiolock.integrations._tasks"]
 # What decorators are made of, as those of the client are.
 DECORATORS = {"aiolock.options", "aiolock.validation", "aiolock.naming"}
 # Each framework's module, and whatever else of ours it builds on.

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from typing import Any, assert_type
 
+from arq import ArqRedis
+from arq.jobs import Job as ArqJob
 from arq.worker import Worker as ArqWorker
+from celery import Task
+from celery.result import AsyncResult
+from saq import Job as SaqJob
 from saq import Worker as SaqWorker
 from saq.queue import Queue
 from saq.types import Context
-from taskiq import InMemoryBroker
+from taskiq import AsyncTaskiqTask, InMemoryBroker
 
 import aiolock
 import aiolock.sync
@@ -71,6 +76,37 @@ def for_celery(order: int) -> str:
     """Whoever comes later may get nothing."""
     assert_type(with_celery.current_lease(), aiolock.sync.Lease)
     return str(order)
+
+
+@with_arq.adopted(ttl=30)
+async def adopts(ctx: dict[Any, Any], order: int) -> int:
+    """A task that is handed its lease stays what it is."""
+    return order
+
+
+@with_celery.adopted()
+def adopts_in_a_thread(order: int) -> int:
+    """And so does a function."""
+    return order
+
+
+async def handing(
+    lease: aiolock.Lease,
+    of_a_thread: aiolock.sync.Lease,
+    redis: ArqRedis,
+    queue: Queue,
+    task: Task[..., Any],
+) -> None:
+    """Each returns what its framework does."""
+    assert_type(await arq.hand(lease, redis, "adopts", 42, _job_id="x"), ArqJob | None)
+    assert_type(await saq.hand(lease, queue, "adopts", user=7), SaqJob | None)
+    assert_type(await taskiq.hand(lease, for_taskiq, 42, ttl=9), AsyncTaskiqTask[Any])
+    assert_type(await taskiq.hand(lease, for_taskiq.kicker(), 42), AsyncTaskiqTask[Any])
+    assert_type(celery.hand(of_a_thread, task, 42), AsyncResult[Any])
+    assert_type(await celery.hand(lease, task.s(), 42), AsyncResult[Any])
+    assert_type(await adopts({}, 42), int)
+    assert_type(adopts_in_a_thread(42), int)
+    await arq.hand(of_a_thread, redis, "adopts")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]  # not for tasks
 
 
 async def called() -> None:

@@ -27,6 +27,7 @@ import aiolock
 from aiolock.stores import mysql
 from aiolock.stores.postgres import create_schema
 from tests.support.databases import MariaDBServer, PostgresServer
+from tests.support.failures import queued
 from tests.support.procs import Worker, tied
 from tests.support.servers import RedisServer
 
@@ -34,11 +35,11 @@ EXAMPLES = Path(__file__).parents[3] / "examples"
 
 
 @asynccontextmanager
-async def shop() -> AsyncIterator[httpx.AsyncClient]:
-    """Start the FastAPI example in a process of its own; give a client of it."""
+async def shop(app: str = "fastapi_app:app") -> AsyncIterator[httpx.AsyncClient]:
+    """Start a FastAPI example in a process of its own; give a client of it."""
     command = ("-m", "uvicorn", "--app-dir", str(EXAMPLES), "--port", "0", "--no-access-log")
     process = await asyncio.create_subprocess_exec(
-        *tied(sys.executable, *command, "fastapi_app:app"), stderr=PIPE, start_new_session=True
+        *tied(sys.executable, *command, app), stderr=PIPE, start_new_session=True
     )
     assert process.stderr is not None
     said = b""
@@ -227,6 +228,47 @@ async def test_transfer_example_keeps_the_sum_without_deadlock(
     assert found == expected
     assert sum(found.values()) == 400
     assert len(texts(one, other)) == 120
+
+
+@asynccontextmanager
+async def packer() -> AsyncIterator[asyncio.StreamReader]:
+    """Start the worker of the packing example in processes of its own; give what it prints."""
+    command = ("-m", "taskiq", "worker", "--app-dir", str(EXAMPLES), "--workers", "1")
+    process = await asyncio.create_subprocess_exec(
+        *tied(sys.executable, *command, "--log-level", "WARNING", "packing:broker"),
+        stdout=PIPE,
+        start_new_session=True,
+    )
+    assert process.stdout is not None
+    try:
+        assert await process.stdout.readline() == b"\n"  # of `tied`
+        yield process.stdout
+        process.send_signal(signal.SIGTERM)
+        await asyncio.wait_for(process.wait(), 30)
+    finally:
+        if process.returncode is None:
+            os.killpg(process.pid, signal.SIGKILL)
+        await process.wait()
+
+
+async def test_packing_example_packs_an_accepted_order_before_it_can_be_cancelled(
+    own_server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The order is the worker's from the answer on, also while no worker runs yet."""
+    monkeypatch.setenv("AIOLOCK_URL", own_server.url)
+    monkeypatch.setenv("PACKING_SECONDS", "0.05")
+    async with shop("packing:app") as web, aiolock.connect(own_server.url) as locks:
+        assert (await web.post("/orders/42/packing")).status_code == 202
+        (holder,) = (await locks.lock("order:42").status()).holders
+        assert (holder.detached, holder.label) == (True, "for pack")
+        cancelling = asyncio.create_task(web.delete("/orders/42"))
+        await queued(locks.lock("order:42"), 1)
+        async with packer() as printed:
+            assert await printed.readline() == b"packing 42\n"
+            assert await printed.readline() == b"packed 42\n"
+            assert (await cancelling).status_code == 409
+            assert (await web.post("/orders/42/packing")).status_code == 409
+        assert (await web.delete("/orders/7")).status_code == 204
 
 
 def consumer() -> Worker:

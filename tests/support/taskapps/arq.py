@@ -12,7 +12,8 @@ from arq import ArqRedis, Worker, create_pool, func
 from arq.connections import RedisSettings
 from arq.jobs import Job
 
-from aiolock.integrations.arq import Locks
+import aiolock
+from aiolock.integrations.arq import Locks, hand
 from tests.support.taskapps.tasks import PATIENCE, SOON, App, Failed, Tasks
 
 
@@ -44,16 +45,27 @@ class Arq(App):
         async def call(ctx: dict[Any, Any], number: int) -> str:
             return await tasks.run(locks, f"call {number}")
 
+        @locks.adopted()
+        async def pack(ctx: dict[Any, Any], order: int) -> str:
+            return await tasks.run(locks, f"pack {order}")
+
         self.functions = [
             func(welcome, name="welcome", max_tries=1),
             func(patient, name="patient", max_tries=1),
             func(pay, name="pay", max_tries=1),
             func(call, name="call", max_tries=1),
+            func(pack, name="pack", max_tries=1),
         ]
 
     async def send(self, task: str, value: int) -> Job:
         """As asked."""
         job = await self.pool.enqueue_job(task, value)
+        assert job is not None
+        return job
+
+    async def hand(self, lease: aiolock.Lease, task: str, value: int) -> Job:
+        """As asked."""
+        job = await hand(lease, self.pool, task, value)
         assert job is not None
         return job
 

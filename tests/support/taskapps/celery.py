@@ -74,6 +74,14 @@ def export(number: int) -> int:
 
 
 @app.task
+@locks.adopted()
+def pack(order: int) -> str:
+    """Under whatever lease is handed on to it."""
+    assert note("pack", order) == "end"
+    return locks.current_lease().name
+
+
+@app.task
 @locks.locked("user:{user}", timeout=0.05)
 def fails(user: int) -> None:
     """It fails, by an error of another lock."""

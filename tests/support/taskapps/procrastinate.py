@@ -11,7 +11,8 @@ from typing import Any
 from procrastinate import App as Jobs
 from procrastinate import PsycopgConnector
 
-from aiolock.integrations.procrastinate import Locks
+import aiolock
+from aiolock.integrations.procrastinate import Locks, hand
 from tests.support.taskapps.tasks import PATIENCE, SOON, App, Failed, Tasks
 
 
@@ -23,7 +24,7 @@ class Procrastinate(App):
     def __init__(self, tasks: Tasks, jobs: Jobs) -> None:
         self.locks = locks = Locks(tasks.client, retry_after=SOON)
         self.jobs = jobs
-        self.parameters = {"welcome": "user", "pay": "order", "call": "number"}
+        self.parameters = {"welcome": "user", "pay": "order", "call": "number", "pack": "order"}
 
         @jobs.task(name="welcome", retry=locks.retry())
         @locks.locked("user:{user}", timeout=PATIENCE)
@@ -40,10 +41,20 @@ class Procrastinate(App):
         async def call(number: int) -> str:
             return await tasks.run(locks, f"call {number}")
 
+        @jobs.task(name="pack", retry=locks.retry())
+        @locks.adopted()
+        async def pack(order: int) -> str:
+            return await tasks.run(locks, f"pack {order}")
+
     async def send(self, task: str, value: int) -> int:
         """As asked."""
         arguments: Any = {self.parameters[task]: value}
         return await self.jobs.configure_task(task).defer_async(**arguments)
+
+    async def hand(self, lease: aiolock.Lease, task: str, value: int) -> int:
+        """As asked."""
+        arguments: Any = {self.parameters[task]: value}
+        return await hand(lease, self.jobs.configure_task(task), **arguments)
 
     async def done(self, sent: int) -> None:
         """As asked."""

@@ -11,7 +11,8 @@ from saq import Job, Status, Worker
 from saq.queue.redis import RedisQueue
 from saq.types import Context
 
-from aiolock.integrations.saq import Locks
+import aiolock
+from aiolock.integrations.saq import Locks, hand
 from tests.support.taskapps.tasks import PATIENCE, App, Failed, Tasks
 
 
@@ -69,17 +70,35 @@ class Saq(App):
         async def call(ctx: Context, *, number: int) -> str:
             return await tasks.run(locks, f"call {number}")
 
+        @locks.adopted()
+        async def pack(ctx: Context, *, order: int) -> str:
+            return await tasks.run(locks, f"pack {order}")
+
         self.functions: list[tuple[str, Callable[..., Any]]] = [
             ("welcome", welcome),
             ("patient", patient),
             ("pay", pay),
             ("call", call),
+            ("pack", pack),
         ]
-        self.parameters = {"welcome": "user", "patient": "user", "pay": "order", "call": "number"}
+        self.parameters = {
+            "welcome": "user",
+            "patient": "user",
+            "pay": "order",
+            "call": "number",
+            "pack": "order",
+        }
 
     async def send(self, task: str, value: int) -> Job:
         """As asked."""
         job = await self.queue.enqueue(task, **{self.parameters[task]: value})
+        assert job is not None
+        return job
+
+    async def hand(self, lease: aiolock.Lease, task: str, value: int) -> Job:
+        """As asked."""
+        arguments: Any = {self.parameters[task]: value}
+        job = await hand(lease, self.queue, task, **arguments)
         assert job is not None
         return job
 

@@ -13,7 +13,8 @@ from taskiq.kicker import AsyncKicker
 from taskiq.receiver import Receiver
 from taskiq_redis import RedisAsyncResultBackend, RedisStreamBroker
 
-from aiolock.integrations.taskiq import Locks
+import aiolock
+from aiolock.integrations.taskiq import Locks, hand
 from tests.support.taskapps.tasks import PATIENCE, App, Failed, Tasks
 
 
@@ -44,6 +45,10 @@ class Taskiq(App):
         """As asked."""
         return await AsyncKicker[..., Any](task, self.sending, {}).kiq(value)
 
+    async def hand(self, lease: aiolock.Lease, task: str, value: int) -> AsyncTaskiqTask[Any]:
+        """As asked."""
+        return await hand(lease, AsyncKicker[..., Any](task, self.sending, {}), value)
+
     async def done(self, sent: AsyncTaskiqTask[Any]) -> Any:
         """As asked."""
         result = await sent.wait_result(check_interval=0.01, timeout=30)
@@ -71,6 +76,11 @@ class Taskiq(App):
         @locks.limited("partner api", 2, timeout=PATIENCE)
         async def call(number: int) -> str:
             return await tasks.run(locks, f"call {number}")
+
+        @broker.task("pack")
+        @locks.adopted()
+        async def pack(order: int) -> str:
+            return await tasks.run(locks, f"pack {order}")
 
         broker.is_worker_process = True
         finish = asyncio.Event()

@@ -5,6 +5,7 @@
 ``patient(user)``      the same, for which it waits as long as it takes; where an `App` interrupts
 ``pay(order)``         once for ``payment:{order}``
 ``call(number)``       two at a time
+``pack(order)``        under a lease that is handed on to it
 =====================  ====================================================================
 
 Their framework may try none of them twice.
@@ -73,6 +74,10 @@ class App(ABC):
     @abstractmethod
     async def send(self, task: str, value: int) -> Any:
         """Send a task; what `done` takes."""
+
+    @abstractmethod
+    async def hand(self, lease: aiolock.Lease, task: str, value: int) -> Any:
+        """Send a task with a lease, by the framework's own `hand`; what `done` takes."""
 
     @abstractmethod
     async def done(self, sent: Any) -> Any:
