@@ -29,7 +29,13 @@ _FORM = Form(
 
 def made(form: Form = Form(3000), name: str = "order:42", **parts: Any) -> LeaseToken:  # noqa: B008  # immutable
     """A token."""
-    values = {"key": "k" * 22, "kind": "lock", "fence": 17, "prefix": "aiolock", "shared": False}
+    values: dict[str, Any] = {
+        "key": "k" * 22,
+        "kind": "lock",
+        "fence": 17,
+        "prefix": "aiolock",
+        "shared": False,
+    }
     return token_of(name=name, form=form, **(values | parts))
 
 

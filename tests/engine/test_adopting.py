@@ -170,22 +170,22 @@ async def test_adopt_of_a_wrong_text_or_prefix_raises_before_anything_is_sent() 
             "x" * 99,
         ):
             with pytest.raises(ValueError, match="no token of"):
-                ours.adopt(text)
+                _ = ours.adopt(text)
             with pytest.raises(ValueError, match="no token of"):
                 await ours.discard(text)
         with pytest.raises(TypeError, match="must be a str"):
-            ours.adopt(token.encode())  # type: ignore[arg-type]  # wrong on purpose
+            _ = ours.adopt(token.encode())  # type: ignore[arg-type]  # wrong on purpose
         with pytest.raises(ValueError, match="ttl"):
-            ours.adopt(token, ttl=0)
+            _ = ours.adopt(token, ttl=0)
         with pytest.raises(TypeError, match="timeout"):
-            ours.adopt(token, timeout=3)  # type: ignore[call-arg]  # wrong on purpose
+            _ = ours.adopt(token, timeout=3)  # type: ignore[call-arg]  # wrong on purpose
         async with aiolock.connect(MemoryStore(server), prefix="other") as other:
             with pytest.raises(ValueError, match="of the prefix 'aiolock', not of 'other'"):
-                other.adopt(token)
+                _ = other.adopt(token)
         assert not faulty.calls["adopt"]
         await theirs.discard(token)
         with pytest.raises(ClientClosed):
-            aiolock.connect(server).adopt(token)
+            _ = aiolock.connect(server).adopt(token)
 
 
 @virtual
