@@ -48,6 +48,12 @@ PRIORITY = 100_000_000_000_000
 """How much higher a ticket is, in µs, for each step of `Form.priority`: three years, so that every
 waiter of one priority comes before all waiters of the next."""
 
+COST: Final = 10_000
+"""The virtual time that one permit costs a share of weight 1: see `Form.share`."""
+MOST_AHEAD = 1_024
+"""The shares without waiters, for each priority, of which the next start is remembered if it is
+ahead of the virtual time. Of more, those that are least ahead are forgotten."""
+
 MAX_AHEAD: Final = 64
 """How many grants a client may be ahead of the store, at most. A grant that follows one whose end
 its client has not reported has a fence that is higher by this many."""
@@ -149,6 +155,12 @@ class Form:
     from 1970."""
     priority: int = 0
     """The waiter is before all waiters of a higher number, however long they have waited."""
+    share: str = ""
+    """The share that the waiter belongs to, or empty: among the waiters of one priority, the next
+    is the first of the share that holds the fewest permits for its weight, and among equals has had
+    the fewest grants. A waiter without a share is next when all that came before it have left."""
+    weight: int = 1_000
+    """The weight of that share, in thousandths, as far as this waiter is concerned."""
     remember: int = field(default=0, compare=False)
     """With ``once``: for how many ms the store remembers that the work is done. Only the waiter's
     own client needs it, where servers vote; it is never written to a store."""
@@ -163,9 +175,14 @@ class Form:
         closes = max(self.after_loss, self.after_grant, self.period)
         odd = self.shared or self.fixed or self.once or self.downgrades or self.declared
         object.__setattr__(self, "closes", closes)  # frozen
-        object.__setattr__(self, "plain", not odd and not closes)
+        object.__setattr__(self, "plain", not odd and not closes and not self.share)
         permits = self.number if self.rule is Rule.PERMITS else 0
         object.__setattr__(self, "permits", permits)
+
+    @property
+    def cost(self) -> int:
+        """The virtual time that its grant costs its share."""
+        return max(1, max(1, self.permits) * COST * 1000 // self.weight)
 
     @property
     def counts(self) -> bool:

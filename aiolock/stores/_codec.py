@@ -27,11 +27,15 @@ _dumps: Final = json.JSONEncoder(separators=(",", ":"), check_circular=False).en
 
 FORM: Final = tuple(each for each in fields(Form) if each.init and each.compare)
 """What is written of a form, in this order. A later version adds to its end only."""
+_ALWAYS: Final = 12
+"""How many of these are always written; of the others, as many as are needed."""
 
 
 @lru_cache(maxsize=1024)
 def _form_data(form: Form) -> tuple[Any, ...]:
-    values = (getattr(form, each.name) for each in FORM)
+    values = [getattr(form, each.name) for each in FORM]
+    while len(values) > _ALWAYS and values[-1] == FORM[len(values) - 1].default:
+        values.pop()
     return tuple(value.value if isinstance(value, Rule) else value for value in values)
 
 
@@ -71,6 +75,9 @@ def encode(state: NameState) -> str:
             state.value,
             [(token, *known) for token, known in state.resized.items()],
         ]
+    shares = state.holders.shares
+    if shares is not None and (saved := list(shares.saved())):
+        data["shares"] = saved
     data["forms"] = [_form_data(form) for form in forms]
     return _dumps(data)
 
@@ -93,6 +100,10 @@ def decode(text: str) -> NameState:
         waiter = WaiterId(client, seq)
         state.queue.append((ticket, waiter))
         state.waiting[waiter] = ticket, forms[number]
+        if forms[number].share:
+            state.holders.made_shares().join(ticket, waiter, forms[number])
+    for priority, virtual, starts in data.get("shares", ()):
+        state.holders.made_shares().restore(priority, virtual, starts)
     for client, seq, until in data.get("given_up", ()):
         state.tombstones[WaiterId(client, seq)] = until
     if "numbers" in data:

@@ -8,6 +8,7 @@ from typing import Final, NamedTuple
 
 from aiolock.protocol import Form, WaiterId
 from aiolock.status import DETACHED
+from aiolock.stores._shares import Shares
 
 RESERVED: Final = "-"
 """The client of a reserved grant, which means "closed" or "done": it ends like any other, but no
@@ -88,7 +89,7 @@ class _End(NamedTuple):
 class Holders(Mapping[Grant, Holder]):
     """The holders of one name by their grants, in the order in which they were added."""
 
-    __slots__ = ("_by_fence", "_by_grant", "_by_waiter", "_ends", "permits", "sessions")
+    __slots__ = ("_by_fence", "_by_grant", "_by_waiter", "_ends", "permits", "sessions", "shares")
 
     def __init__(self) -> None:
         self._by_grant = dict[Grant, Holder]()
@@ -101,6 +102,8 @@ class Holders(Mapping[Grant, Holder]):
         """How many permits they have taken."""
         self.sessions = dict[Session, int]()
         """The sessions that holders live with, and how many of them."""
+        self.shares: Shares | None = None
+        """The shares that hold or wait; None until there is one."""
 
     def __getitem__(self, grant: Grant) -> Holder:
         return self._by_grant[grant]
@@ -126,8 +129,16 @@ class Holders(Mapping[Grant, Holder]):
             self._by_fence[grant.fence] = holder
         insort(self._ends, _End(holder.end, grant.fence, grant))
         self.permits += holder.form.permits
+        if holder.form.share:
+            self.made_shares().hold(holder.form, holder.form.permits)
         if holder.session:
             self._lives_with(holder, 1)
+
+    def made_shares(self) -> Shares:
+        """The shares, of which the first is seen now, or was before."""
+        if self.shares is None:
+            self.shares = Shares()
+        return self.shares
 
     def remove(self, grant: Grant) -> Holder | None:
         """Remove and return the holder with this grant; None if there is none."""
@@ -199,6 +210,8 @@ class Holders(Mapping[Grant, Holder]):
         if self._by_fence.get(grant.fence) is holder:
             del self._by_fence[grant.fence]
         self.permits -= holder.form.permits
+        if self.shares is not None:
+            self.shares.hold(holder.form, -holder.form.permits)
         if holder.session:
             self._lives_with(holder, -1)
 

@@ -67,6 +67,7 @@ from aiolock.protocol import (
     detached,
 )
 from aiolock.stores._holders import FOREVER, RESERVED, Grant, Holder, Holders, Session
+from aiolock.stores._shares import Waiting
 
 Value = TypeVar("Value")
 
@@ -178,13 +179,35 @@ class NameState:
     def enqueue(self, ticket: int, waiter: WaiterId, form: Form) -> None:
         self.waiting[waiter] = ticket, form
         insort(self.queue, (ticket, waiter))
+        if form.share:
+            self.holders.made_shares().join(ticket, waiter, form)
 
     def dequeue(self, waiter: WaiterId) -> bool:
         if waiter not in self.waiting:
             return False
         del self.queue[self.place(waiter) - 1]
-        del self.waiting[waiter]
+        self._forget(waiter)
         return True
+
+    def _forget(self, waiter: WaiterId) -> None:
+        ticket, form = self.waiting.pop(waiter)
+        if form.share:
+            self.holders.made_shares().leave(ticket, waiter, form)
+
+    def next(self, at: int) -> tuple[int, WaiterId]:
+        """The waiter that is next, with its ticket, if nobody before this place is.
+
+        It is the one at that place if that has no share. Else it is one of the same priority.
+        """
+        place, shares = self.queue[at], self.holders.shares
+        if shares is None:
+            return place
+        form = self.waiting[place[1]][1]
+        return shares.next(form.priority) if form.share else place
+
+    def number(self, form: Form) -> int:
+        """How many waiters there are of those that count for `Acquire.max_waiters`."""
+        return len(self.holders.made_shares().queue(form) if form.share else self.queue)
 
     def rank(self, behind: int | None) -> int:
         """How many waiters have no higher ticket than this; 0 for None."""
@@ -195,7 +218,7 @@ class NameState:
         part = self.queue[places.start : places.stop]
         gone = [waiter for _, waiter in part if goes(waiter)]
         for waiter in gone:
-            del self.waiting[waiter]
+            self._forget(waiter)
         if gone:
             left = [place for place in part if place[1] in self.waiting]
             self.queue[places.start : places.stop] = left
@@ -360,7 +383,7 @@ class Step:
         newcomer = wait and not ticket and waiter not in state.waiting
         newcomer = newcomer and not (state.open or self._reaped)  # if nothing ended in this step
         if wait and not self._enqueue(waiter, form, ticket, asked.max_waiters):
-            full = Full(len(state.queue))
+            full = Full(state.number(form))
             if state.open and not form.counts:  # without the dead, others may fit
                 self._advance()
             return full
@@ -758,12 +781,16 @@ class Step:
         state = self._state
         # Only behind one exclusive holder, and at the tail: anywhere else the client could not tell
         # what a release would do, so it must leave the hand-off to the store.
-        if form.shared or state.open or state.queue[-1][1] != waiter:
+        if form.shared or form.share or state.open or state.queue[-1][1] != waiter:
             return None
         if len(state.queue) > 1:
             before = Before(state.queue[-2][1], 0)
+            share = state.waiting[before.waiter][1].share
         else:
-            before = Before(*next(iter(state.holders)))
+            grant, holder = next(iter(state.holders.items()))
+            before, share = Before(*grant), holder.form.share
+        if share:
+            return None
         return before if before.waiter.client == waiter.client else None
 
     def _enqueue(self, waiter: WaiterId, form: Form, ticket: int, max_waiters: int) -> bool:
@@ -771,9 +798,13 @@ class Step:
         state = self._state
         if waiter in state.waiting:
             return True
-        if not ticket and 0 < max_waiters <= len(state.queue):
-            self._remove_dead(checked(self._now, len(state.queue), protocol.CHECKS_IF_FULL))
-            if max_waiters <= len(state.queue):
+        if not ticket and 0 < max_waiters <= state.number(form):
+            places = checked(self._now, state.number(form), protocol.CHECKS_IF_FULL)
+            if form.share:
+                self._remove_dead_of(state.holders.made_shares().queue(form), places)
+            else:
+                self._remove_dead(places)
+            if max_waiters <= state.number(form):
                 return False
         is_new, ticket = not ticket, ticket or self._ticket(form)
         state.enqueue(ticket, waiter, form)
@@ -791,7 +822,7 @@ class Step:
         before = bisect_left(queue, ticket + PRIORITY // 2, key=lambda place: place[0]) - 1
         return max(ticket, queue[before][0] + 1) if before >= 0 else ticket
 
-    def _advance(  # noqa: C901  # one loop, whose order is that of the script
+    def _advance(  # noqa: C901, PLR0912  # one loop, whose order is that of the script
         self,
         *,
         asking: WaiterId | None = None,
@@ -811,12 +842,15 @@ class Step:
         over: list[tuple[int, WaiterId, Form]] = []
         at = state.rank(behind)
         while at < len(state.queue):
-            ticket, head = state.queue[at]
+            ticket, head = state.next(at)
             _, form = state.waiting[head]
             if looked >= min(self._part, self._front) and not self._passing:
                 self._leave_rest(counted=counted, behind=behind)
                 break
             looked += 1
+            enough = granted >= protocol.GRANTS and head != asking
+            if form.share and self._waits_on(head, form, enough=enough):
+                break
             state.dequeue(head)
             # Its client is gone, so it is skipped: a dead waiter costs nothing.
             if not self._is_there(head.client):
@@ -827,7 +861,7 @@ class Step:
                     behind = ticket
                     continue
                 break
-            if granted >= protocol.GRANTS and head != asking and self._is_enough(form):
+            if enough and self._is_enough(form):
                 over.append((ticket, head, form))
                 if form.counts:
                     self._leave_rest(counted=counted, behind=behind)
@@ -851,6 +885,21 @@ class Step:
             state.enqueue(*each)
         self._passing = 0
         return mine
+
+    def _waits_on(self, head: WaiterId, form: Form, *, enough: bool) -> bool:
+        """Whether this waiter, which has a share and is next, is to wait on.
+
+        It is not taken out and put back, as one without a share is: the start of its share depends
+        on when it came.
+        """
+        if self._front < _ALL:
+            return True  # a waiter that is to be removed first may be next
+        if not self._is_there(head.client):
+            return False
+        fits = self._fits(form)
+        if fits and enough:
+            self._ask_again(head.client)
+        return enough or not fits
 
     def _is_enough(self, form: Form) -> bool:
         """Whether such waiters enter in several steps, if they are many."""
@@ -911,6 +960,8 @@ class Step:
         # The clock lets fences grow even if the last one was forgotten, or lost in a fail-over; the
         # "+ 1", even if the clock was set back.
         self.fence = max(self.fence + 1, self._now)
+        if form.share and self._state.holders.shares is not None:
+            self._state.holders.shares.charge(form)
         grant, until = Grant(waiter, self.fence), self._ms + lease
         session = ""
         if self._sessions is not None:
@@ -993,6 +1044,12 @@ class Step:
 
     def _remove_dead(self, places: range) -> None:
         self._state.remove(lambda waiter: not self._is_there(waiter.client), places)
+
+    def _remove_dead_of(self, share: Sequence[Waiting], places: range) -> None:
+        """Remove the dead waiters of a share, of those at these places in it."""
+        for _, waiter, _ in share[places.start : places.stop]:
+            if not self._is_there(waiter.client):
+                self._state.dequeue(waiter)
 
     def _is_there(self, client: str) -> bool:
         return client == self._asker or self._listens(client)

@@ -32,6 +32,8 @@ from aiolock.protocol import (
 from aiolock.stores._codec import FORM
 from aiolock.stores.machine import NameEvent
 
+_WRITTEN: Final = tuple(each for each in FORM if each.name not in ("share", "weight"))
+
 Value = bytes | None
 """An argument, in PostgreSQL's text format."""
 
@@ -62,7 +64,7 @@ def numbers(values: Sequence[int]) -> bytes:
 @lru_cache(maxsize=1024)
 def form(of: Form) -> bytes:
     """The form of a waiter, in the order in which `_waiter` of the schema reads it."""
-    values = (getattr(of, each.name) for each in FORM)
+    values = (getattr(of, each.name) for each in _WRITTEN)
     return numbers([ord(v.value or "\0") if isinstance(v, Rule) else v for v in values])
 
 
@@ -80,7 +82,9 @@ _READ: Final[dict[Any, Callable[[int], Any]]] = {
 @lru_cache(maxsize=1024)
 def _form(text: str) -> Form:
     numbers = map(int, text.split(","))  # a later version may have written more
-    return Form(**{each.name: _READ[each.type](n) for each, n in zip(FORM, numbers, strict=False)})
+    return Form(
+        **{each.name: _READ[each.type](n) for each, n in zip(_WRITTEN, numbers, strict=False)}
+    )
 
 
 def event(text: str, client: str, name: str = "") -> NameEvent:
