@@ -45,7 +45,7 @@ from aiolock.copying import Uncopyable
 from aiolock.errors import ClientClosed
 from aiolock.kinds import KINDS
 from aiolock.lease_token import LeaseToken
-from aiolock.naming import checked_result, describe_each, family_of, formatter
+from aiolock.naming import checked_result, describe_each, describer, family_of
 from aiolock.observe._log import Log
 from aiolock.observer import Deadlock, Observer
 from aiolock.options import (
@@ -79,7 +79,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 _TTL: Final = 30.0
-_NONE: Final = (None,) * 7
+_NONE: Final = (None,) * 8
 _MOST_POLICIES: Final = 1024
 """Names of locks without options that are kept checked."""
 """The default of ``ttl`` in the signatures, where it is repeated for the reader."""
@@ -529,6 +529,8 @@ class LockClient(
         lock_delay: Seconds | None = None,
         confirm: bool = True,
         priority: int = 0,
+        share: str | None = None,
+        weight: float = 1.0,
         family: str | None = None,
         **unknown: Unpack[NoOptions],
     ) -> Lock:
@@ -543,7 +545,8 @@ class LockClient(
         :param renew: renew the lease while it is held. Without it, the lease is lost after ``ttl``.
         :param reentrant: the task that holds the lock may acquire it again, at no cost; each
             acquisition needs its own release. Otherwise that raises `WouldDeadlock`.
-        :param max_waiters: `QueueFull` at once when this many wait already.
+        :param max_waiters: `QueueFull` at once when this many wait already; with a ``share``, those
+            of that share.
         :param max_hold: seconds after which the lease is no longer renewed, and so is lost.
         :param on_lost: ``"cancel"`` cancels the body of ``async with``; ``"signal"`` only sets
             `Lease.lost`.
@@ -555,16 +558,20 @@ class LockClient(
             it, leaving takes no time, but a loss that only that answer reveals is not raised.
         :param priority: from -9 to 9. A waiter with a lower number comes before all waiters with a
             higher one, however long they have waited; among equals, first come, first served.
+        :param share: who waits: a tenant, a user. Those that wait take turns by their shares, and
+            not one for each waiter; within a share, first come, first served. 1 to 64 printable
+            characters; None is in nobody's share, and waits for all who came before.
+        :param weight: the part of that share, beside others: from 0.01 to 100.
         :param family: a common name of such locks, for metrics (see `LockRequest.family`); the name
             up to its first colon, if None.
         """
         for wrong in unknown:
             raise unexpected(LockClient.lock, wrong)
-        options = ttl, timeout, max_waiters, max_hold, min_hold, lock_delay, family
+        options = ttl, timeout, max_waiters, max_hold, min_hold, lock_delay, share, family
         if (
             options == _NONE
             and (renew is True and confirm is True and reentrant is False)
-            and (on_lost == "cancel" and type(priority) is int and not priority)
+            and (on_lost == "cancel" and type(priority) is int and not priority and weight == 1)
             and type(name) is str
         ):
             return self._plain_lock(name)
@@ -581,6 +588,8 @@ class LockClient(
             plain(lock_delay),
             confirm=confirm,
             priority=priority,
+            share=share,
+            weight=weight,
             family=family,
         )
         return self._described("lock", policy)
@@ -598,6 +607,8 @@ class LockClient(
         """A lock with this policy, if the store offers its kind and allows its ttl."""
         limits = self._engine.limits
         limits.check_kind(kind, policy.name)
+        if policy.share is not None:
+            limits.check_kind("share", policy.name)
         limits.check_ttl(policy.ttl)
         return Lock(self._engine, policy)
 
@@ -818,19 +829,19 @@ class LockClient(
     ) -> Callable[[Callable[P, Awaitable[R]]], Callable[P, Coroutine[Any, Any, R]]]:
         """Decorate an async function so that each call runs under a lock.
 
-        ``name`` is formatted with the call's arguments: ``@client.locked("user:{user_id}")``.
-        The other parameters and the errors are those of `lock` and ``async with lock``. The
-        client may be opened after the function was decorated.
+        ``name`` is formatted with the call's arguments: ``@client.locked("user:{user_id}")``, and
+        so is ``share``. The other parameters and the errors are those of `lock` and ``async with
+        lock``. The client may be opened after the function was decorated.
         """
         options.setdefault("family", family_of(name))
         describe = describe_each(functools.partial(self.lock, **options), name)
 
         def decorate(function: Callable[P, Awaitable[R]]) -> Callable[P, Coroutine[Any, Any, R]]:
-            naming_of = formatter(name, function, "locked")
+            lock_of = describer(describe, name, function, "locked", share=options.get("share"))
 
             @functools.wraps(function)
             async def call(*args: P.args, **kwargs: P.kwargs) -> R:
-                async with describe(naming_of(*args, **kwargs)):
+                async with lock_of(*args, **kwargs):
                     return checked_result(await function(*args, **kwargs), function)
 
             return call

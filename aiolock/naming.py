@@ -1,4 +1,4 @@
-"""Names of locks that are formatted from the arguments of a call: ``"user:{user_id}"``.
+"""Names and shares that are formatted from the arguments of a call: ``"user:{user_id}"``.
 
 For your decorators that take such a template, as `LockClient.locked` does.
 """
@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from aiolock.validation import LONGEST_LABEL, checked_name
 
-__all__ = ["checked_result", "describe_each", "family_of", "fields", "formatter"]
+__all__ = ["checked_result", "describe_each", "describer", "family_of", "fields", "formatter"]
 
 R = TypeVar("R")
 T = TypeVar("T")
@@ -38,7 +38,7 @@ def family_of(template: str) -> str:
     return checked_name(template)[:LONGEST_LABEL]
 
 
-def describe_each(describe: Callable[[str], T], template: str) -> Callable[[str], T]:
+def describe_each(describe: Callable[..., T], template: str) -> Callable[..., T]:
     """``describe``, a function that takes a name, for all names of the template.
 
     It is called with the template as a name, so that a wrong option is an error when a function is
@@ -79,6 +79,29 @@ def formatter(
         return template.format_map(bound.arguments)
 
     return name
+
+
+def describer(
+    describe: Callable[..., T],
+    template: str,
+    function: Callable[..., Any],
+    decorator: str,
+    *,
+    share: str | None = None,
+    is_async: bool = True,
+) -> Callable[..., T]:
+    """The function that describes the lock of a call of ``function``, from the same arguments.
+
+    ``describe`` gets the name, and the ``share`` if that is a template, too. Other arguments and
+    errors are those of `formatter`.
+    """
+    name_of = formatter(template, function, decorator, is_async=is_async)
+    if share is None:
+        return lambda *args, **kwargs: describe(name_of(*args, **kwargs))
+    share_of = formatter(share, function, decorator, is_async=is_async)
+    return lambda *args, **kwargs: describe(
+        name_of(*args, **kwargs), share=share_of(*args, **kwargs)
+    )
 
 
 def checked_result(result: R, function: Callable[..., Any]) -> R:

@@ -81,23 +81,37 @@ class MultiLockOptions(LeaseOptions, total=False):
     """Whether the lease is renewed while it is held."""
 
 
-class SemaphoreOptions(MultiLockOptions, total=False):
-    """Options of a semaphore."""
+class _ShareOptions(TypedDict, total=False):
+    """Options of what tenants share fairly."""
+
+    share: str | None
+    """Who waits, as a tenant: waiters take turns by their shares."""
+    weight: float
+    """The part of that share, beside others: from 0.01 to 100."""
+
+
+class _DelayOptions(MultiLockOptions, total=False):
+    """Options of what is closed for a while after a grant."""
 
     min_hold: Seconds | None
-    """Seconds from a grant until its permits are granted again."""
+    """Seconds from a grant until the next grant; of a semaphore, of these permits."""
     lock_delay: Seconds | None
-    """Seconds until permits are granted again after their holder has *lost* them."""
+    """Seconds without a grant after a holder has *lost* its lease; of a semaphore, of its permits.
+    """
 
 
-class RWLockOptions(SemaphoreOptions, total=False):
+class SemaphoreOptions(_ShareOptions, _DelayOptions, total=False):
+    """Options of a semaphore."""
+
+
+class RWLockOptions(_DelayOptions, total=False):
     """Options of a readers-writer lock."""
 
     reentrant: bool
     """Whether the task that holds the lock may acquire it again."""
 
 
-class LockOptions(RWLockOptions, total=False):
+class LockOptions(_ShareOptions, RWLockOptions, total=False):
     """Options of a lock: all options."""
 
     confirm: bool

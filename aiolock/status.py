@@ -27,7 +27,8 @@ class Participant:
     """The time of its grant, or since which it waits: Unix time in seconds, by the store's clock.
     """
     place: int
-    """0 for a holder; 1 for the waiter that is next, and so on."""
+    """0 for a holder; 1 for the waiter that is next, and so on. With a `share`, the place among the
+    waiters of that share."""
     fence: int = 0
     """A holder's fencing token; 0 for a waiter."""
     remaining: float = 0.0
@@ -49,6 +50,10 @@ class Participant:
     for it. 0 if unknown, as before there is a label."""
     detached: bool = False
     """It was detached, and waits for who adopts it: see `Lease.detach`. It has no client then."""
+    share: str = ""
+    """The share that it belongs to; empty for none."""
+    weight: float = 1.0
+    """The weight of its share, as it has given it."""
 
     def __post_init__(self) -> None:
         if self.client.startswith(DETACHED):  # whoever sees the key could take the lock
@@ -70,6 +75,8 @@ class Participant:
             facts.append(f"{self.permits} permit" + "s" * (self.permits > 1))
         elif self.shared:
             facts.append("shared")
+        if self.share:
+            facts.append(f"share {plain(self.share)}" + f" × {self.weight:g}" * (self.weight != 1))
         if not self.detached:
             facts.append("alive" if self.alive else "dead or cut off")
         return ", ".join(facts)

@@ -46,8 +46,9 @@ class Features:
     """What a store offers. A store has one, which does not change while the store exists."""
 
     missing: Mapping[str, str] = field(default_factory=dict[str, str])
-    """Those of `ALL_KINDS` that it does not offer, never ``lock``. For each, the reason, and what
-    to use instead, as the end of a sentence. Such a kind is an error where it is described."""
+    """Those of `ALL_KINDS` that it does not offer, never ``lock``; and ``share``, if it does not
+    offer that option. For each, the reason, and what to use instead, as the end of a sentence. Such
+    a kind is an error where it is described."""
     longest_ttl: float | None = None
     """The longest ttl of a lease, in seconds; a longer one is a `ValueError`. None: any."""
     shard_of: Callable[[str], Hashable] | None = None

@@ -39,15 +39,26 @@ WRAPPERS = {
         *("AnyEnterable", "AsyncEnterable", "Entered", "Entry", "Inside", "SyncEnterable"),
         "current_task",
     ],
-    aiolock.naming: ["checked_result", "describe_each", "family_of", "fields", "formatter"],
+    aiolock.naming: [
+        *("checked_result", "describe_each", "describer", "family_of", "fields", "formatter"),
+    ],
     aiolock.signatures: ["NoOptions", "spelled_out", "unexpected", "without_unknown"],
     aiolock.sync.transactions: [
         *("check_released", "ignore_transactions", "open_transaction", "refuse_in_transaction"),
     ],
     aiolock.validation: [
-        *("LONGEST_LABEL", "LONGEST_NAME", "LONGEST_RESULT", "LONGEST_TTL", "MOST_PERMITS"),
-        *("SHORTEST_TTL", "as_label", "checked_label", "checked_name", "checked_number"),
-        *("checked_timeout", "checked_ttl", "checked_wait", "seconds", "store_url"),
+        *("LONGEST_LABEL", "LONGEST_NAME", "LONGEST_RESULT", "LONGEST_SHARE", "LONGEST_TTL"),
+        *("MOST_PERMITS", "MOST_WEIGHT", "SHORTEST_TTL", "as_label", "checked_label"),
+        *(
+            "checked_name",
+            "checked_number",
+            "checked_share",
+            "checked_timeout",
+            "checked_ttl",
+            "checked_wait",
+            "seconds",
+            "store_url",
+        ),
     ],
 }
 """What wrappers need besides the options."""
@@ -62,7 +73,7 @@ SIGNATURES = {
     "lock": (
         "(name, *, url=None, prefix='aiolock', ttl=None, timeout=None, renew=True, reentrant=False,"
         " max_waiters=None, max_hold=None, on_lost='cancel', min_hold=None, lock_delay=None,"
-        " confirm=True, priority=0, family=None)"
+        " confirm=True, priority=0, share=None, weight=1.0, family=None)"
     ),
     "web": "(client, *, may_break=None, may_see=None, hosts=None)",
     "LockClient.id": "property",
@@ -81,12 +92,12 @@ SIGNATURES = {
     "LockClient.lock": (
         "(self, name, *, ttl=None, timeout=None, renew=True, reentrant=False, max_waiters=None,"
         " max_hold=None, on_lost='cancel', min_hold=None, lock_delay=None,"
-        " confirm=True, priority=0, family=None)"
+        " confirm=True, priority=0, share=None, weight=1.0, family=None)"
     ),
     "LockClient.locked": (
         "(self, name, *, ttl=None, timeout=None, renew=True, reentrant=False, max_waiters=None,"
         " max_hold=None, on_lost='cancel', min_hold=None, lock_delay=None,"
-        " confirm=True, priority=0, family=None)"
+        " confirm=True, priority=0, share=None, weight=1.0, family=None)"
     ),
     "LockClient.multilock": (
         "(self, *names, ttl=None, timeout=None, renew=True, max_waiters=None, max_hold=None,"
@@ -100,7 +111,8 @@ SIGNATURES = {
     ),
     "LockClient.semaphore": (
         "(self, name, limit, *, ttl=None, timeout=None, renew=True, max_waiters=None,"
-        " max_hold=None, on_lost='cancel', min_hold=None, lock_delay=None, family=None)"
+        " max_hold=None, on_lost='cancel', min_hold=None, lock_delay=None, share=None, weight=1.0,"
+        " family=None)"
     ),
     "LockClient.latch": (
         "(self, name, count, *, remember=86400.0, timeout=None, max_waiters=None)"
@@ -197,7 +209,7 @@ SIGNATURES = {
     "Periodic.run": "async (self, job)",
     "Participant": (
         "(client, host, pid, since, place, fence=0, remaining=0.0, shared=False, permits=0, seq=0,"
-        " alive=True, label='', task=0, detached=False)"
+        " alive=True, label='', task=0, detached=False, share='', weight=1.0)"
     ),
     "Status": "(name, holders, waiters, closed=0.0, limit=None, kind='', now=0.0, more_holders=0)",
     "ServerStatus": "(address, state, not_voting=0.0, clock=None, votes=0, error='')",

@@ -20,11 +20,12 @@ class Limits:
         self._longest = math.inf if features.longest_ttl is None else features.longest_ttl
 
     def check_kind(self, kind: str, name: object) -> None:
-        """`Unsupported` if the store does not offer this kind."""
+        """`Unsupported` if the store does not offer this kind, or this option: ``share``."""
         why = self._missing.get(kind)
         if why is None:
             return
-        error = Unsupported(f"there is no {kind} {name!r} on {self._store!r}: {why}")
+        of = " of" if kind == "share" else ""
+        error = Unsupported(f"there is no {kind}{of} {name!r} on {self._store!r}: {why}")
         error.kind, error.name = kind, str(name)
         raise error
 

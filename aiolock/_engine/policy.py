@@ -21,6 +21,7 @@ from aiolock.validation import (
     checked_label,
     checked_name,
     checked_number,
+    checked_share,
     checked_timeout,
     checked_ttl,
     seconds,
@@ -56,6 +57,8 @@ def to_ms(value: float) -> int:
 
 def interned(form: Form) -> Form:
     """The one object for all forms like this one, so that they can be compared by ``is``."""
+    if form.share:  # nothing is handed off locally, and there may be many
+        return form
     key = form, form.remember  # which a form does not compare
     if len(_forms) >= _MOST_FORMS and key not in _forms:
         _forms.clear()
@@ -82,6 +85,8 @@ class Policy:
     lock_delay: float | None = None
     confirm: bool = True
     priority: int = 0
+    share: str | None = None
+    weight: float = 1.0
     every: float | None = None
     once: bool = False
     remember: int = 0
@@ -164,6 +169,8 @@ class Policy:
                 after_grant=_ms_or_0(self.min_hold),
                 period=_ms_or_0(self.every),
                 priority=self.priority,
+                share=self.share or "",
+                weight=checked_share(self.share, self.weight),
             )
         )
         object.__setattr__(self, "lease", lease)  # the only way in a frozen dataclass

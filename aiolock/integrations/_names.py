@@ -1,4 +1,4 @@
-"""The name of a request's lock: a template, with fields from the path and from the query."""
+"""The name of a request's lock, and its share: templates, with fields from path and query."""
 
 from __future__ import annotations
 
@@ -37,12 +37,15 @@ class LockOf:
             options.setdefault("family", template[:100])
         self.template = template
         self.query = frozenset(query)
-        self.fields = tuple(dict.fromkeys(_fields(template)))
+        share = options.get("share")
+        shared = _fields(share) if isinstance(share, str) else ()
+        self.fields = tuple(dict.fromkeys((*_fields(template), *shared)))
         self._options = options
         if strange := self.query - set(self.fields):
             raise ValueError(f"{template!r} has no {_list(strange)}, which query= names")
         # This client is never opened, but checks the options as any other does.
-        connect("memory://").lock(self.name(dict.fromkeys(self.fields, "x")), **options)
+        example = dict.fromkeys(self.fields, "x")
+        connect("memory://").lock(self.name(example), **self._with_share(example))
 
     def __repr__(self) -> str:
         return f"<Lock {self.template!r}>"
@@ -70,17 +73,27 @@ class LockOf:
         missing = [field for field in self.fields if field not in values]
         if missing:
             raise BadName(f"The request lacks {_list(missing)}.")
-        # A member of an Enum is named as the client names it, in all versions of Python.
-        texts = {name: _text(value) for name, value in values.items()}
-        return self.template.format_map(texts)
+        return _formatted(self.template, values)
 
     def on(self, client: LockClient, values: Mapping[str, object]) -> Lock:
-        """The lock itself; `BadName` if that is no valid name. No I/O."""
+        """The lock itself; `BadName` if that is no valid name, or share. No I/O."""
         name = self.name(values)
         try:
-            return client.lock(name, **self._options)
-        except ValueError as error:  # the options were checked before, so it is the name
+            return client.lock(name, **self._with_share(values))
+        except ValueError as error:  # the options were checked before, so it is one of these
             raise BadName("What the request names is too long, or no name at all.") from error
+
+    def _with_share(self, values: Mapping[str, object]) -> LockOptions:
+        """The options of the lock with these values."""
+        share = self._options.get("share")
+        if not isinstance(share, str):
+            return self._options
+        return {**self._options, "share": _formatted(share, values)}
+
+
+def _formatted(template: str, values: Mapping[str, object]) -> str:
+    # A member of an Enum is named as the client names it, in all versions of Python.
+    return template.format_map({name: _text(value) for name, value in values.items()})
 
 
 def _text(value: object) -> str:

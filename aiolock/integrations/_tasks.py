@@ -50,7 +50,7 @@ from aiolock.integrations._handing import (
     of_another_lock,
     without_token,
 )
-from aiolock.naming import describe_each, family_of, formatter
+from aiolock.naming import describe_each, describer, family_of, formatter
 from aiolock.options import LockOptions, OnLost, Seconds, SemaphoreOptions
 from aiolock.validation import LONGEST_RESULT, LONGEST_TTL, seconds
 
@@ -281,48 +281,61 @@ class TaskLocks(Decorators[LockClient, Lease]):
         A lease of this lock that was handed on with the task, by `hand`, is adopted instead. If its
         token is spent, as for a task that is tried again, the lock is acquired.
 
-        :param name: formatted with the arguments of the task: ``"user:{user}"``. `ValueError` for
-            a field that is not a parameter.
+        :param name: formatted with the arguments of the task: ``"user:{user}"``, and so is
+            ``share``. `ValueError` for a field that is not a parameter.
         """
         options.setdefault("timeout", PATIENCE)
         options.setdefault("family", family_of(name))
         describe = describe_each(functools.partial(self.client.lock, **options), name)
-        return self._holding("locked", "lock", name, describe, for_adopting(options))
+        return self._holding(
+            "locked", "lock", name, describe, for_adopting(options), share=options.get("share")
+        )
 
     def limited(
         self, name: str, limit: int, **options: Unpack[SemaphoreOptions]
     ) -> Callable[[Callable[P, Awaitable[R]]], Callable[P, CoroutineType[Any, Any, R]]]:
         """Decorate an async task of which ``limit`` run at a time, over all workers together.
 
-        Each run holds a permit of the semaphore ``name``, which may have fields as in `locked`;
-        waiting and putting back are as there. With ``min_hold=1`` no more than ``limit`` runs begin
-        in any second.
+        Each run holds a permit of the semaphore ``name``; fields are as in `locked`, and so are
+        waiting and putting back. With ``min_hold=1`` no more than ``limit`` runs begin in any
+        second.
         """
         options.setdefault("timeout", PATIENCE)
         options.setdefault("family", family_of(name))
         describe = describe_each(
             functools.partial(self.client.semaphore, limit=limit, **options), name
         )
-        return self._holding("limited", "semaphore", name, describe, for_adopting(options))
+        return self._holding(
+            "limited",
+            "semaphore",
+            name,
+            describe,
+            for_adopting(options),
+            share=options.get("share"),
+        )
 
     def _holding(
         self,
         decorator: str,
         kind: str,
         name: str,
-        describe: Callable[[str], AbstractAsyncContextManager[Lease]],
+        describe: Callable[..., AbstractAsyncContextManager[Lease]],
         adopting: AdoptOptions,
+        *,
+        share: str | None,
     ) -> Callable[[Callable[P, Awaitable[R]]], Callable[P, CoroutineType[Any, Any, R]]]:
         def decorate(
             function: Callable[P, Awaitable[R]],
         ) -> Callable[P, CoroutineType[Any, Any, R]]:
             naming_of = formatter(name, function, decorator)
+            lock_of = describer(describe, name, function, decorator, share=share)
             innermost = not is_marked(function)
 
             @functools.wraps(function)
             async def call(*args: P.args, **kwargs: P.kwargs) -> R:
                 async def hold(body: Body) -> R:
-                    lock = describe(asked := naming_of(*args, **without_token(kwargs)))
+                    named = without_token(kwargs)
+                    asked, lock = naming_of(*args, **named), lock_of(*args, **named)
                     carrier = self._carrier(args, kwargs)
                     token = await self._token_of(carrier, kind, asked, innermost=innermost)
                     if token is not None:

@@ -15,11 +15,13 @@ share is left of a priority, all starts of it are forgotten, and a grant costs n
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 from aiolock import protocol
-from aiolock.protocol import Form, WaiterId
+from aiolock.protocol import Form, Participant, WaiterId
 
 
 class Place(NamedTuple):
@@ -226,3 +228,13 @@ class Shares:
 
     def _of(self, form: Form) -> Accounts:
         return self._by_priority.setdefault(form.priority, Accounts())
+
+
+def placed(waiters: Iterable[Participant]) -> Iterator[Participant]:
+    """These waiters, in order of arrival, each at its place: in the queue, or in its share."""
+    shares = Counter[str]()
+    for place, waiter in enumerate(waiters, start=1):
+        if waiter.share:
+            shares[waiter.share] += 1
+            place = shares[waiter.share]  # noqa: PLW2901  # of two kinds of place, the other
+        yield waiter if waiter.place == place else replace(waiter, place=place)

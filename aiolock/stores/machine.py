@@ -67,7 +67,7 @@ from aiolock.protocol import (
     detached,
 )
 from aiolock.stores._holders import FOREVER, RESERVED, Grant, Holder, Holders, Session
-from aiolock.stores._shares import Waiting
+from aiolock.stores._shares import Waiting, placed
 
 Value = TypeVar("Value")
 
@@ -1107,6 +1107,8 @@ class Step:
             permits=form.permits,
             seq=waiter.seq,
             alive=self._listens(waiter.client),
+            share=form.share,
+            weight=form.weight / 1000,
         )
 
 
@@ -1115,11 +1117,7 @@ def _behind(
 ) -> tuple[Participant, ...]:
     """The waiters that are not holders by now, each at its place."""
     held = {(party.client, party.seq) for party in holders}
-    waiters = [party for party in waiting if (party.client, party.seq) not in held]
-    return tuple(
-        party if party.place == place else replace(party, place=place)
-        for place, party in enumerate(waiters, start=1)
-    )
+    return tuple(placed(party for party in waiting if (party.client, party.seq) not in held))
 
 
 _METHODS: Final[dict[type[Operation[Any]], Callable[[Step, Any], Any]]] = {

@@ -25,7 +25,7 @@ import aiolock
 from aiolock.copying import Uncopyable
 from aiolock.errors import ClientClosed
 from aiolock.lease_token import LeaseToken
-from aiolock.naming import checked_result, describe_each, family_of, formatter
+from aiolock.naming import checked_result, describe_each, describer, family_of
 from aiolock.observer import Deadlock
 from aiolock.options import ConnectOptions, LockOptions, OnLost, Seconds
 from aiolock.protocol import Status
@@ -409,13 +409,14 @@ class LockClient(Uncopyable, instead=aiolock.LockClient._instead):
         """
         options.setdefault("family", family_of(name))
         describe = describe_each(functools.partial(self.lock, **options), name)
+        share = options.get("share")
 
         def decorate(function: Callable[P, R]) -> Callable[P, R]:
-            naming_of = formatter(name, function, "locked", is_async=False)
+            lock_of = describer(describe, name, function, "locked", share=share, is_async=False)
 
             @functools.wraps(function)
             def call(*args: P.args, **kwargs: P.kwargs) -> R:
-                with describe(naming_of(*args, **kwargs)):
+                with lock_of(*args, **kwargs):
                     return checked_result(function(*args, **kwargs), function)
 
             return call

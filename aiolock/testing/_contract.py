@@ -8,10 +8,17 @@ from aiolock.testing._lock import LockContract
 from aiolock.testing._once import OnceContract
 from aiolock.testing._server import ServerContract
 from aiolock.testing._shared import SharedContract
+from aiolock.testing._shares import SharesContract
 
 
 class StoreContract(
-    LockContract, OnceContract, BoardContract, ServerContract, SharedContract, HandingOnContract
+    LockContract,
+    OnceContract,
+    BoardContract,
+    ServerContract,
+    SharedContract,
+    SharesContract,
+    HandingOnContract,
 ):
     """The requirements of every store, one test for each, for a store's author to inherit.
 

@@ -117,10 +117,12 @@ WRAPPERS = [
     "aiolock.async_library",
 ]
 HOLDERS = "aiolock.stores._holders"
+SHARES = "aiolock.stores._shares"
 MACHINE = "aiolock.stores.machine"
 # What several stores have in common; the lower knows nothing of the higher.
 SHARED = [
     "aiolock.stores",
+    SHARES,
     HOLDERS,
     MACHINE,
     "aiolock.stores._retry_window",
@@ -299,12 +301,13 @@ def test_redis_stores_without_cluster_import_no_cluster_modules() -> None:
 
 def test_machine_module_imports_only_the_protocol_and_pure_modules() -> None:
     """The protocol's state machine has no clock, no event loop and no I/O."""
-    assert ours(MACHINE) == {"aiolock.protocol", HOLDERS}
-    assert ours(HOLDERS) == {"aiolock.protocol", "aiolock.status"}
-    beside = {
-        name for name in imports(MACHINE) | imports(HOLDERS) if not name.startswith("aiolock")
-    }
-    assert beside == {*("__future__", "bisect", "collections.abc", "dataclasses", "typing")}
+    assert ours(MACHINE) == {"aiolock.protocol", HOLDERS, SHARES}
+    assert ours(HOLDERS) == {"aiolock.protocol", "aiolock.status", SHARES}
+    assert ours(SHARES) == {"aiolock.protocol"}
+    each = imports(MACHINE) | imports(HOLDERS) | imports(SHARES)
+    beside = {name for name in each if not name.startswith("aiolock")}
+    pure = ("__future__", "bisect", "collections", "collections.abc", "dataclasses", "typing")
+    assert beside == {*pure}
 
 
 @pytest.mark.parametrize("module", [m for m in MODULES if m.startswith("aiolock.testing")])

@@ -24,6 +24,7 @@ from aiolock.protocol import (
     GrantPushed,
     Operation,
     Queued,
+    ReadStatus,
     Release,
     Resize,
     Rule,
@@ -449,3 +450,16 @@ def test_state_with_shares_is_read_as_it_was_written(change: Callable[[Bench], o
     plain.ask("")
     plain.ask("")
     assert "share" not in encode(plain.state)
+
+
+def test_status_shows_the_place_of_a_waiter_in_its_share() -> None:
+    """In order of arrival; one without a share has its place in the queue."""
+    bench = Bench(1)
+    bench.ask("a", weight=500)
+    for share in ("a", "b", "a", "", "b"):
+        bench.ask(share, weight=500)
+    status = bench.run(ReadStatus(NAME))
+    assert [(each.share, each.weight, each.place) for each in status.holders] == [("a", 0.5, 0)]
+    places = [(each.share, each.place) for each in status.waiters]
+    assert places == [("a", 1), ("b", 1), ("a", 2), ("", 4), ("b", 2)]
+    assert "share a × 0.5" in str(status)

@@ -72,12 +72,16 @@ class QuorumStore(Uncopyable):
         return f"<QuorumStore of {', '.join(member.address for member in self.members)}>"
 
     def _missing(self) -> dict[str, str]:
-        """The kinds that a majority cannot decide, and why: see `Features.missing`."""
+        """The kinds and options that a majority cannot decide, and why: see `Features.missing`."""
         n, most = self._size, self._size // 2 + 1
         return {
             "latch": _NOT_COUNTED,
             "event": _NOT_COUNTED,
             "barrier": _NOT_COUNTED,
+            "share": (
+                "each server would keep accounts of its own, and the orders of a majority are no"
+                " order: use one server"
+            ),
             "semaphore": (
                 f"of {n} servers, 3 holders of 2 permits may each have a majority, which is {most}:"
                 " use one server, or locks"

@@ -80,7 +80,7 @@ class RedisStore(Uncopyable):
         self._session: Session | None = None
         self._slots_apart = False
         """Whether a script may use keys of one slot only: see `_lone_node`."""
-        self.features = Features(protocols=self._protocols)
+        self.features = Features(missing={"share": "not yet"}, protocols=self._protocols)
 
     def _protocols(self) -> tuple[int, ...]:
         return PROTOCOL, *(self._session.health.others if self._session else ())
