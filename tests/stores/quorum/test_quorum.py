@@ -164,6 +164,8 @@ def test_kinds_that_a_majority_cannot_decide_raise_unsupported() -> None:
         client.barrier("a", 2)
     with pytest.raises(aiolock.Unsupported, match="does not add up"):
         client.event("a")
+    with pytest.raises(aiolock.Unsupported, match="the orders of a majority are no order"):
+        client.lock("a", share="b")
 
 
 async def test_connect_to_a_list_or_tuple_of_memory_servers_serves_a_lock() -> None:
