@@ -56,6 +56,11 @@ def runs(within: Setting, *queue: int, ahead: int = 2, first: int = 0) -> Settin
     return replace(within, ahead=ahead, begun=True, first=first, queue=queue)
 
 
+def shares(within: Setting) -> Setting:
+    """Whoever waits may be the next, as shares would have it."""
+    return replace(within, shares=True)
+
+
 @cache
 @garbage.not_looked_for()
 def searched(
@@ -105,6 +110,26 @@ def test_model_with_any_fault_has_no_wrong_state(within: Setting) -> None:
 )
 def test_model_with_late_copies_has_no_wrong_state(within: Setting) -> None:
     """What was given up does not act, whenever a connection that broke delivers it."""
+    result = searched(within)
+    assert result.found is None, str(result)
+    assert result.complete
+
+
+@pytest.mark.parametrize(
+    "within",
+    [
+        pytest.param(
+            shares(setting(TWO_AND_ONE, *EVERY_FAULT, ttl=1, begun=True)), id="2_tasks_of_3"
+        ),
+        pytest.param(shares(setting(THREE, *EVERY_FAULT, ttl=1, begun=True)), id="3_clients"),
+        pytest.param(shares(setting(TWO_AND_ONE, "stray", ttl=1, begun=True)), id="late_copies"),
+        pytest.param(shares(setting(THREE_AND_ONE, "stop", ttl=1, begun=True)), id="4_tasks"),
+        pytest.param(shares(fixed(setting(THREE, *EVERY_FAULT, begun=True))), id="nobody_renews"),
+        pytest.param(shares(tries(setting(THREE, "crash", ttl=1))), id="1_does_not_wait"),
+    ],
+)
+def test_model_with_shares_has_no_wrong_state(within: Setting) -> None:
+    """Whoever is the next: nothing but the order depends on it, and whoever waits gets in."""
     result = searched(within)
     assert result.found is None, str(result)
     assert result.complete

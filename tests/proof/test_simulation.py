@@ -113,12 +113,15 @@ class World:
         }
         timeout = dice.choice([None, 0.0, 0.05, 1.0, 5.0])
         name = dice.choices(NAMES, (4, 3, 4, 1, 2, 2))[0]
+        shares: dict[str, Any] = {}
+        if dice.random() < 0.3:
+            shares = {"share": dice.choice("abc"), "weight": dice.choice([0.5, 1, 3])}
         kind = dice.choice(["lock", "lock", "read", "read", "write"])
         if name == "pool" and dice.random() < 0.3:
             return pool, True, 1  # one object for all the tasks
         if name == "pool":
             permits = dice.choice([1, 1, 2, PERMITS])
-            pool = client.semaphore("pool", PERMITS, **options)
+            pool = client.semaphore("pool", PERMITS, **options, **shares)
             return pool.acquire(permits, timeout=timeout), True, permits
         if name == "boss":
             return _led(client.election("boss", ttl=options["ttl"]), timeout), False, 0
@@ -126,7 +129,7 @@ class World:
             return _to_be_done(client.once("task", remember=REMEMBER)), False, 0
         if kind == "lock" or name == "job":
             job = client.periodic("job", every=EVERY, ttl=options["ttl"])
-            lock = client.lock(name, **options)
+            lock = client.lock(name, **options, **shares)
             return job if name == "job" else lock.acquire(timeout=timeout), False, 0
         rates = client.rwlock(name, **options)
         part = rates.read() if kind == "read" else rates.write()

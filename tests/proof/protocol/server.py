@@ -30,11 +30,14 @@ class AtServer:
         terms: Terms,
         *,
         listening: tuple[bool, ...],
+        from_the_end: bool = False,
     ) -> None:
         self.guards = guards
         self.ttl, self.claim, _, self.renews, self.ahead = terms
         self.listening = listening
         """By client, whether anybody is subscribed to its channel."""
+        self.from_the_end = from_the_end
+        """Whether the next is the last in the queue, as its share may have it."""
         self.holders = list(server.holders)
         self.queue = list(server.queue)
         self.tombstones = list(server.tombstones)
@@ -195,7 +198,7 @@ class AtServer:
         The client that is answered is there, and where its release is, it needs no push besides.
         """
         while self.queue:
-            _, head = self.queue.pop(0)
+            _, head = self.queue.pop(-1 if self.from_the_end else 0)
             if head == asking:
                 return True
             ours = head.client == answered

@@ -86,6 +86,8 @@ class Setting:
     """The clients to whose tasks the places belong, in order; by default those of each client."""
     ahead: int = 0
     """How many grants a client may be ahead of the server; with 0 it hands nothing on."""
+    shares: bool = False
+    """Whether the lock is granted by shares: the next is the first in the queue, or the last."""
     patience: int | None = None
     """With a number: for how many ticks, all in all, the lock may be idle while somebody waits for
     it. Then who is not connected connects at once, which otherwise takes as long as it takes."""
@@ -111,9 +113,10 @@ class Wrong(StrEnum):
 Label = tuple[str, int]
 """What happens, and which client's name belongs into that."""
 
-How = Literal["", "flush", "look"] | int
+How = Literal["", "flush", "look", "last"] | int
 """How the server carries out a command: as it is, without knowing the script, as a newcomer's that
-looks who is dead; or one of a broken connection, by the number of that."""
+looks who is dead, with the last in the queue as the next; or one of a broken connection, by the
+number of that."""
 
 Step = tuple[State, bool, Label]
 """What comes of it, whether it happens by itself, and what it is."""
@@ -237,6 +240,8 @@ class World:
                 served.append(self._served(state, at, listening, ""))
                 if self._would_look(state, at, listening):
                     served.append(self._served(state, at, listening, "look"))
+                if self.setting.shares and len(self.parts.server(state[0]).queue) > 1:
+                    served.append(self._served(state, at, listening, "last"))
                 if faults and "flush" in self.setting.kinds:
                     served.append(self._served(state, at, listening, "flush"))
             served += [self._served(state, at, listening, link) for link in range(what.strays)]
@@ -345,6 +350,7 @@ class World:
             self.guards,
             self.terms._replace(claim=self._claim),
             listening=listening,
+            from_the_end=how == "last",
         )
         if how == "flush":
             answer = Answer("unknown script")
@@ -371,6 +377,8 @@ class World:
         label = f"the server carries out {{me}}'s {copy}{tell(command)}: {answer.what}"
         if how == "look":
             label += ", after it has removed who is dead"
+        if how == "last":
+            label += ", and the last in the queue is the next"
         if answer.what == "granted":
             label += f" #{answer.number} for {answer.ticks}"
         told = [(at, answer.push)] if answer.push is not None else serving.pushes
