@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, ParamSpec, Self, TypeVar,
 
 import anyio
 
+from aiolock._decorated import locked
 from aiolock._engine.adopting import described, discard
 from aiolock._engine.diagnostics.deadlock_search import find_deadlocks
 from aiolock._engine.diagnostics.labels import labelled
@@ -45,7 +46,7 @@ from aiolock.copying import Uncopyable
 from aiolock.errors import ClientClosed
 from aiolock.kinds import KINDS
 from aiolock.lease_token import LeaseToken
-from aiolock.naming import checked_result, describe_each, describer, family_of
+from aiolock.naming import family_of
 from aiolock.observe._log import Log
 from aiolock.observer import Deadlock, Observer
 from aiolock.options import (
@@ -834,19 +835,7 @@ class LockClient(
         lock``. The client may be opened after the function was decorated.
         """
         options.setdefault("family", family_of(name))
-        describe = describe_each(functools.partial(self.lock, **options), name)
-
-        def decorate(function: Callable[P, Awaitable[R]]) -> Callable[P, Coroutine[Any, Any, R]]:
-            lock_of = describer(describe, name, function, "locked", share=options.get("share"))
-
-            @functools.wraps(function)
-            async def call(*args: P.args, **kwargs: P.kwargs) -> R:
-                async with lock_of(*args, **kwargs):
-                    return checked_result(await function(*args, **kwargs), function)
-
-            return call
-
-        return decorate
+        return locked(functools.partial(self.lock, **options), name, options.get("share"))
 
 
 def _observers(given: Observer | Sequence[Observer]) -> tuple[Observer, ...]:

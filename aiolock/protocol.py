@@ -49,7 +49,7 @@ PRIORITY = 100_000_000_000_000
 waiter of one priority comes before all waiters of the next."""
 
 COST: Final = 10_000
-"""The virtual time that one permit costs a share of weight 1: see `Form.share`."""
+"""The virtual time that a grant of one permit costs a share of weight 1: see `Form.share`."""
 MOST_AHEAD = 1_024
 """The shares without waiters, for each priority, of which the next start is remembered if it is
 ahead of the virtual time. Of more, those that are least ahead are forgotten."""
@@ -180,31 +180,9 @@ class Form:
         object.__setattr__(self, "permits", permits)
 
     @property
-    def cost(self) -> int:
-        """The virtual time that its grant costs its share."""
-        return max(1, max(1, self.permits) * COST * 1000 // self.weight)
-
-    @property
     def counts(self) -> bool:
         """Whether the waiter waits for a count, and so blocks no other waiter."""
         return self.rule is Rule.COUNT
-
-    def opens(self, granted: int, lost: int | None, *, confirmed: bool = True) -> int:
-        """The time from which others may enter after its grant, in ms of the store's clock; 0: at
-        once.
-
-        The grant was made at ``granted``; ``lost`` is when it was lost, or None. The delays apply
-        to a grant that was entered. A claim that was not ``confirmed`` may have been entered,
-        except with a `period`: such a waiter confirms its grant before it enters.
-        """
-        opens = 0
-        if lost is not None and self.after_loss:
-            opens = lost + self.after_loss
-        if self.after_grant:
-            opens = max(opens, granted + self.after_grant)
-        if self.period and confirmed:
-            opens = max(opens, (granted // self.period + 1) * self.period)
-        return opens
 
 
 # Answers
@@ -367,7 +345,7 @@ class Release(_Release, Operation[int]):
 
     A ``fence`` releases only the grant with that fence; 0 releases the waiter in any state. Without
     ``entered``, the grant was given up or given back unused, so the lock does not stay closed after
-    it (see `Form.opens`). With ``lost``, the lease has ended by the client's deadline, so this is a
+    it. With ``lost``, the lease has ended by the client's deadline, so this is a
     loss, even if it ends at the store a little later. (A lease that has ended there was lost in any
     case.) The client sets it only with `Form.after_loss`. Answers one of `WAS_ABSENT`,
     `WAS_HOLDER`, `WAS_QUEUED` and `WAS_UNKNOWN`.

@@ -17,16 +17,13 @@ __all__ = [
     "LONGEST_LABEL",
     "LONGEST_NAME",
     "LONGEST_RESULT",
-    "LONGEST_SHARE",
     "LONGEST_TTL",
     "MOST_PERMITS",
-    "MOST_WEIGHT",
     "SHORTEST_TTL",
     "as_label",
     "checked_label",
     "checked_name",
     "checked_number",
-    "checked_share",
     "checked_timeout",
     "checked_ttl",
     "checked_wait",
@@ -40,12 +37,8 @@ LONGEST_LABEL: Final = 100
 """Characters of a label, and of a family."""
 LONGEST_RESULT: Final = 65_536
 """Characters of a result that `Once.outcome` keeps."""
-MOST_WEIGHT: Final = 100
-"""The most weight of a share; the least is one by it."""
 SHORTEST_TTL: Final = 0.01
 """Seconds of the shortest ttl."""
-LONGEST_SHARE: Final = 64
-"""Characters of a share."""
 LONGEST_TTL: Final = 365 * 24 * 3600.0
 """Seconds of the longest ttl, and of everything else that a store keeps for a time."""
 MOST_PERMITS: Final = 1_000_000_000
@@ -153,23 +146,6 @@ def checked_number(what: str, value: object, *, least: int = 1, most: int = MOST
     if not least <= value <= most:
         raise ValueError(f"{what} must be from {least} to {most:,}, not {value!r}")
     return value
-
-
-def checked_share(share: object, weight: object) -> int:
-    """The weight of a share in thousandths: see `LockClient.lock`; that of none, for None, is 1."""
-    if not isinstance(share, str | None):
-        raise TypeError(f"share must be a str or None, not {share!r}")
-    if share is not None and not (share.isprintable() and 1 <= len(share) <= LONGEST_SHARE):
-        rule = f"1 to {LONGEST_SHARE} printable characters"
-        raise ValueError(f"share must have {rule}, or be None, not {share!r}")
-    if isinstance(weight, bool) or not isinstance(weight, int | float):
-        raise TypeError(f"weight must be a number, not {weight!r}")
-    if not 1 / MOST_WEIGHT <= weight <= MOST_WEIGHT:  # nan fails every comparison
-        rule = f"from {1 / MOST_WEIGHT} to {MOST_WEIGHT}"
-        raise ValueError(f"weight must be {rule}, not {weight!r}")
-    if share is None and weight != 1:
-        raise ValueError(f"weight={weight!r} is that of a share: give share=, too")
-    return round(weight * 1000)
 
 
 def store_url(url: str | None) -> str:

@@ -47,18 +47,9 @@ WRAPPERS = {
         *("check_released", "ignore_transactions", "open_transaction", "refuse_in_transaction"),
     ],
     aiolock.validation: [
-        *("LONGEST_LABEL", "LONGEST_NAME", "LONGEST_RESULT", "LONGEST_SHARE", "LONGEST_TTL"),
-        *("MOST_PERMITS", "MOST_WEIGHT", "SHORTEST_TTL", "as_label", "checked_label"),
-        *(
-            "checked_name",
-            "checked_number",
-            "checked_share",
-            "checked_timeout",
-            "checked_ttl",
-            "checked_wait",
-            "seconds",
-            "store_url",
-        ),
+        *("LONGEST_LABEL", "LONGEST_NAME", "LONGEST_RESULT", "LONGEST_TTL", "MOST_PERMITS"),
+        *("SHORTEST_TTL", "as_label", "checked_label", "checked_name", "checked_number"),
+        *("checked_timeout", "checked_ttl", "checked_wait", "seconds", "store_url"),
     ],
 }
 """What wrappers need besides the options."""

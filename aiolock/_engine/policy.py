@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, fields
 from datetime import timedelta
 from typing import Final, TypeVar, overload
 
+from aiolock._engine.shares import checked_share
 from aiolock.errors import LockError
 from aiolock.options import OnLost, Seconds
 from aiolock.protocol import CLAIM, Form, Rule, lasts
@@ -21,7 +22,6 @@ from aiolock.validation import (
     checked_label,
     checked_name,
     checked_number,
-    checked_share,
     checked_timeout,
     checked_ttl,
     seconds,
@@ -151,6 +151,7 @@ class Policy:
         checked_number("priority", self.priority, least=-MOST_URGENT, most=MOST_URGENT)
         if self.on_lost not in ("cancel", "signal"):
             raise ValueError(f"on_lost must be 'cancel' or 'signal', not {self.on_lost!r}")
+        plain = self.share is None and self.weight == 1
         lease = to_ms(self.ttl if self.max_hold is None else min(self.ttl, self.max_hold))
         form = interned(
             Form(
@@ -170,7 +171,7 @@ class Policy:
                 period=_ms_or_0(self.every),
                 priority=self.priority,
                 share=self.share or "",
-                weight=checked_share(self.share, self.weight),
+                weight=1000 if plain else checked_share(self.share, self.weight),
             )
         )
         object.__setattr__(self, "lease", lease)  # the only way in a frozen dataclass

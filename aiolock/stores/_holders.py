@@ -19,6 +19,24 @@ FOREVER: Final = 1 << 52
 """
 
 
+def opens_at(form: Form, granted: int, lost: int | None, *, confirmed: bool = True) -> int:
+    """The time from which others may enter after such a grant, in ms of the store's clock; 0: at
+    once.
+
+    It was made at ``granted``; ``lost`` is when it was lost, or None. The delays apply to a grant
+    that was entered. A claim that was not ``confirmed`` may have been entered, except with a
+    `Form.period`: such a waiter confirms its grant before it enters.
+    """
+    opens = 0
+    if lost is not None and form.after_loss:
+        opens = lost + form.after_loss
+    if form.after_grant:
+        opens = max(opens, granted + form.after_grant)
+    if form.period and confirmed:
+        opens = max(opens, (granted // form.period + 1) * form.period)
+    return opens
+
+
 class Session(NamedTuple):
     """What a hold lives with at a store that has sessions: it ends when its session has ended.
 

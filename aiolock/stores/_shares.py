@@ -198,7 +198,8 @@ class Shares:
 
     def charge(self, form: Form) -> None:
         """Such a waiter is granted, and has left the queue."""
-        self._of(form).charge(form.share, form.cost)
+        cost = max(1, max(1, form.permits) * protocol.COST * 1000 // form.weight)
+        self._of(form).charge(form.share, cost)
 
     def hold(self, form: Form, permits: int) -> None:
         """Count the permits that a grant takes, or, less than 0, no longer takes."""

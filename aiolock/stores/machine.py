@@ -66,7 +66,7 @@ from aiolock.protocol import (
     WaiterId,
     detached,
 )
-from aiolock.stores._holders import FOREVER, RESERVED, Grant, Holder, Holders, Session
+from aiolock.stores._holders import FOREVER, RESERVED, Grant, Holder, Holders, Session, opens_at
 from aiolock.stores._shares import Waiting, placed
 
 Value = TypeVar("Value")
@@ -1011,7 +1011,7 @@ class Step:
         granted = min(fence, self._now) // 1000
         # Else a claim may have been entered, or not.
         unsure = holder.claim and not entered
-        opens = form.opens(granted, lost, confirmed=not unsure)
+        opens = opens_at(form, granted, lost, confirmed=not unsure)
         if opens <= self._past:
             return False
         closed = Grant(_CLOSED, fence)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from aiolock.protocol import PRIORITY, AskAgain, Form, GrantLost, GrantPushed, WaiterId
+from aiolock.stores._holders import opens_at
 from aiolock.stores._member import REMEMBERED, Voted
 from aiolock.stores.quorum._cast_votes import CLOSED, Vote
 from aiolock.stores.quorum._live_queue import LiveQueue
@@ -106,7 +107,8 @@ class VoteCasting:
         form, state = vote.form, self._state
         if not form.closes:
             return
-        opens = form.opens(vote.granted, lost, confirmed=lost is None or not vote.unsure)
+        confirmed = lost is None or not vote.unsure
+        opens = opens_at(form, vote.granted, lost, confirmed=confirmed)
         if lost is None and form.after_grant:
             # The waiter entered later than it got this vote.
             opens = max(opens, self._ms - entered + form.after_grant)
