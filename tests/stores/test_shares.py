@@ -15,6 +15,7 @@ from aiolock import protocol
 from aiolock.protocol import (
     Acquire,
     Answer,
+    AskAgain,
     Before,
     Break,
     Form,
@@ -33,7 +34,7 @@ from aiolock.protocol import (
 from aiolock.stores._codec import decode, encode
 from aiolock.stores._holders import Grant, Holder
 from aiolock.stores._shares import Accounts
-from aiolock.stores.machine import NameState, Step
+from aiolock.stores.machine import NameState, Rest, Step
 from tests.support.tenants import Kind, run
 
 pytestmark = pytest.mark.one_loop
@@ -53,6 +54,10 @@ class Bench:
         self.held = dict[WaiterId, tuple[Form, int]]()
         self.order = list[str]()
         """The shares that were granted, in order."""
+        self.told = list[str]()
+        """The clients that were told to ask again."""
+        self.in_parts = False
+        self.rest: Rest | None = None
 
     def form(self, share: str, *, permits: int = 1, weight: int = 1000, priority: int = 0) -> Form:
         """That of a lock, or of a semaphore if there is a limit."""
@@ -85,14 +90,9 @@ class Bench:
 
     def run(self, operation: Operation[Value]) -> Value:
         """Carry out an operation, and note who was granted."""
-        step = Step(NAME, self.state, self.now, lambda c: c not in self.dead, self.fence)
+        step = self._step()
         answer = step.run(operation)
-        self.fence = step.fence
-        for _, event in step.pushes:
-            if isinstance(event, GrantPushed):
-                self._granted(event.waiter, event.form, event.fence)
-            elif isinstance(event, GrantLost):
-                self.held.pop(event.waiter, None)
+        self._done(step)
         if (
             isinstance(operation, Acquire)
             and isinstance(answer, Granted)
@@ -100,6 +100,29 @@ class Bench:
         ):
             self._granted(operation.waiter, operation.form, answer.fence)
         return answer
+
+    def go_on(self) -> None:
+        """The rest of the step before."""
+        step, rest = self._step(), self.rest
+        assert rest is not None
+        step.go_on(rest)
+        self._done(step)
+
+    def _step(self) -> Step:
+        return Step(
+            *(NAME, self.state, self.now, lambda c: c not in self.dead, self.fence),
+            in_parts=self.in_parts,
+        )
+
+    def _done(self, step: Step) -> None:
+        self.fence, self.rest = step.fence, step.rest
+        for client, event in step.pushes:
+            if isinstance(event, GrantPushed):
+                self._granted(event.waiter, event.form, event.fence)
+            elif isinstance(event, GrantLost):
+                self.held.pop(event.waiter, None)
+            elif isinstance(event, AskAgain):
+                self.told.append(client)
 
     def _granted(self, waiter: WaiterId, form: Form, fence: int) -> None:
         self.held[waiter] = form, fence
@@ -237,7 +260,21 @@ def test_share_has_no_credit_for_having_been_idle() -> None:
     before = len(bench.order)
     for _ in range(10):
         bench.release()
-    assert sorted(Counter(bench.order[before:]).values()) == [5, 5]
+    assert Counter(bench.order[before : before + 6]) == {"early": 3, "late": 3}
+
+
+def test_share_that_comes_late_is_behind_one_whose_turn_it_is() -> None:
+    """It begins at the present, not before it."""
+    bench = Bench()
+    bench.ask("")
+    for share in "aaabbb":
+        bench.ask(share)
+    for _ in range(3):
+        bench.release()
+    bench.ask("c")
+    for _ in range(2):
+        bench.release()
+    assert bench.order == ["", "a", "b", "a", "b", "c"]
 
 
 def test_waiter_without_a_share_is_served_in_order_of_arrival() -> None:
@@ -306,6 +343,8 @@ def test_waiter_with_a_share_has_no_waiter_directly_before_it() -> None:
     assert isinstance(answer, Queued)
     assert answer.before is None
     _, answer = bench.ask("", client="ada")
+    assert isinstance(answer, Queued)
+    assert answer.before is None
     _, answer = bench.ask("", client="ada")
     assert isinstance(answer, Queued)
     assert isinstance(answer.before, Before)
@@ -463,3 +502,77 @@ def test_status_shows_the_place_of_a_waiter_in_its_share() -> None:
     places = [(each.share, each.place) for each in status.waiters]
     assert places == [("a", 1), ("b", 1), ("a", 2), ("", 4), ("b", 2)]
     assert "share a × 0.5" in str(status)
+
+
+def test_share_that_is_next_but_does_not_fit_keeps_its_start() -> None:
+    """Its only waiter is looked at again and again, while others are granted; it has not left."""
+    bench = Bench(3)
+    bench.ask("", permits=3)
+    large, _ = bench.ask("a", permits=3)
+    for _ in range(3):
+        bench.ask("b")
+    accounts = _accounts(bench)
+    before = accounts.starts(), accounts.virtual
+    for _ in range(2):
+        bench.now += 1
+        bench.run(Resize(NAME, 3, 2, 60_000))
+        bench.run(Resize(NAME, 3, 3, 60_000))
+    accounts.virtual += 7  # as after grants to others
+    assert large in bench.state.waiting
+    bench.run(Resize(NAME, 3, 2, 60_000))
+    assert accounts._by_name["a"].start == 0
+    accounts.virtual -= 7
+    assert (accounts.starts(), accounts.virtual) == before
+
+
+def test_shares_are_granted_so_many_permits_in_one_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who is next then is told to ask, and that step goes on."""
+    monkeypatch.setattr(protocol, "GRANTS", 3)
+    bench = Bench(9)
+    bench.ask("", permits=9)
+    for share in "aaabbb":
+        bench.ask(share)
+    bench.release()
+    assert bench.order == ["", "a", "b", "a"]
+    assert len(bench.told) == 1
+    (waiter,) = (waiter for waiter in bench.state.waiting if waiter.client in bench.told)
+    form = bench.state.waiting[waiter][1]
+    assert form.share == "b"
+    answer = bench.run(Acquire(NAME, waiter, form, TTL, ticket=1))
+    assert isinstance(answer, Granted)
+    assert sorted(bench.order[4:]) == ["a", "b", "b"]
+
+
+def test_share_that_is_not_ahead_any_more_is_forgotten() -> None:
+    """What others were granted since has come up to it."""
+    bench = Bench()
+    bench.ask("")
+    for share in ("once", *["busy"] * 9):
+        bench.ask(share)
+    bench.release()
+    assert "once" in _accounts(bench)._by_name
+    for _ in range(3):
+        bench.release()
+    assert "once" not in _accounts(bench)._by_name
+
+
+def test_shares_wait_until_all_waiters_of_a_stuck_client_are_removed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """They are removed in parts, and one of them may be next: it would hold others up."""
+    monkeypatch.setattr(protocol, "PART", 2)
+    bench = Bench()
+    bench.ask("", client="well")
+    bench.ask("a", client="stuck")
+    for _ in range(4):
+        bench.ask("a", client="well")
+    last, _ = bench.ask("b", client="stuck")
+    bench.release()
+    bench.now += 31_000_000
+    bench.in_parts = True
+    bench.ask("a", client="well")
+    assert last not in bench.held
+    while bench.rest is not None:
+        bench.go_on()
+    assert last not in bench.state.waiting
+    assert bench.order == ["", "a", "a"]
