@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -84,7 +85,7 @@ class Participant:
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """The holders and the waiters of a lock, both in order, at one moment."""
+    """The holders and the waiters of a lock, both in order of arrival, at one moment."""
 
     name: str
     holders: tuple[Participant, ...]
@@ -115,8 +116,20 @@ class Status:
         facts += f", closed for {self.closed:.1f} s" if self.closed else ""
         nobody = "" if self.holders or self.waiters else ": nobody holds it or waits"
         yield f"{self.kind} {self.name!r}{facts}{nobody}".lstrip()
+        yield from self._shares()
         yield from (f"  holds: {holder}" for holder in self.holders)
         yield from (f"  waits, place {waiter.place}: {waiter}" for waiter in self.waiters)
+
+    def _shares(self) -> Iterator[str]:
+        """One line for each share, if there are any: first for those with most waiters."""
+        waiting = Counter(waiter.share for waiter in self.waiters if waiter.share)
+        held = Counter[str]()
+        for holder in self.holders:
+            if holder.share:
+                held[holder.share] += holder.permits or 1
+                waiting[holder.share] += 0
+        for share, waiters in waiting.most_common():
+            yield f"  share {plain(share)}: {held[share]} held, {waiters} waiting"
 
 
 _SHORT: Final = 6

@@ -174,6 +174,7 @@ def _party(party: Participant, now: float) -> dict[str, Any]:
         "lease": _short(party.remaining),
         "shared": party.shared,
         "permits": party.permits,
+        "share": party.share,
     }
 
 

@@ -140,7 +140,7 @@ async def test_lock_route_shows_holders_and_waiters_or_answers_400(
     client: aiolock.LockClient, page: Page
 ) -> None:
     """Who holds it, and who waits, in order."""
-    api = client.semaphore("api", 3)
+    api = client.semaphore("api", 3, share="acme")
     async with api.acquire(permits=3, label="sync"):
         waits = asyncio.create_task(enter(api))
         await queued(api, 1)
@@ -152,6 +152,7 @@ async def test_lock_route_shows_holders_and_waiters_or_answers_400(
             status = await client.status("api", kind="semaphore")
             assert holder["fence"] == str(status.holders[0].fence)
             assert (holder["permits"], holder["alive"], waiter["place"]) == (3, True, 1)
+            assert holder["share"] == waiter["share"] == "acme"
             for wrong in ({"kind": "x", "name": "a"}, {"kind": "lock", "name": ""}, {}):
                 assert (await visitor.get("/lock", params=wrong)).status_code == 400
             many = "&".join(f"a={n}" for n in range(100))

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import heapq
 import itertools
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from statistics import mean
 from typing import TypeVar
 
@@ -35,6 +34,7 @@ from aiolock.stores._codec import decode, encode
 from aiolock.stores._holders import Grant, Holder
 from aiolock.stores._shares import Accounts
 from aiolock.stores.machine import NameState, Rest, Step
+from benchmarks import shares as benchmark
 from tests.support.tenants import Kind, run
 
 pytestmark = pytest.mark.one_loop
@@ -154,45 +154,19 @@ def test_shares_of_random_tenants_keep_every_promise(kind: Kind, reloaded: bool)
         assert counts[checked] > 1000, checked
 
 
-def waits(
-    arrivals: Iterable[tuple[float, str]], limit: int, *, fair: bool
-) -> dict[str, list[float]]:
-    """How long the waiters of each tenant wait, in seconds, if each call takes one."""
-    bench = Bench(limit)
-    began = bench.now
-    events = [
-        (int(at * 1e6) + began, number, tenant) for number, (at, tenant) in enumerate(arrivals)
-    ]
-    heapq.heapify(events)
-    asked, ends, tenants = dict[WaiterId, int](), dict[WaiterId, int](), dict[WaiterId, str]()
-    found = dict[str, list[float]]()
-    while events or ends:
-        first = min(ends.values(), default=1 << 62)
-        if events and events[0][0] <= first:
-            bench.now, _, tenant = heapq.heappop(events)
-            waiter, _ = bench.ask(tenant if fair else "")
-            asked[waiter], tenants[waiter] = bench.now, tenant
-        else:
-            waiter = min(ends, key=lambda each: ends[each])
-            bench.now = ends.pop(waiter)
-            bench.release(waiter)
-        for waiter in bench.held.keys() - ends.keys():
-            ends[waiter] = bench.now + 1_000_000
-            found.setdefault(tenants[waiter], []).append((bench.now - asked[waiter]) / 1e6)
-    return found
-
-
 def test_shares_keep_one_busy_tenant_out_of_the_way_of_others() -> None:
     """One with 1,000 waiters, then twenty with one each, for 15 permits of a second."""
-    busy = [*((number / 15, "busy") for number in range(15)), *[(0.95, "busy")] * 985]
-    arrivals = [*busy, *((1.01 + number / 100, f"t{number}") for number in range(20))]
-    in_order = waits(arrivals, 15, fair=False)
-    fair = waits(arrivals, 15, fair=True)
-    others = [f"t{number}" for number in range(20)]
-    assert mean(in_order[each][0] for each in others) > 65
-    assert max(fair[each][0] for each in others) < 1.2
-    assert mean(fair[each][0] for each in others) < 0.7
-    assert max(fair["busy"]) < max(in_order["busy"]) + 2
+    found = {
+        fair: benchmark.simulate(
+            benchmark.one_busy_tenant(), 15, benchmark.about_a_second(), fair=fair
+        ).waits
+        for fair in (False, True)
+    }
+    others = [f"tenant {number}" for number in range(20)]
+    assert mean(found[False][each][0] for each in others) > 65
+    assert mean(found[True][each][0] for each in others) < 0.5
+    assert max(found[True][each][0] for each in others) < 1
+    assert max(found[True]["busy"]) < max(found[False]["busy"]) + 2
 
 
 def test_shares_of_a_lock_are_granted_by_weight() -> None:

@@ -51,6 +51,7 @@ class Line {
     if (!party.place) facts.push(lease, `fence ${party.fence}`);
     if (party.permits) facts.push(`${party.permits} permit${party.permits > 1 ? "s" : ""}`);
     else if (party.shared) facts.push("shared");
+    if (party.share) facts.push(`share ${plain(party.share)}`);
     put(this.facts, facts.join(", "));
     put(this.label, plain(party.label));
     this.dead.hidden = party.alive;
