@@ -28,7 +28,7 @@ _dumps: Final = json.JSONEncoder(separators=(",", ":"), check_circular=False).en
 FORM: Final = tuple(each for each in fields(Form) if each.init and each.compare)
 """What is written of a form, in this order. A later version adds to its end only."""
 _ALWAYS: Final = 12
-"""How many of these are always written; of the others, as many as are needed."""
+"""How many of these are always written; of the others, as many as are not the default."""
 
 
 @lru_cache(maxsize=1024)
@@ -78,14 +78,21 @@ def encode(state: NameState) -> str:
     shares = state.holders.shares
     if shares is not None and (saved := list(shares.saved())):
         data["shares"] = saved
-    data["forms"] = [_form_data(form) for form in forms]
+    data["forms"] = [_form_data(form)[:_ALWAYS] for form in forms]
+    # Apart from the others: some earlier versions cannot read a longer form.
+    more = [(number, *_form_data(form)[_ALWAYS:]) for form, number in forms.items()]
+    if more := [each for each in more if len(each) > 1]:
+        data["more"] = more
     return _dumps(data)
 
 
 def decode(text: str) -> NameState:
     """The state that was encoded."""
     data = json.loads(text)
-    forms: list[Form] = [_form(*each) for each in data["forms"]]
+    more = {number: rest for number, *rest in data.get("more", ())}
+    forms: list[Form] = [
+        _form(*each[:_ALWAYS], *more.get(place, ())) for place, each in enumerate(data["forms"])
+    ]
     state = NameState()
     number: int
     for client, seq, fence, number, end, shared, claim, *session in data["holders"]:

@@ -181,6 +181,40 @@ async def test_expiry_hands_the_lock_to_a_waiter_of_the_other_version(
     await asyncio.gather(*(end(name, sides) for name, sides in orders(both)))
 
 
+async def test_waiters_with_shares_are_all_served_beside_the_other_version(
+    both: dict[str, Neighbour], place: tuple[object, dict[str, object]]
+) -> None:
+    """In whichever order, since the other version knows no shares; one at a time."""
+    target: Any = place[0]
+    if why := aiolock.connect(target).lock("x")._engine.store.features.missing.get("share"):
+        pytest.skip(why)
+    ours, theirs = both["this"], both["other"]
+    fences = [await ours.acquire("n", "first", share="a")]
+    asked: list[tuple[Neighbour, str, dict[str, object]]] = [
+        (ours, "a1", {"share": "a"}),
+        (theirs, "none1", {}),
+        (ours, "a2", {"share": "a"}),
+        (ours, "b1", {"share": "b", "weight": 2}),
+        (theirs, "none2", {}),
+    ]
+    waiting = list[Neighbour]()
+    for side, who, options in asked:
+        await side.ask("n", who, **options)
+        waiting.append(side)
+        await both_see((ours, theirs), "n", [ours], *waiting)
+    assert await ours.release("first")
+    turns = [asyncio.create_task(_turn(side, who)) for side, who, _ in asked]
+    fences += sorted([await turn for turn in turns])
+    assert fences == sorted(set(fences))
+    await both_see((ours, theirs), "n", [])
+
+
+async def _turn(side: Neighbour, who: str) -> int:
+    fence = await side.holds(who)
+    assert await side.release(who)
+    return fence
+
+
 def test_other_version_is_the_last_release_before_this_commit(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
