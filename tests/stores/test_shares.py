@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 from collections import Counter
 from collections.abc import Callable
 from statistics import mean
@@ -463,6 +464,20 @@ def test_state_with_shares_is_read_as_it_was_written(change: Callable[[Bench], o
     plain.ask("")
     plain.ask("")
     assert "share" not in encode(plain.state)
+
+
+def test_form_with_a_share_is_written_as_earlier_versions_read_it() -> None:
+    """They take no more of a form than they know; the rest is beside it."""
+    bench = Bench(2)
+    for share in ("a", "", "b", "b"):
+        bench.ask(share)
+    data = json.loads(encode(bench.state))
+    assert {len(form) for form in data["forms"]} == {12}
+    for key in ("more", "shares"):
+        data.pop(key, None)
+    earlier = decode(json.dumps(data))
+    assert [ticket for ticket, _ in earlier.queue] == [ticket for ticket, _ in bench.state.queue]
+    assert not any(form.share for _, form in earlier.waiting.values())
 
 
 def test_status_shows_the_place_of_a_waiter_in_its_share() -> None:

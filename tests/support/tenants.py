@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
+from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
 from fractions import Fraction
 from random import Random
@@ -138,6 +139,18 @@ class Tenants:
     def is_alive(self, waiter: WaiterId) -> bool:
         """Whether its client lives."""
         return self._alive[waiter.client]
+
+    def intervals(self) -> Hashable:
+        """What is counted for the intervals that go on, as far as it matters."""
+        return (
+            tuple((each, tuple(sorted(got.items()))) for each, got in self._starved.items()),
+            tuple(
+                (each, most - least, more - least) for each, (more, least, most) in self._between()
+            ),
+        )
+
+    def _between(self) -> Iterable[tuple[tuple[int, str, str], tuple[Fraction, ...]]]:
+        return sorted(self._pairs.items()) if self._kind == "lock" else ()
 
     def check_rest(self) -> None:
         """After each step: nobody waits for what is free, and nothing is kept in vain."""

@@ -195,6 +195,10 @@ async def sharing(client: aiolock.LockClient) -> None:
         assert_type(await lease.downgrade(), None)
     api = client.semaphore("a", 3)
     assert_type(api, aiolock.Semaphore)
+    assert_type(client.semaphore("a", 3, share="acme", weight=2), aiolock.Semaphore)
+    assert_type(client.lock("a", share=None, weight=0.5), aiolock.Lock)
+    client.rwlock("a", share="acme")  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]  # locks and semaphores only
+    assert_type((await api.status()).waiters[0].share, str)
     assert_type(await api.acquire(2), aiolock.Lease)
     assert_type(await api.acquire(2, timeout=1), aiolock.Lease)
     assert_type(await api.try_acquire(2, timeout=1), aiolock.Lease | None)
@@ -273,6 +277,7 @@ def threads(client: aiolock.sync.LockClient) -> None:
     assert_type(lock.try_acquire(), aiolock.sync.Lease | None)
     assert_type(lock.try_acquire(timeout=1), aiolock.sync.Lease | None)
     assert_type(client.semaphore("s", 3).acquire(2), aiolock.sync.Lease)
+    assert_type(client.semaphore("s", 3, share="acme", weight=2).acquire(), aiolock.sync.Lease)
     assert_type(client.semaphore("s", 3).acquire(2, timeout=1), aiolock.sync.Lease)
     assert_type(client.semaphore("s", 3).try_acquire(2), aiolock.sync.Lease | None)
     with lock.acquire() as lease, client.semaphore("s", 3) as permit:

@@ -363,6 +363,23 @@ async def test_cache_example_readers_enter_beside_a_downgraded_writer(
             assert await rates.write().try_acquire() is None
 
 
+async def test_quota_example_in_two_processes_lets_the_tenants_take_turns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One with many requests does not come before one with few, in whichever process."""
+    monkeypatch.setenv("AIOLOCK_URL", f"sqlite:///{tmp_path}/locks.db")
+    monkeypatch.setenv("REQUESTS_AT_A_TIME", "1")
+    monkeypatch.setenv("USE_SECONDS", "0.3")
+    path = str(EXAMPLES / "quota.py")
+    async with Worker(path, "busy:8") as one:
+        await expect(one, "busy asks")
+        async with Worker(path, "quiet:2*3") as two:
+            await until(lambda: len(texts(two)) == 2)
+            assert set(texts(two)) == {"quiet asks"}
+            assert len(texts(one)) < 8
+            await until(lambda: len(texts(one)) == 8)
+
+
 async def test_crawler_example_in_two_processes_shares_the_permits(
     own_server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
