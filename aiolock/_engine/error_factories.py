@@ -104,10 +104,10 @@ def too_slow(policy: Policy, times: int) -> StoreError:
 
 def full(policy: Policy, answer: Full) -> QueueFull:
     """The error if as many waiters as allowed are in the queue."""
+    of = f" of the share {policy.share!r}" if policy.share else ""
+    most = f"max_waiters={policy.max_waiters}"
     return policy.with_name(
-        QueueFull(
-            f"{answer.waiters} wait for {policy.called} already (max_waiters={policy.max_waiters})"
-        )
+        QueueFull(f"{answer.waiters}{of} wait for {policy.called} already ({most})")
     )
 
 

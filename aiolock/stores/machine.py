@@ -186,24 +186,19 @@ class NameState:
         if waiter not in self.waiting:
             return False
         del self.queue[self.place(waiter) - 1]
-        self._forget(waiter)
-        return True
-
-    def _forget(self, waiter: WaiterId) -> None:
         ticket, form = self.waiting.pop(waiter)
         if form.share:
             self.holders.made_shares().leave(ticket, waiter, form)
+        return True
 
     def next(self, at: int) -> tuple[int, WaiterId]:
         """The waiter that is next, with its ticket, if nobody before this place is.
 
         It is the one at that place if that has no share. Else it is one of the same priority.
         """
-        place, shares = self.queue[at], self.holders.shares
-        if shares is None:
-            return place
+        place = self.queue[at]
         form = self.waiting[place[1]][1]
-        return shares.next(form.priority) if form.share else place
+        return self.holders.made_shares().next(form.priority) if form.share else place
 
     def number(self, form: Form) -> int:
         """How many waiters there are of those that count for `Acquire.max_waiters`."""
@@ -218,7 +213,9 @@ class NameState:
         part = self.queue[places.start : places.stop]
         gone = [waiter for _, waiter in part if goes(waiter)]
         for waiter in gone:
-            self._forget(waiter)
+            ticket, form = self.waiting.pop(waiter)
+            if form.share:
+                self.holders.made_shares().leave(ticket, waiter, form)
         if gone:
             left = [place for place in part if place[1] in self.waiting]
             self.queue[places.start : places.stop] = left
@@ -842,7 +839,7 @@ class Step:
         over: list[tuple[int, WaiterId, Form]] = []
         at = state.rank(behind)
         while at < len(state.queue):
-            ticket, head = state.next(at)
+            ticket, head = state.queue[at] if state.holders.shares is None else state.next(at)
             _, form = state.waiting[head]
             if looked >= min(self._part, self._front) and not self._passing:
                 self._leave_rest(counted=counted, behind=behind)

@@ -56,12 +56,16 @@ def party(task: str, *, place: int, shared: bool = False, permits: int = 0) -> P
 def status(
     name: str, holders: str, waiters: str = "", *, kind: str = "lock", limit: int | None = None
 ) -> Status:
-    """Who holds this and who waits; ``r:`` before one that shares, ``n:`` before n permits."""
+    """Who holds this and who waits; ``r:`` before one that shares, ``n:`` before n permits, and
+    ``n@s:`` if these are of a share.
+    """
 
     def read(text: str, place: int) -> Participant:
         how, _, task = text.rpartition(":")
+        how, _, share = how.partition("@")
         permits = int(how) if how.isdecimal() else 0
-        return party(task, place=place, shared=how == "r", permits=permits)
+        found = party(task, place=place, shared=how == "r", permits=permits)
+        return replace(found, share=share)
 
     return Status(
         name,
@@ -122,6 +126,38 @@ CASES = {
         # Readers share a; a writer stands between them, and waits for what the last of them has.
         [status("a", "r:x/1", "y/1 r:z/1"), status("b", "z/1", "x/1")],
         [["x/1", "z/1", "y/1"]],
+    ),
+    "who wants one permit waits behind who wants two": (
+        [
+            status("a", "1:x/1 1:n/1", "2:z/1 1:w/1", kind="semaphore", limit=2),
+            status("b", "w/1", "x/1"),
+        ],
+        [["w/1", "z/1", "x/1"]],
+    ),
+    "one of another share may come before": (
+        [
+            status("a", "1:x/1 1:n/1", "2@s:z/1 1@t:w/1", kind="semaphore", limit=2),
+            status("b", "w/1", "x/1"),
+        ],
+        [],
+    ),
+    "one of the same share does not": (
+        [
+            status("a", "1:x/1 1:n/1", "2@s:z/1 1@s:w/1", kind="semaphore", limit=2),
+            status("b", "w/1", "x/1"),
+        ],
+        [["w/1", "z/1", "x/1"]],
+    ),
+    "nor does one of a share before one without": (
+        [
+            status("a", "1:x/1 1:n/1", "2:z/1 1@t:w/1", kind="semaphore", limit=2),
+            status("b", "w/1", "x/1"),
+        ],
+        [["w/1", "z/1", "x/1"]],
+    ),
+    "a lock that a share holds blocks all shares": (
+        [status("a", "x/1", "@s:y/1 @t:z/1"), status("b", "z/1", "x/1")],
+        [["x/1", "z/1"]],
     ),
     "readers are not in each other's way": (
         [status("a", "r:x/1", "r:y/1"), status("b", "y/1", "x/1")],

@@ -102,7 +102,7 @@ async def test_max_waiters_of_a_share_counts_that_share(world: World) -> None:
         async with busy:
             await pool.ask(busy, "busy")
             await pool.ask(busy, "busy")
-            with pytest.raises(aiolock.QueueFull):
+            with pytest.raises(aiolock.QueueFull, match=r"^2 of the share 'busy' wait for"):
                 await busy.acquire()
             await pool.ask(quiet, "quiet")
         await pool.done()

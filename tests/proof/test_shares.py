@@ -10,7 +10,6 @@ permit stays free that the next waiter could use; everybody who waits has a turn
 from __future__ import annotations
 
 import copy
-import itertools
 from collections import Counter, deque
 from collections.abc import Hashable, Iterator
 from random import Random
@@ -50,14 +49,12 @@ def _fence(grant: tuple[WaiterId, int]) -> int:
     return grant[1]
 
 
-def following(
-    tenants: Tenants, shares: list[str], permits: list[int], most: int
-) -> Iterator[Tenants]:
+def following(tenants: Tenants, shares: list[str], most: int) -> Iterator[Tenants]:
     """All that may happen next: somebody comes, leaves, is displaced and comes back, or dies."""
     if len(tenants.asked) < most:
-        for share, wanted in itertools.product(shares, permits):
+        for share in shares:
             after = copy.deepcopy(tenants)
-            after.arrive(share, permits=wanted)
+            after.arrive(share)
             yield after
     for waiter in tenants.asked:
         after = copy.deepcopy(tenants)
@@ -77,24 +74,24 @@ def _kill(tenants: Tenants, waiter: WaiterId) -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    ("kind", "limit", "weights", "permits", "most"),
+    ("kind", "limit", "weights", "most"),
     [
-        ("lock", 1, {"a": 1000, "b": 1000}, [1], 4),
-        ("lock", 1, {"a": 1000, "b": 2000}, [1], 3),
-        ("lock", 1, {"a": 1000, "b": 1000, "": 1000}, [1], 3),
-        ("semaphore", 2, {"a": 1000, "b": 1000}, [1], 4),
+        ("lock", 1, {"a": 1000, "b": 1000}, 4),
+        ("lock", 1, {"a": 1000, "b": 2000}, 3),
+        ("lock", 1, {"a": 1000, "b": 1000, "": 1000}, 3),
+        ("semaphore", 1, {"a": 1000, "b": 2000}, 4),
     ],
     ids=["lock", "weights", "some_without", "permits"],
 )
 @garbage.not_looked_for()
 def test_shares_in_every_situation_of_a_few_waiters_keep_their_promises(
-    kind: Kind, limit: int, weights: dict[str, int], permits: list[int], most: int
+    kind: Kind, limit: int, weights: dict[str, int], most: int
 ) -> None:
     """Each is visited once, by whichever way it comes about first."""
-    first = Tenants(Random(0), kind, limit, weights, most_permits=max(permits))
+    first = Tenants(Random(0), kind, limit, weights)
     seen, todo = {situation(first)}, deque([first])
     while todo:
-        for after in following(todo.popleft(), list(weights), permits, most):
+        for after in following(todo.popleft(), list(weights), most):
             after.now += 1
             after.check_rest()
             if (known := situation(after)) not in seen:

@@ -15,7 +15,7 @@ The time for all of it grows with the number of holders and waiters, so it is do
 
 from __future__ import annotations
 
-from collections.abc import Collection, Generator, Iterable, Mapping, Sequence
+from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Final, TypeAlias, TypeVar
 
@@ -55,16 +55,35 @@ class _Wait:
         list, so that all lists together stay small."""
 
 
+class _Queue:
+    """Waiters in order, and where the first is whose task is stuck."""
+
+    __slots__ = ("_first", "waits")
+
+    def __init__(self) -> None:
+        self.waits = list[_Wait]()
+        self._first = 0
+        """Before this index, no task is stuck."""
+
+    def first(self, stuck: Collection[_Task]) -> _Wait | None:
+        """The first waiter whose task is stuck."""
+        while self._first < len(self.waits):
+            if _task(self.waits[self._first].waiter) in stuck:
+                return self.waits[self._first]
+            self._first += 1
+        return None
+
+
 class _Name:
     """The holders of one name, and those of its waiters whose task is known."""
 
     def __init__(self, status: Status) -> None:
         self._limit = status.limit
         self._holders = status.holders
-        self.queue = list[_Wait]()
+        self._queue = _Queue()
         """The waiters, in order."""
-        self._first = 0
-        """Before this index in the queue, no task is stuck."""
+        self._shares = dict[str, _Queue]()
+        """The waiters of each share, if there are any."""
         # Of the holders that are stuck: how many are exclusive and shared, and all their permits.
         self._exclusive = self._shared = self._permits = 0
 
@@ -81,7 +100,9 @@ class _Name:
         for waiter in status.waiters:
             if waiter.task:
                 wait = _Wait(status, waiter)
-                self.queue.append(wait)
+                self._queue.waits.append(wait)
+                if waiter.share:
+                    self._shares.setdefault(waiter.share, _Queue()).waits.append(wait)
                 graph.waits.setdefault(_task(waiter), []).append(wait)
                 has.setdefault(_task(waiter), []).append((self, waiter))
             yield 1
@@ -94,13 +115,18 @@ class _Name:
         self._shared -= participant.shared
         self._permits -= participant.permits
 
-    def first(self, stuck: Collection[_Task]) -> _Wait | None:
-        """The first waiter in the queue whose task is stuck: no other overtakes it."""
-        while self._first < len(self.queue):
-            if _task(self.queue[self._first].waiter) in stuck:
-                return self.queue[self._first]
-            self._first += 1
-        return None
+    def next(self, stuck: Collection[_Task]) -> Iterator[_Wait]:
+        """The waiters that may be next, of those whose tasks are stuck.
+
+        It is the first in the queue: no other overtakes it. But if it has a share, it may be the
+        first of any share: which one, only the store knows.
+        """
+        first = self._queue.first(stuck)
+        shared = first is not None and first.waiter.share
+        for queue in self._shares.values() if shared else (self._queue,):
+            wait = queue.first(stuck)
+            if wait is not None:
+                yield wait
 
     def admits(self, waiter: Participant) -> bool:
         """Whether this waiter can enter beside the holders that are stuck."""
@@ -113,24 +139,28 @@ class _Name:
 
     def settle(self, stuck: Collection[_Task]) -> Parts[None]:
         """Set the blockers of each waiter, now that it is known which tasks are stuck."""
-        holders, exclusive, first = list[Participant](), list[Participant](), list[Participant]()
+        holders, exclusive = list[Participant](), list[Participant]()
+        first = dict[str, list[Participant]]()
         for each in self._holders:
             yield 1
             if _task(each) in stuck:
                 holders.append(each)
                 if not each.shared:
                     exclusive.append(each)
-        for wait in self.queue:
+        for wait in self._queue.waits:
             yield 1
             if _task(wait.waiter) not in stuck:
                 continue
             if not wait.enters:
-                # Where the holders leave room for it, the first waiter in the queue blocks it.
-                # Otherwise the holders do; of a shared lock, only the exclusive ones.
+                # Where the holders leave room for it, the first waiter of its share blocks it, or
+                # the first in the queue. Otherwise the holders do; of a shared lock, only the
+                # exclusive ones.
                 shares = wait.waiter.shared and not self._needs_permits(wait.waiter)
                 fits = self.admits(wait.waiter)
-                wait.blockers = first if fits else exclusive if shares else holders
-            first = first or [wait.waiter]
+                before = first.get(wait.waiter.share) or first.get("", [])
+                wait.blockers = before if fits else exclusive if shares else holders
+            for share in {"", wait.waiter.share}:
+                first.setdefault(share, [wait.waiter])
 
 
 class _Graph:
@@ -176,10 +206,12 @@ class _Graph:
                     yield 1
                 continue
             name = look_at.pop()
-            first = name.first(self.stuck)
-            if first is not None and not first.enters and name.admits(first.waiter):
-                first.enters = True
-                task = _task(first.waiter)
+            for wait in name.next(self.stuck):
+                yield 1
+                if wait.enters or not name.admits(wait.waiter):
+                    continue
+                wait.enters = True
+                task = _task(wait.waiter)
                 waits_left[task] -= 1
                 if not waits_left[task]:
                     free.append(task)
