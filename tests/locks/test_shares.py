@@ -109,6 +109,29 @@ async def test_max_waiters_of_a_share_counts_that_share(world: World) -> None:
         assert pool.order == ["busy", "quiet", "busy"]
 
 
+async def test_permit_that_is_handed_on_is_held_by_its_share_all_the_time(world: World) -> None:
+    """While it is detached, and when it is adopted: another share is next until it is released."""
+    async with sharing(world).client() as ours, world.client() as theirs:
+        busy = ours.semaphore("s", 2, share="busy", weight=0.5)
+        quiet = ours.semaphore("s", 2, share="quiet")
+        lease, other, pool = await busy.acquire(), await quiet.acquire(), Pool()
+        for semaphore, tenant in ((busy, "busy"), (quiet, "quiet"), (busy, "busy")):
+            await pool.ask(semaphore, tenant)
+        token = await lease.detach(ttl=60)
+        (detached,) = (each for each in (await quiet.status()).holders if each.detached)
+        assert (detached.share, detached.weight) == ("busy", 0.5)
+        async with theirs.adopt(token) as adopted:
+            await other.release()
+            while not pool.order:  # noqa: ASYNC110  # nobody is told
+                await asyncio.sleep(0.001)
+            assert pool.order[0] == "quiet"
+            shares = {each.share for each in (await quiet.status()).holders if each.fence}
+            assert "busy" in shares
+            assert adopted.fence
+        await pool.done()
+        await empty(quiet)
+
+
 @virtual
 async def test_share_of_tasks_of_one_client_is_granted_by_the_store() -> None:
     """Nothing with a share is handed off locally; what has none is, in order."""
