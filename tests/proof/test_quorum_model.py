@@ -64,7 +64,7 @@ FORMS = (
     "x10000~20000",
     "x10000+30000",
     f"x9000@{AN_AGE}",
-    "xq10000%7",  # of a later version
+    "xq10000,7",  # of a later version
     "xo10000",
     "xo7000",
     "s8000^5",

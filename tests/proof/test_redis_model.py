@@ -127,8 +127,8 @@ WAITERS = ids(
     "x10000!2",
     "xf7000~20000!-9",
     "s10000!-3",
-    "xq10000%7",  # of a later version
-    "sfz10000%7~20000",
+    "xq10000,7",  # of a later version
+    "sfz10000,7~20000",
     "x10000",
     "x10000",
 )
@@ -144,7 +144,34 @@ PERMITS = ids(
     "s9000*2/3+30000",
     "s10000*1/4",
     "s10000*2/3!-3",
-    "szf10000*1/3%7~20000",  # of a later version
+    "szf10000*1/3,7~20000",  # of a later version
+)
+TENANTS = ids(
+    "x10000%QQ",
+    "x10000%QQ",
+    "x10000%Qg$3000",
+    "x10000%Qg$2000",
+    "x10000%Qw$500",
+    "xf7000~20000%Qw",
+    "x9000!-3%QQ",
+    "x9000!-3%Qg",
+    "xf10000+30000%RA$10",
+    "x10000",
+    "x10000!-3",
+)
+TENANTS_OF_PERMITS = ids(
+    "s10000*1/3%QQ",
+    "s10000*1/3%QQ",
+    "s10000*2/3%Qg$3000",
+    "s10000*1/3%Qg$2000",
+    "s10000*1/3%Qw$500",
+    "s10000*3/3%Qw",
+    "s9000*1/3+30000%RA$100000",
+    "sf5000*1/3~20000%RA",
+    "s10000*1/3!-3%QQ",
+    "s10000*2/3!-3%Qg",
+    "s10000*1/3",
+    "s10000*1/4%QQ",
 )
 PARTIES = ids("sf10000&3/3", "sf10000&3/3", "sf9000&3/3", "sf5000&2/2")
 WATCHERS = ids("sf10000^2/2", "sf10000^2/2", "sf9000^1", "sf5000^4", "sf5000^3/3")
@@ -283,9 +310,42 @@ class Model(MemoryServer):
         resized = {f"{of}={was}" for of, (was, end) in state.resized.items() if end > ms}
         return {self.texts[each] for each, end in state.tombstones.items() if end > ms} | resized
 
+    def order(self) -> Order:
+        """The order among shares."""
+        order = Order({}, {}, {}, {}, [])
+        waiting, shares = self.state.waiting, self.state.holders.shares
+        if shares is None:
+            return order
+        for priority, accounts in shares._by_priority.items():
+            for place in accounts._places:
+                share = waiting[place.waiter][1].share
+                order.places.setdefault(priority, []).append((place.held, place.start, share))
+            if accounts._ahead:
+                order.ahead[priority] = accounts._ahead
+            if accounts.virtual:
+                order.virtual[priority] = accounts.virtual
+            held = {(priority, name): of.held for name, of in accounts._by_name.items() if of.held}
+            order.held.update(held)
+        order.line.extend(self.texts[who] for who, (_, form) in waiting.items() if form.share)
+        order.line.sort()
+        return order
+
     def numbers(self) -> tuple[int, int, int]:
         """Permits taken, the limit, the count."""
         return self.state.holders.permits, self.state.limit or 0, self.state.count
+
+
+class Order(NamedTuple):
+    """The order among shares."""
+
+    places: dict[int, list[tuple[int, int, str]]]
+    """For each priority, what shares hold for their weights, their starts, and they, in order."""
+    ahead: dict[int, list[tuple[int, str]]]
+    """For each priority, starts and shares of those that do not wait, in order."""
+    virtual: dict[int, int]
+    held: dict[tuple[int, str], int]
+    line: list[str]
+    """The waiters of shares, sorted."""
 
 
 class Kept(NamedTuple):
@@ -301,12 +361,16 @@ class Kept(NamedTuple):
 class Scripts:
     """The same operations by the Lua scripts, on a real server."""
 
-    def __init__(self, server: RedisServer) -> None:
+    def __init__(self, server: RedisServer, *, shares: bool = False) -> None:
+        """``shares``: acquire and release have the keys of shares."""
         self.names = Names(f"model-{uuid.uuid4().hex[:8]}")
+        self.shares = shares
         self.scripted = ScriptedServer(server.port, self.names.channels)
         self.redis = self.scripted.redis
         self.listen, self.leave = self.scripted.listen, self.scripted.leave
-        self.keys = self.names.keys(NAME)
+        self.keys = self.names.with_shares(NAME)[: 5 if shares else 3]
+        """The keys of acquire and release."""
+        self.three, self.five = self.names.keys(NAME), self.names.with_shares(NAME)
         self.value = self.names.value(NAME)
         self.log: list[tuple[Any, ...]] = []
         self._kept: Kept | None = None
@@ -323,7 +387,7 @@ class Scripts:
         answer = self.scripted.evaluate(self._source(script), keys, *values)
         if not isinstance(answer, Late):
             answer = self._without_rest(answer)
-            answer = answer if script is scripts.RELEASE else script.decode(answer)
+            answer = answer if script.name == "release" else script.decode(answer)
         self._hear()
         if self.goes_on:
             self.go_on()
@@ -334,7 +398,7 @@ class Scripts:
         calls = 0
         while self.rests:
             rest = self.rests.pop(0)
-            self._without_rest(self.scripted.raw.eval(self._source(scripts.GO_ON), 3, *rest))
+            self._without_rest(self.scripted.raw.eval(self._source(scripts.GO_ON), 5, *rest))
             self._kept = None
             self._hear()
             calls += 1
@@ -377,12 +441,13 @@ class Scripts:
     ) -> Answer | Late:
         kept = ttl + KEPT + decode_any(waiter)[1].closes
         args = (ttl, kept, most, self.names.channels, waiter, ticket, not_after)
-        answer: Answer | Late = self._call(scripts.ACQUIRE, self.keys, *args)
+        script = scripts.ACQUIRE_OF_SHARES if self.shares else scripts.ACQUIRE
+        answer: Answer | Late = self._call(script, self.keys, *args)
         return answer
 
     def acquire_several(self, waiters: list[str], ttl: int) -> list[Answer]:
         args = (ttl, ttl + KEPT, 0, self.names.channels, *waiters, 0)
-        reply = self._call(scripts.ACQUIRE_SEVERAL, self.keys, *args)
+        reply = self._call(scripts.ACQUIRE_SEVERAL, self.three, *args)
         return replies.several(reply, [decode_any(waiter)[0] for waiter in waiters])
 
     def release(
@@ -396,7 +461,8 @@ class Scripts:
     ) -> int:
         closes = 1 + lost if entered and decode_any(waiter)[1].closes else 0
         args = (waiter, fence, self.names.channels, closes, tombstone_until)
-        was = self._call(scripts.RELEASE, self.keys, *args)
+        script = scripts.RELEASE_OF_SHARES if self.shares else scripts.RELEASE
+        was = self._call(script, self.keys, *args)
         if not isinstance(was, bytes):
             return int(was)
         self._heard(was.decode(), decode_any(waiter)[0].client)  # the push, with the reply
@@ -407,12 +473,12 @@ class Scripts:
     ) -> int | Late:
         minted = fence + len(through)
         values = (f"{giver}:{fence}", f"{through[-1]}:{minted}", minted, claim, *through, not_after)
-        was: int | Late = self._call(scripts.REPORT_HANDOFF, self.keys, *values)
+        was: int | Late = self._call(scripts.REPORT_HANDOFF, self.three, *values)
         return was
 
     def finish(self, waiter: str, fence: int, remember: int, *, tombstone_until: int = 0) -> int:
         values = (waiter, fence, remember, self.names.channels, tombstone_until)
-        return int(self._call(scripts.FINISH, self.keys, *values))
+        return int(self._call(scripts.FINISH, self.three, *values))
 
     def renew(self, renewals: list[tuple[str, int, int]], not_after: int = 0) -> list[bool] | Late:
         """Each of a waiter, a fence and a ttl."""
@@ -422,7 +488,7 @@ class Scripts:
         return held
 
     def break_(self, fences: list[int]) -> int:
-        return int(self._call(scripts.BREAK, self.keys, self.names.channels, *fences))
+        return int(self._call(scripts.BREAK, self.five, self.names.channels, *fences))
 
     def request(self, not_after: int = 0) -> int | Late:
         told, behind = 0, ("", "")
@@ -439,7 +505,7 @@ class Scripts:
 
     def downgrade(self, waiter: str, fence: int) -> int:
         values = (waiter, fence, self.names.channels)
-        return int(self._call(scripts.DOWNGRADE, self.keys, *values))
+        return int(self._call(scripts.DOWNGRADE, self.three, *values))
 
     def detach(self, waiter: str, fence: int, token: str, ttl: int) -> int:
         values = (f"{waiter}:{fence}", f"{token}:{fence}", ttl)
@@ -456,7 +522,7 @@ class Scripts:
         self, declared: int, limit: int, remember: int, token: str = "t", not_after: int = 0
     ) -> int | Late:
         values = (declared, limit, remember, self.names.channels, token, not_after)
-        before: int | Late = self._call(scripts.RESIZE, self.keys, *values)
+        before: int | Late = self._call(scripts.RESIZE, self.five, *values)
         return before
 
     def post(
@@ -470,7 +536,7 @@ class Scripts:
         not_after: int = 0,
     ) -> int | Late:
         values = (token, count, declared, value, remember, self.names.channels, not_after)
-        counted: int | Late = self._call(scripts.POST, [*self.keys, self.value], *values)
+        counted: int | Late = self._call(scripts.POST, [*self.three, self.value], *values)
         return counted
 
     def read(self) -> Posted:
@@ -496,11 +562,46 @@ class Scripts:
             with self.redis.pipeline(transaction=False) as pipeline:
                 pipeline.zrange(self.keys[0], 0, -1, withscores=True)
                 pipeline.zrange(self.keys[1], 0, -1)
-                for key in (*self.keys, self.value):
+                for key in (*self.five, self.value):
                     pipeline.pttl(key)
                 scores, queue, *expiries = pipeline.execute()
             self._kept = Kept(dict(scores), queue, expiries)
         return self._kept
+
+    def order(self) -> Order:
+        """The order among shares, as the scripts keep it."""
+        order = Order({}, {}, {}, {}, [])
+        first: dict[str, dict[str, float]] = {}
+        for member, score in self.redis.zrange(self.five[4], 0, -1, withscores=True):
+            first.setdefault(member[0], {})[member[1:]] = score
+        for member, score in first.get("%", {}).items():
+            start, ticket, account = member.split(":")
+            priority, share = named(account)
+            places = order.places.setdefault(priority, [])
+            places.append((int(score) - priority * 10**12, int(start), share))
+            assert first["s"].pop(account) == 10**14 + int(start)
+            assert first["t"].pop(account) == int(ticket)
+            first.get("w", {}).pop(account, None)
+        for account, score in first.get("-", {}).items():
+            priority, share = named(account)
+            start = int(score) + 54 * 10**14 - priority * 4 * 10**14
+            order.ahead.setdefault(priority, []).append((start, share))
+        for priority, count in first.get("n", {}).items():
+            assert len(order.ahead.get(int(priority), ())) == int(count) - 10**14
+        now = {int(priority): int(v) - 10**14 for priority, v in first.get("v", {}).items()}
+        order.virtual.update({priority: v for priority, v in now.items() if v})
+        assert not any(first.get(kind) for kind in "stw"), "nothing is left behind"
+        for member, score in self.kept.scores.items():
+            if member[0] == "%" and len(member) > 1:
+                order.held[named(member[1:])] = int(score) - 10**15
+        for priority, ahead in list(order.ahead.items()):
+            # Of those that are ahead no more, each grant forgets two at most.
+            order.ahead[priority] = sorted(each for each in ahead if each[0] > now.get(priority, 0))
+            if not order.ahead[priority]:
+                del order.ahead[priority]
+        entries = self.redis.zrange(self.five[3], 0, -1)
+        order.line.extend(sorted(entry.split(":", 2)[2] for entry in entries))
+        return order
 
     def claims(self) -> list[str]:
         """The grants whose lease is a claim that nobody has confirmed."""
@@ -526,7 +627,13 @@ class Scripts:
         return sorted((waiter, int(fence)) for waiter, _, fence in parts)
 
     def close(self) -> None:
-        self.scripted.close(*self.keys, self.value)
+        self.scripted.close(*self.five, self.value)
+
+
+def named(account: str) -> tuple[int, str]:
+    """The priority and the share of an account."""
+    priority, _, share = account.partition(".")
+    return int(priority), decode_any(f"x1%{share}:ada:1")[1].share
 
 
 class Fences:
@@ -569,7 +676,8 @@ class Differential(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.real = Scripts(self.server)
+        self.shares = any(decode_any(text)[1].share for text in self.waiters)
+        self.real = Scripts(self.server, shares=self.shares)
         texts = {decode_any(text)[0]: text for text in (*self.waiters, *GARBAGE)}
         self.model = Model(texts)
         forms = [decode_any(text)[1] for text in self.waiters]
@@ -793,7 +901,7 @@ class Differential(RuleBasedStateMachine):
             Downgrade(NAME, who, form, model)
         )
 
-    @precondition(lambda self: self.waiters is PERMITS)
+    @precondition(lambda self: self.waiters in (PERMITS, TENANTS_OF_PERMITS))
     @rule(
         limit=st.integers(0, 4),
         declared=st.sampled_from([3, 3, 4]),
@@ -949,6 +1057,8 @@ class Differential(RuleBasedStateMachine):
             assert (used, max(0, limit), count) == self.model.numbers()
         else:
             assert all("s" not in w[0] for w, _ in real) or all(w[0] == "s" for w, _ in real)
+        if self.shares:
+            assert self.real.order() == self.model.order()
 
     @staticmethod
     def ranked(grants: Iterable[tuple[str, int]], fences: Fences) -> list[tuple[str, int]]:
@@ -969,7 +1079,7 @@ class Differential(RuleBasedStateMachine):
     @invariant()
     def every_key_expires(self) -> None:
         for key, left in zip(
-            (*self.real.keys, self.real.value), self.real.kept.expiries, strict=True
+            (*self.real.five, self.real.value), self.real.kept.expiries, strict=True
         ):
             assert left != -1, f"{key} has no expiry"
 
@@ -1089,8 +1199,11 @@ def as_granted(text: str) -> str:
 @pytest.mark.timeout(60 + EXAMPLES)
 @pytest.mark.parametrize(
     "those",
-    [WAITERS, READERS, TO_BE_DONE, PERMITS, PARTIES, WATCHERS],
-    ids=["locks", "readers", "to_be_done", "permits", "parties", "watchers"],
+    [WAITERS, READERS, TO_BE_DONE, PERMITS, PARTIES, WATCHERS, TENANTS, TENANTS_OF_PERMITS],
+    ids=[
+        *("locks", "readers", "to_be_done", "permits", "parties", "watchers"),
+        *("tenants", "tenants_of_permits"),
+    ],
 )
 def test_redis_scripts_agree_with_the_machine(
     redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch, those: list[str]
@@ -1102,8 +1215,8 @@ def test_redis_scripts_agree_with_the_machine(
 @pytest.mark.timeout(60 + EXAMPLES)
 @pytest.mark.parametrize(
     "those",
-    [READERS, PERMITS, PARTIES, WATCHERS],
-    ids=["readers", "permits", "parties", "watchers"],
+    [READERS, PERMITS, PARTIES, WATCHERS, TENANTS_OF_PERMITS],
+    ids=["readers", "permits", "parties", "watchers", "tenants_of_permits"],
 )
 def test_redis_scripts_agree_with_the_machine_if_few_enter_at_once(
     redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch, those: list[str]
@@ -1116,8 +1229,11 @@ def test_redis_scripts_agree_with_the_machine_if_few_enter_at_once(
 @pytest.mark.timeout(60 + EXAMPLES)
 @pytest.mark.parametrize(
     "those",
-    [WAITERS, READERS, TO_BE_DONE, PERMITS, PARTIES, WATCHERS],
-    ids=["locks", "readers", "to_be_done", "permits", "parties", "watchers"],
+    [WAITERS, READERS, TO_BE_DONE, PERMITS, PARTIES, WATCHERS, TENANTS, TENANTS_OF_PERMITS],
+    ids=[
+        *("locks", "readers", "to_be_done", "permits", "parties", "watchers"),
+        *("tenants", "tenants_of_permits"),
+    ],
 )
 def test_redis_scripts_agree_with_the_machine_if_done_in_parts(
     redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch, those: list[str]

@@ -19,7 +19,7 @@ WAYS: Final[dict[str, Callable[[Form], Form]]] = {
     "redis": lambda form: redis.decode(redis.encode(WaiterId("ada", 1), form, blind=False))[1],
 }
 PERMITS: Final = Form(CLAIM, shared=True, rule=Rule.PERMITS, number=1, declared=1)
-NOT_YET: Final = {"postgres", "redis"}
+NOT_YET: Final = {"postgres"}
 """Ways that do not write shares yet."""
 OTHER: Final[dict[Any, Any]] = {"int": 7, "bool": True, "Rule": Rule.GROUP, "str": "é:#7"}
 """A value that is not the default, by the type of its field."""

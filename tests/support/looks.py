@@ -35,7 +35,8 @@ def source(
     """A script in which newcomers look always, or never; and so many enter in one call, that looks
     at so many waiters.
     """
-    return _scripts._source(script.name, **NUMBERS[looks], GRANTS=str(grants), PART=str(part))
+    numbers = NUMBERS[looks] | {"GRANTS": str(grants), "PART": str(part)}
+    return _scripts._source(script.name, shares=script.shares, **numbers)
 
 
 class Chance:

@@ -2,13 +2,14 @@
 
 Only this module and the scripts (see ``lua/``) know the format::
 
-    <mode><flags><claim>[<rule><number>[/<declared>]][+<ms>][~<ms>][@<ms>][!<n>][#<tag>]:<client>:<seq>
+    <mode><flags><claim>[<rule><number>[/<declared>]][<terms>][!<n>][%<share>][$<n>][#<tag>]:<client>:<seq>
 
 The mode is ``x`` (exclusive) or ``s`` (shared). The flags: ``b`` (blind) if its client cannot be
 counted, so that a count of 0 does not mean that it is dead; ``f`` `Form.fixed`; ``o`` `Form.once`;
-``d`` `Form.downgrades`. The rule is one of `Rule`; ``+`` is `Form.after_loss`, ``~``
-`Form.after_grant`, ``@`` `Form.period`, ``!`` `Form.priority`; ``#`` the slot of a channel that its
-client also listens to (see `_sharded`). A grant is the text of its waiter, ``:`` and the fence.
+``d`` `Form.downgrades`. The rule is one of `Rule`. The terms are ``+``, `Form.after_loss`; ``~``,
+`Form.after_grant`; and ``@``, `Form.period`, each with its ms. ``!`` is `Form.priority`, ``%``
+`Form.share` in base64 for URLs, ``$`` `Form.weight`; ``#`` the slot of a channel that its client
+also listens to (see `_sharded`). A grant is the text of its waiter, ``:`` and the fence.
 
 A later version may write more: other letters before the claim, and other text after it. A reader
 passes over what it does not know.
@@ -16,6 +17,7 @@ passes over what it does not know.
 
 from __future__ import annotations
 
+import base64
 import re
 from functools import lru_cache
 from typing import Final
@@ -25,8 +27,12 @@ from aiolock.protocol import Form, Rule, WaiterId, new
 RESERVED: Final = "-"
 """The client of a lock that stays closed: its grant ends like any other, but has no owner."""
 
+_USUAL: Final = 1000
+"""The weight that is not written."""
 _TERM: Final = re.compile(r"([+~@])([0-9]{1,18})")
 _PRIORITY: Final = re.compile(r"!(-?[0-9]{1,2})(?![0-9])")
+_SHARE: Final = re.compile(r"%([A-Za-z0-9_-]+)")
+_WEIGHT: Final = re.compile(r"\$([0-9]{1,9})(?![0-9])")
 _FORM: Final = re.compile(
     r"([A-Za-z])([A-Za-z]*)([0-9]{1,18})(?![0-9])"
     r"(?:([*&^])([0-9]{1,18})(?:/([0-9]{1,18}))?)?([^:]*)"
@@ -42,7 +48,21 @@ def stem(form: Form, client: str, *, blind: bool) -> str:
     terms = (("+", form.after_loss), ("~", form.after_grant), ("@", form.period))
     closing = "".join(f"{letter}{ms}" for letter, ms in terms if ms)
     priority = f"!{form.priority}" if form.priority else ""
-    return f"{mode}{flags}{form.claim}{rule}{declared}{closing}{priority}:{client}:"
+    share = f"%{_coded(form.share)}" if form.share else ""
+    weight = f"${form.weight}" if form.weight != _USUAL else ""
+    return f"{mode}{flags}{form.claim}{rule}{declared}{closing}{priority}{share}{weight}:{client}:"
+
+
+def _coded(share: str) -> str:
+    return base64.urlsafe_b64encode(share.encode()).decode().rstrip("=")
+
+
+def _share_of(coded: str) -> str:
+    """The share that was coded; one that others have written is another than any of ours."""
+    try:
+        return base64.urlsafe_b64decode(coded + "=" * (-len(coded) % 4)).decode()
+    except ValueError:
+        return f"%{coded}"
 
 
 def encode(waiter: WaiterId, form: Form, *, blind: bool) -> str:
@@ -86,7 +106,7 @@ def _decode_form(head: str) -> tuple[Form, bool]:
         raise ValueError(f"no form of a waiter: {head!r}")
     mode, flags, claim, rule, number, declared, rest = found.groups()
     terms = {letter: int(ms) for letter, ms in _TERM.findall(rest)}
-    priority = _PRIORITY.search(rest)
+    priority, share, weight = _PRIORITY.search(rest), _SHARE.search(rest), _WEIGHT.search(rest)
     form = Form(
         claim=int(claim),
         shared=mode == "s",
@@ -100,5 +120,7 @@ def _decode_form(head: str) -> tuple[Form, bool]:
         after_grant=terms.get("~", 0),
         period=terms.get("@", 0),
         priority=int(priority[1]) if priority else 0,
+        share=_share_of(share[1]) if share else "",
+        weight=max(1, int(weight[1])) if weight else _USUAL,
     )
     return form, "b" in flags

@@ -41,6 +41,8 @@ _CONSTANTS: Final[dict[str, str]] = {
     "GRANTS": f"{protocol.GRANTS}",
     "PART": f"{protocol.PART}",
     "KEEP_ALIVE": f"{protocol.KEEP_ALIVE}",
+    "COST": f"{protocol.COST}",
+    "MOST_AHEAD": f"{protocol.MOST_AHEAD}",
     "KEPT": f"{KEPT}",
     "REMEMBERED": f"{_member.REMEMBERED}",
     "LOOKED_AT": f"{_member.LOOKED_AT}",
@@ -48,7 +50,7 @@ _CONSTANTS: Final[dict[str, str]] = {
 }
 """The constants that the scripts have in common with the client and with other stores."""
 
-_FOLDERS: Final = ("", "quorum/")
+_FOLDERS: Final = ("", "shares/", "quorum/")
 _INCLUDE: Final = re.compile(r"^--@include ([\w/]+)\n", re.MULTILINE)
 _FUNCTION: Final = re.compile(r"^local function .*\n", re.MULTILINE)
 _CONSTANT: Final = re.compile(
@@ -57,6 +59,15 @@ _CONSTANT: Final = re.compile(
 _NAMED: Final = re.compile(r"\b[A-Z_]+\b")
 _CALL: Final = re.compile(r"redis\.p?call\([^()]*\)")
 _LITERAL: Final = re.compile(r"(?<=, )-?\d+(?=[,)])")
+_OF_SHARES: Final = re.compile(
+    r"^( *)if SHARES then\n(?:\1 .*\n)*\1end\n|^--@include shares/.*\n", re.MULTILINE
+)
+"""What does nothing in a script without the keys of shares."""
+_AT_THE_TOP: Final = (
+    *("account_of", "shares/read_account", "shares/write_account", "shares/look"),
+    *("shares/others_wait", "shares/forget_starts", "shares/rank_again"),
+)
+"""Functions that many others include, in a script with these keys: once in it, not in each."""
 _COMMENT: Final = re.compile(r"^ *--(?!@include ).*\n|^ *\n", re.MULTILINE)
 
 
@@ -78,22 +89,27 @@ def _files() -> dict[str, str]:
 _FILES: Final = _files()
 
 
-def _source(name: str, **instead: str) -> str:
+def _source(name: str, *, shares: bool = False, **instead: str) -> str:
     """The text of a script: includes inserted, and constants replaced by their values.
 
     A constant that every function uses would otherwise be an upvalue of each of them. Making those
     costs more than the whole release of a free lock. A number among the arguments of a command
     becomes a text: the server would make one of it on each call, and a command that is given two
-    numbers takes twice as long. ``instead``: other values of some constants.
+    numbers takes twice as long. ``shares``: it has the keys of shares. ``instead``: other values of
+    some constants.
     """
     constants = dict(_CONSTANTS)
-    text = _included(name, set(), constants)
+    known, parts = set[str](), list[str]()
+    for each in (*(_AT_THE_TOP if shares else ()), name):
+        parts.append(_included(each, known, constants, shares=shares))
+        known.add(each)
+    text = "".join(parts)
     constants |= instead
     text = _NAMED.sub(lambda found: constants.get(found[0], found[0]), text)
     return _CALL.sub(lambda call: _LITERAL.sub(r"'\g<0>'", call[0]), text)
 
 
-def _included(name: str, known: set[str], constants: dict[str, str]) -> str:
+def _included(name: str, known: set[str], constants: dict[str, str], *, shares: bool) -> str:
     """A file with its includes inserted, except those that are already ``known`` there.
 
     Its constants are added to the others.
@@ -102,6 +118,7 @@ def _included(name: str, known: set[str], constants: dict[str, str]) -> str:
     function: they are local to it, and cost nothing until it is called.
     """
     text, own = _read(name)
+    text = text if shares else _OF_SHARES.sub("", text)
     constants.update(own)
     known = known | {name}
 
@@ -109,7 +126,7 @@ def _included(name: str, known: set[str], constants: dict[str, str]) -> str:
         included = include[1]
         if included in known:
             return ""
-        source = _included(included, known, constants)
+        source = _included(included, known, constants, shares=shares)
         known.add(included)
         return source
 
@@ -155,14 +172,16 @@ class Script:
         decode_again: Callable[[Any], Any] | None = None,
         *,
         pushes: bool = False,
+        shares: bool = False,
     ) -> None:
         """``decode_again`` decodes the reply to a call that was sent more than once.
 
         The first copy may have done what the second finds done. ``pushes``: a reply that is a text
-        is a push to this client.
+        is a push to this client. ``shares``: it is called with the keys of shares as well.
         """
         self.name = name
         self.pushes = pushes
+        self.shares = shares
         self.decode = decode
         self.decode_again = decode_again or decode
         self.gives_int = decode is was
@@ -174,7 +193,7 @@ class Script:
     @cached_property
     def source(self) -> str:
         """Its text, as it is sent."""
-        return _source(self.name)
+        return _source(self.name, shares=self.shares)
 
     @cached_property
     def digest(self) -> str:
@@ -200,21 +219,23 @@ class _Heads(dict[int, bytes]):
 
 OPEN: Final = Script("open", opened)
 ACQUIRE: Final = Script("acquire", answer)
+ACQUIRE_OF_SHARES: Final = Script("acquire", answer, shares=True)
 ACQUIRE_SEVERAL: Final = Script("acquire_several", as_is)
 ACQUIRE_HEARTBEAT: Final = Script("acquire_heartbeat", answer)
 RELEASE: Final = Script("release", was, was_before, pushes=True)
+RELEASE_OF_SHARES: Final = Script("release", was, was_before, pushes=True, shares=True)
 REPORT_HANDOFF: Final = Script("report_handoff", was, was_before)
 RENEW: Final = Script("renew", flags)
-BREAK: Final = Script("break", int, broken_before)
+BREAK: Final = Script("break", int, broken_before, shares=True)
 FINISH: Final = Script("finish", was, was_before)
 REQUEST: Final = Script("request", asked)
 DOWNGRADE: Final = Script("downgrade", int)
 DETACH: Final = Script("detach", int)
 ADOPT: Final = Script("adopt", adopted)
-RESIZE: Final = Script("resize", int)
+RESIZE: Final = Script("resize", int, shares=True)
 POST: Final = Script("post", int)
 READ: Final = Script("read", posted)
-GO_ON: Final = Script("go_on", int)
+GO_ON: Final = Script("go_on", int, shares=True)
 VOTES_GO_ON: Final = Script("quorum/go_on", int)
 STATUS: Final = Script("status", as_is)
 LIST: Final = Script("list", listed)

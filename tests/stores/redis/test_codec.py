@@ -38,6 +38,8 @@ def forms(draw: st.DrawFn) -> Form:
         after_grant=draw(ms),
         period=draw(ms),
         priority=draw(st.integers(-9, 9)),
+        share=draw(st.one_of(st.just(""), st.text(max_size=64))),
+        weight=draw(st.integers(10, 100_000)),
         **{flag: draw(st.booleans()) for flag in FLAGS},
     )
 
@@ -59,6 +61,9 @@ def forms(draw: st.DrawFn) -> Form:
         ("sf3000^1", Form(CLAIM, True, Rule.COUNT, 1, fixed=True)),
         ("sf3000^0", Form(CLAIM, True, Rule.COUNT, 0, fixed=True)),
         ("x3000!-9", Form(CLAIM, priority=-9)),
+        ("x3000%dGVuYW50IDc", Form(CLAIM, share="tenant 7")),
+        ("x3000!-9%w6kg8J-Qog$2500", Form(CLAIM, priority=-9, share="é 🐢", weight=2500)),
+        ("x3000$10", Form(CLAIM, weight=10)),
         ("sf0*2/5", Form(0, True, Rule.PERMITS, 2, 5, fixed=True)),
         (
             "sfod3000*2/5+1~2@3!4",
@@ -89,16 +94,19 @@ def test_decode_of_any_encoded_waiter_returns_the_same(
     found = re.match(r"([xs])[A-Za-z]*[0-9]+[^:]*:([^:]+):[0-9]+$", text)
     assert found is not None
     assert found.groups() == ("s" if form.shared else "x", waiter.client)
+    share = re.match(r"[^:]*%([A-Za-z0-9_-]+)(?:\$([0-9]+))?", text)  # no priority has a %
+    assert (share is not None) == (form.share != "")
+    assert share is None or int(share[2] or 1000) == form.weight
 
 
 @pytest.mark.parametrize(
     ("later", "known"),
     [
-        ("xQfZ3000%5~200%x", "xf3000~200"),
+        ("xQfZ3000,5~200,x", "xf3000~200"),
         ("xQbZ3000", "xb3000"),
-        ("s3000^5/5%7", "s3000^5/5"),
-        ("s3000*1/3%7+5", "s3000*1/3+5"),
-        ("x3000%7!2", "x3000!2"),
+        ("s3000^5/5,7", "s3000^5/5"),
+        ("s3000*1/3,7+5", "s3000*1/3+5"),
+        ("x3000,7!2", "x3000!2"),
         ("x3000+", "x3000"),
         ("x3000~x@20", "x3000@20"),
     ],
@@ -109,7 +117,7 @@ def test_decode_of_a_later_version_honours_the_known_parts(later: str, known: st
     assert decode_any(f"{later}:ada:7") == decode(f"{known}:ada:7")
 
 
-UNKNOWN = st.from_regex(r"(%[a-z0-9*&^/ ]{0,5})?", fullmatch=True)
+UNKNOWN = st.from_regex(r"(,[a-z0-9*&^/ ]{0,5})?", fullmatch=True)
 
 
 @given(
@@ -129,6 +137,18 @@ def test_decode_passes_over_unknown_letters_and_text(
     mode, flags, rule, terms = found.groups()
     later = f"{mode}{letters}{flags}{letters}{rule}{before}{terms}{behind}:{client}:{seq}"
     assert decode(later) == (waiter, form, blind)
+
+
+@pytest.mark.parametrize("coded", ["7", "_w", "A", "_____"])
+def test_decode_of_a_share_that_is_no_text_is_a_share_of_its_own(coded: str) -> None:
+    """It is the one share for all that was written so, and none of ours."""
+    _, form, _ = decode(f"x3000%{coded}:ada:7")
+    assert form.share == f"%{coded}"
+
+
+def test_decode_of_a_weight_of_nothing_is_the_least() -> None:
+    """Nothing is divided by 0, whatever was written."""
+    assert decode("x3000%QQ$0:ada:7")[1].weight == 1
 
 
 def test_decode_of_an_unknown_mode_is_not_shared() -> None:

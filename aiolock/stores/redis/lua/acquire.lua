@@ -1,6 +1,6 @@
 -- acquire: takes the lock, or a place in its queue. Asking again is harmless and keeps the place.
 --
--- KEYS  1 holders  2 queue  3 fence
+-- KEYS  1 holders  2 queue  3 fence, and if shares are used 4 line  5 shares
 -- ARGV  1 ttl (ms)  2 for how long to keep its grant (ms): the ttl, KEPT, and what its terms add
 --       3 how many may wait (0: any number)  4 prefix of the clients' channels  5 waiter
 --       6 ticket: 0 a newcomer, > 0 its old place, -1 does not wait  7 not after (µs)

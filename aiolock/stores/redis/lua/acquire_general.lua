@@ -13,6 +13,7 @@
 --@include grant_exclusive
 --@include grant_shared
 --@include advance
+--@include shares/next_waiter
 local function acquire_general(waiter, ticket, ttl, most, first)
   local step = new_step(waiter:match(CLIENT))
   local shared, asked_again, waits = waiter:byte() == SHARED, ticket > 0, ticket >= 0
@@ -99,8 +100,13 @@ local function acquire_general(waiter, ticket, ttl, most, first)
   local due = not holder or reaped or asked_again or rule == '&'
   if open and queue and not due and rule ~= '^' then
     local head = redis.call('ZRANGE', QUEUE, 0, 0)[1]
+    local unknown = not SHARES and head:find('%', 1, true) -- only `go_on` can tell which waiter is next
+    if SHARES then
+      head = next_waiter(head)
+    end
     local flags, client = head:match(FLAGS_CLIENT)
-    due = not client or not listens(client, flags, step.asker) or head:byte() == SHARED and fits(step, head, 1)
+    due = unknown or not client or not listens(client, flags, step.asker)
+        or head:byte() == SHARED and fits(step, head, 1)
   end
   local first_end
   if open and due and rule ~= '^' then

@@ -37,9 +37,10 @@ local function acquire_taken(waiter, ticket, ttl, most)
   if not ticket then
     return {3, displaced}
   elseif place then
-    -- If one of the same client is directly before it, that client may hand the lock on by itself.
+    -- If one of the same client is directly before it, that client may hand the lock on by itself. Not if either has
+    -- a share: then any other waiter may be next.
     before = before or holder
-    if before:match(CLIENT) == client then
+    if before:match(CLIENT) == client and not (waiter:find('%', 1, true) or before:find('%', 1, true)) then
       return {2, ticket, place, lease_left, tonumber(STAMP), displaced, before}
     end
   else

@@ -14,12 +14,17 @@
 -- blocks all other clients. Not within a group (&), which enters as a whole; nor for a count (^), where each
 -- that asks enters, and no other: then `step.rest` says that another call goes on. So it does after many
 -- dead waiters, and before the first one that `remove_stuck` has not looked at.
+-- If the first waiter has a share (%), the next one is that of `next_waiter`. A script without the keys for it leaves
+-- that to another call; so it does as long as a stuck client may have the waiter that is next.
 --@include listens
 --@include push
 --@include fits
 --@include grant_exclusive
 --@include grant_shared
 --@include leave_rest
+--@include shares/next_waiter
+--@include shares/leave
+--@include shares/pay
 local function advance(step, free, asking, ttl, counted, behind)
   local fence_of_asking, first_end, push_with_reply
   local passed_over, granted, looked, most = 0, 0, 0, math.min(PART, step.front or PART)
@@ -35,6 +40,17 @@ local function advance(step, free, asking, ttl, counted, behind)
       break
     end
     looked = looked + 1
+    local share, ticket = waiter:find('%', 1, true), nil
+    if share and (not SHARES or step.front) then
+      leave_rest(step, counted, passed_over, '%')
+      break
+    end
+    if SHARES then
+      if share then
+        waiter, ticket = next_waiter(waiter)
+        ticket = ticket or redis.call('ZSCORE', QUEUE, waiter)
+      end
+    end
     local mode, flags, claim, rule, client = waiter:match(MODE_FLAGS_CLAIM_RULE_CLIENT)
     -- Listeners are counted first and notified second: a push also reaches those that listen at a replica,
     -- where they are not counted, and they would enter although they had been taken for dead.
@@ -54,6 +70,11 @@ local function advance(step, free, asking, ttl, counted, behind)
       end
       break
     else
+      if SHARES then
+        if share and not enters then
+          leave(waiter, ticket)
+        end
+      end
       redis.call('ZREM', QUEUE, waiter)
     end
     if enters then
@@ -66,6 +87,11 @@ local function advance(step, free, asking, ttl, counted, behind)
         fence = grant_shared(step, waiter, lease, mark)
       else
         fence = grant_exclusive(waiter, lease, mark, step.floor)
+      end
+      if SHARES then
+        if share then
+          pay(waiter, ticket)
+        end
       end
       if waiter == asking then
         fence_of_asking = fence

@@ -1,6 +1,6 @@
 -- break: ends these grants, tells their clients, and grants the lock to the next.
 --
--- KEYS  1 holders  2 queue  3 fence
+-- KEYS  1 holders  2 queue  3 fence  4 line  5 shares
 -- ARGV  1 prefix of the clients' channels  2… the fences of the grants
 -- returns  how many of them held it
 --@include names

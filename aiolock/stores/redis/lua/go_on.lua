@@ -1,6 +1,6 @@
 -- go_on: goes on with what another call has left, see `with_rest`.
 --
--- KEYS  1 holders  2 queue  3 fence
+-- KEYS  1 holders  2 queue  3 fence  4 line  5 shares
 -- ARGV  1 prefix of the clients' channels  2… what was left
 -- returns  0
 --@include names

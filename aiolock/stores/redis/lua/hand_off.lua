@@ -1,13 +1,13 @@
 -- hand_off(grant, head, asker, fence): the most frequent case of `advance`: an exclusive holder with this grant and
--- fence releases the lock, and the first waiter in the queue gets it. Returns the reply. If the first waiter shares,
--- or its client does not listen, it does nothing and returns nil.
+-- fence releases the lock, and the first waiter in the queue gets it. Returns the reply. If the first waiter shares, or
+-- has a share (%), or its client does not listen, it does nothing and returns nil.
 --@include clock
 --@include grant_exclusive
 --@include push
 local function hand_off(grant, head, asker, fence)
   local mode, _, claim, more, client = head:match(MODE_FLAGS_CLAIM_RULE_CLIENT)
   local ours = client == asker
-  if mode ~= 'x' or not ours and redis.pcall('PUBSUB', 'NUMSUB', CHANNELS .. client)[2] == 0 then
+  if mode ~= 'x' or head:find('%', 1, true) or not ours and redis.pcall('PUBSUB', 'NUMSUB', CHANNELS .. client)[2] == 0 then
     return nil
   end
   redis.call('ZREM', QUEUE, head) -- first: at maxmemory it is allowed, and after it so is ZADD

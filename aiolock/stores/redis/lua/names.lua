@@ -13,6 +13,8 @@
 --   `limit`     how many permits there are, or the number that was declared
 --   `declared`  another number that may be declared since a `resize`
 --   `count`     the count (see `post`)
+--   `%<account>`  how many permits a share holds, if any (see `account_of`)
+--   `%`         when these were last counted anew (s, see `recount`)
 --   `t:…`       a token that was counted, so that it is not counted again
 --   `!…`        a tombstone: given up or done, while copies may still come; its score is COUNTERS and
 --               until when, so from TOMBSTONES on (see `leave_tombstone`)
@@ -24,6 +26,26 @@ local UNCONFIRMED = 0.5
 local COUNTERS = 1e15
 local TOMBSTONES = 1.001e15
 local QUEUE_LASTS = 300000 -- ms since a waiter last asked
+
+-- The order among waiters that have a share. A script is given these keys if it may need them; where it has none, the
+-- lines under `if SHARES then` are left out before it is sent. All of it is an index: the waiters themselves stand in
+-- QUEUE, in order of arrival. What is missing here, or was left behind by a script without these keys, or by a client
+-- of an earlier version, costs order, and nothing else: `next_waiter` finds out what is stale, and each waiter that asks
+-- again is put here again. So a write that fails does not matter: in a slot of a cluster that is being moved, a key that
+-- vanished cannot be created again. Hence each call is a pcall.
+--   LINE    the waiters by their accounts, all with the score 0: `<account>:<ticket, 16 digits>:<waiter>`
+--   SHARES  `%<start, 16 digits>:<ticket, 16 digits>:<account>`, for each account with waiters: the ticket of the first
+--           of them. Its score is OF_PRIORITY for each step of its priority, and what it holds for its weight: the
+--           first is next, among equals by start, then by ticket. Its numbers have members of their own:
+--           `s…` start, `t…` ticket, `w…` weight if it is not 1000
+--           `-<account>`, for each without waiters that is ahead of the virtual time, scored by its start
+--           `v<priority>`  the virtual time, the latest start of a grant; `n<priority>`  how many are ahead of it
+local LINE = KEYS[4]
+local SHARES = KEYS[5]
+local OF_PRIORITY = 1e12
+local NUMBERS = 1e14 -- is added to each number but a ticket
+local STARTS = 4e14 -- how many starts there are for each priority
+local LOWEST = 5.4e15 -- is taken off the score of one that is ahead
 
 -- How a waiter is written down by `_codec.py`, and patterns for the parts of it and of its grants. A client
 -- of a later version may write more, so each pattern passes over what it does not know.
@@ -38,6 +60,7 @@ local FLAGS_CLIENT = '^%a(%a*)%d+[^:]*:([^:]+):'
 local MODE_FLAGS_CLAIM_RULE_CLIENT = '^(%a)(%a*)(%d+)([^:]?)[^:]*:([^:]+):'
 local RULE_NUMBER_DECLARED = '^s%a*%d+([*&^])(%d+)/?(%d*)'
 local PERMITS = '^s%a*%d+%*(%d+)'
+local SHARE_WEIGHT = '^[^:]*%%([%w_-]+)%$?(%d*)'
 local HAS_TERMS = '^%a+%d+[^:+~@]*[+~@]'
 local MODE_RULE_TERMS_FENCE = '^(%a)%a*%d+([^:+~@]*)([+~@][^:]+):[^:]+:%d+:(%d+)$'
 local PRIORITY_OF = '^[^:]*!(%-?%d+)'

@@ -3,7 +3,7 @@
 -- decision. The first write (ZREM) is allowed at maxmemory, and after it all the others. A grant is
 -- removed after the next was added, see `with_placeholder`.
 --
--- KEYS  1 holders  2 queue  3 fence
+-- KEYS  1 holders  2 queue  3 fence, and if shares are used 4 line  5 shares
 -- ARGV  1 waiter  2 fence of the grant (0: whatever the waiter is now)  3 prefix of the channels
 --       4 1: its terms may close the lock now  2: also those for a loss, as its lease has ended at its client
 --         0: it has no terms, or the grant was not entered

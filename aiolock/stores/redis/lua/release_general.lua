@@ -7,10 +7,16 @@
 --@include remove_holder
 --@include close
 --@include advance
+--@include shares/leave
 local function release_general(waiter, fence, closes, copies)
   local step = new_step(waiter:match(CLIENT))
   if copies ~= '0' then
     leave_tombstone(waiter, math.ceil(copies / 1000))
+  end
+  if SHARES then
+    if fence == '0' then
+      leave(waiter)
+    end
   end
   if fence == '0' and redis.call('ZREM', QUEUE, waiter) == 1 then
     -- It may have held back others, which fit beside holders that share.

@@ -2,6 +2,7 @@
 -- wait: of `most` that stand side by side, where the number says, if there are more (see `checked` of the state
 -- machine); nil: of all. Returns whether there were any.
 --@include listens
+--@include shares/leave
 local function remove_dead(asker, number, most)
   local first, last = 0, -1
   if most then
@@ -18,6 +19,9 @@ local function remove_dead(asker, number, most)
       alive[client] = listens(client, '', asker) and true or false
     end
     if not client or not alive[client] and not flags:find('b', 1, true) then
+      if SHARES then
+        leave(waiter)
+      end
       redis.call('ZREM', QUEUE, waiter)
       found = true
     end

@@ -2,6 +2,7 @@
 -- of all) and of so many as one call looks at. `goes(waiter)` says whether it is one of them, and notes that.
 -- Returns the last ticket among those that it has looked at, and how many waiters are up to there now; nil if
 -- no others are behind them.
+--@include shares/leave
 local function remove_part(goes, behind)
   local found = redis.call('ZRANGEBYSCORE', QUEUE, '(' .. behind, '+inf', 'WITHSCORES', 'LIMIT', 0, PART + 1)
   local last, upto = math.min(#found, 2 * PART), nil
@@ -15,6 +16,9 @@ local function remove_part(goes, behind)
   end
   for i = 1, last, 2 do
     if goes(found[i]) then
+      if SHARES then
+        leave(found[i], found[i + 1])
+      end
       redis.call('ZREM', QUEUE, found[i])
       upto = upto and upto - 1
     end

@@ -2,7 +2,7 @@
 -- number: that of the caller or, if that is the new one, the number before.
 -- Waiters at the head of the queue that fit now enter; holders keep their permits, even if there are fewer.
 --
--- KEYS  1 holders  2 queue  3 fence
+-- KEYS  1 holders  2 queue  3 fence  4 line  5 shares
 -- ARGV  1 the number that the caller declares  2 the limit  3 how long to remember it (ms)
 --       4 prefix of the clients' channels  5 a token, the same in each copy of this command
 --       6 not after (µs)
