@@ -89,16 +89,16 @@ class RareEncoding:
     def _discard(self, operation: Discard) -> Call:
         name, waiter, form, fence, entered, _ = operation
         text = _detached(form, waiter.client.removeprefix(DETACHED))
-        arguments = self._names.three(name) + bulk(text) + bulk(fence) + self._channels
+        arguments = self._names.five(name) + bulk(text) + bulk(fence) + self._channels
         arguments += bulk(1 if entered and form.closes else 0)
-        return Call(scripts.RELEASE, 8, arguments, leaves_tombstone=True)
+        return Call(scripts.RELEASE_OF_SHARES, 10, arguments, leaves_tombstone=True)
 
     def _resize(self, operation: Resize) -> Call:
         numbers = (operation.declared, operation.limit, operation.remember)
         values = b"".join(map(bulk, numbers))
         token = bulk(f"{self._client}.{next(self._resizes)}")
-        arguments = self._names.three(operation.name) + values + self._channels + token
-        return Call(scripts.RESIZE, 9, arguments, expires=True)
+        arguments = self._names.five(operation.name) + values + self._channels + token
+        return Call(scripts.RESIZE, 11, arguments, expires=True)
 
     def _post(self, operation: Post) -> Call:
         name = operation.name
@@ -114,8 +114,8 @@ class RareEncoding:
 
     def _break(self, operation: Break) -> Call:
         values = b"".join(map(bulk, operation.fences))
-        arguments = self._names.three(operation.name) + self._channels + values
-        return Call(scripts.BREAK, 5 + len(operation.fences), arguments)
+        arguments = self._names.five(operation.name) + self._channels + values
+        return Call(scripts.BREAK, 7 + len(operation.fences), arguments)
 
 
 def _detached(form: Form, key: str) -> str:

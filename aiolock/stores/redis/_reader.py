@@ -160,10 +160,12 @@ class Reader:
         rest = left(reply)
         if rest is None:
             return reply
-        script, keys = (VOTES_GO_ON, 4) if rest.of_votes else (GO_ON, 3)
+        script = VOTES_GO_ON if rest.of_votes else GO_ON
         for values in rest.calls:
-            arguments = bulk(keys) + b"".join(map(bulk, values))
+            arguments = bulk(rest.keys) + b"".join(map(bulk, values))
             _ = self._outbox.call(script, 1 + len(values), arguments, reply=Called(_ignore))
+        if rest.of_shares and self._outbox.on_shares is not None:
+            self._outbox.on_shares(rest.calls[0][0].decode())
         return rest.reply
 
     def _answered_together(self, first: Command, reply: Any) -> None:

@@ -63,7 +63,7 @@ class ReplicatedStore(Uncopyable):
         self._replicas: Replicas = replicas
         self.store: RedisStore | None = None
         """That of the last opening."""
-        self.features = Features(missing={"share": "not yet"}, protocols=self._protocols)
+        self.features = Features(protocols=self._protocols)
         self._confirming: dict[type[Operation[Any]], Callable[[Any], asyncio.Future[Any]]] = {
             Acquire: self._acquire,
             Renew: self._renew,

@@ -68,10 +68,14 @@ class Left(NamedTuple):
 
     reply: Any
     """The reply, apart from that."""
+    keys: int
+    """How many keys each call has."""
     calls: list[list[bytes]]
     """The keys and arguments of each call of the script ``go_on`` that is due."""
     of_votes: bool
     """Whether the script of that name in ``quorum`` is meant."""
+    of_shares: bool
+    """Whether the script would have needed the keys of shares, and was called without them."""
 
 
 def left(reply: Any) -> Left | None:
@@ -82,7 +86,8 @@ def left(reply: Any) -> Left | None:
         return None
     if kind not in (b"rest", b"rest of votes"):
         return None
-    return Left(answered, [[*call, *rest] for rest in rests], kind != b"rest")
+    calls, of_shares = [[*call, *rest] for rest in rests], any(rest[0] == b"%" for rest in rests)
+    return Left(answered, len(call) - 1, calls, kind != b"rest", of_shares)
 
 
 def several(reply: Any, waiters: Sequence[WaiterId]) -> list[Answer]:
@@ -190,6 +195,8 @@ def participant(
         permits=form.permits,
         seq=waiter.seq,
         alive=alive,
+        share=form.share,
+        weight=form.weight / 1000,
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Generator
 from dataclasses import replace
 from operator import attrgetter
@@ -93,12 +94,14 @@ class Seen:
         """The same, part by part. A participant that was read as a waiter, and later as a holder,
         is a holder.
         """
-        waiting = list[Participant]()
+        waiting, of_share = list[Participant](), Counter[str]()
         for number, (text, party) in enumerate(self._waiters.items()):
-            holds = self._holders.get(text) if self._apart else None
-            moved = party.place != len(waiting) + 1
+            holds, place = self._holders.get(text) if self._apart else None, len(waiting) + 1
+            if party.share and holds is None:
+                place = of_share[party.share] = of_share[party.share] + 1
+            moved = party.place != place
             if holds is None:
-                waiting.append(replace(party, place=len(waiting) + 1) if moved else party)
+                waiting.append(replace(party, place=place) if moved else party)
             if moved:  # freed here, and not all of them at the end
                 self._waiters[text] = holds or waiting[-1]
             yield moved or number % 8 == 0

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
-from typing import Any, Final, TypeVar
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from redis.asyncio.connection import ConnectionPool
 
@@ -46,6 +46,9 @@ from aiolock.stores.redis._scripts import ACQUIRE, RELEASE, bulk
 from aiolock.stores.redis._sentinel import Address, is_managed
 from aiolock.stores.redis._session import MakePipe, Session
 
+if TYPE_CHECKING:
+    from aiolock.stores.redis._sharing import Sharing
+
 Value = TypeVar("Value")
 
 _MOST_NAMES: Final = 4096
@@ -80,7 +83,7 @@ class RedisStore(Uncopyable):
         self._session: Session | None = None
         self._slots_apart = False
         """Whether a script may use keys of one slot only: see `_lone_node`."""
-        self.features = Features(missing={"share": "not yet"}, protocols=self._protocols)
+        self.features = Features(protocols=self._protocols)
 
     def _protocols(self) -> tuple[int, ...]:
         return PROTOCOL, *(self._session.health.others if self._session else ())
@@ -170,6 +173,9 @@ class Operations:
         self._rare = RareEncoding(names, client, texts)
         self._calls = self._encoding.calls | self._rare.calls
         self._outbox = session.pipe.outbox
+        self._outbox.on_shares = self._learn_shares
+        self._of_shares = dict[str, None]()
+        """Names for which others use shares."""
         self._time, self._copies = self._outbox.time, self._outbox.copies
         self._post = self._outbox.post
         self._asks = ACQUIRE.heads[_Question.count + 1]
@@ -200,6 +206,8 @@ class Operations:
         name, waiter, form, ttl, ticket, wait, limit = operation
         known = self._encoded[name]
         if known.form is not form or known.ttl != ttl or known.limit != limit:
+            if form.share or name in self._of_shares:
+                return self._sharing.acquire(operation, receiver)
             self._encode(known, name, form)
             known.ttl, known.limit = ttl, limit
             known.head = self._encoding.head(name, ttl, form.closes, limit)
@@ -241,6 +249,8 @@ class Operations:
         name, waiter, form, fence, entered, _ = operation
         known = self._encoded[name]
         if known.form is not form:
+            if form.share or name in self._of_shares:
+                return self._sharing.release(operation, receiver)
             self._encode(known, name, form)
         text = b"%b%d" % (known.stem, waiter.seq)
         if self._tag is not None:
@@ -285,6 +295,19 @@ class Operations:
         self._post(command)
         return command
 
+    @cached_property
+    def _sharing(self) -> Sharing:
+        from aiolock.stores.redis._sharing import Sharing  # noqa: PLC0415  # most never need it
+
+        return Sharing(self._pipe, self._names, self._texts, self._encoded)
+
+    def _learn_shares(self, key: str) -> None:
+        """Others use shares for the name with this key: pass their keys from now on."""
+        if len(self._of_shares) > _MOST_NAMES:
+            del self._of_shares[next(iter(self._of_shares))]
+        self._of_shares[self._names.name(key)] = None
+        self._encoded.pop(self._names.name(key), None)
+
     def _encode(self, known: _Encoded, name: str, form: Form) -> None:
         """Encode what is the same for all waiters of this name and form."""
         if len(self._encoded) > _MOST_NAMES:
@@ -300,6 +323,10 @@ class Operations:
         sent all the same.
         """
         name, form = operation.name, operation.form
+        if form.share or name in self._of_shares:
+            answer = Prompt(loop=self._loop)
+            self._sharing.acquire(operation, answer, again=True)
+            return answer
         place = bulk(operation.ticket if operation.wait else -1)
         own = bulk(self._texts.text(name, operation.waiter, form)) + place
         head = self._encoding.head(name, operation.ttl, form.closes, operation.max_waiters)

@@ -51,9 +51,7 @@ class ClusterStore(Uncopyable):
         self._masters: Masters | None = None
         # By slot: renewals of two slots must not wait for each other, even at one master. One of
         # the slots may move to another master meanwhile, and its answer be missing.
-        self.features = Features(
-            missing={"share": "not yet"}, shard_of=slot_of, protocols=self._protocols
-        )
+        self.features = Features(shard_of=slot_of, protocols=self._protocols)
 
     def _protocols(self) -> tuple[int, ...]:
         """Ours, and those of other clients at the masters that we use."""
