@@ -128,7 +128,7 @@ class Scripts:
         calls = 0
         while self.rests:
             source = self._source(scripts.VOTES_GO_ON)
-            reply = self.scripted.raw.eval(source, len(self.keys), *self.rests.pop(0))
+            reply = self.scripted.raw.eval(source, *self.rests.pop(0))
             self._without_rest(reply)
             self._hear()
             calls += 1

@@ -77,10 +77,12 @@ from aiolock.stores.machine import NameState
 from aiolock.stores.memory import MemoryServer
 from aiolock.stores.redis import _replies as replies
 from aiolock.stores.redis import _scripts as scripts
+from aiolock.stores.redis import _sharing as sharing
 from aiolock.stores.redis._codec import RESERVED, decode_any, encode
 from aiolock.stores.redis._encoding_rare import _detached
 from aiolock.stores.redis._names import Names
 from aiolock.stores.redis._scripts import KEPT
+from aiolock.stores.redis._sharing import keys_with_shares
 from aiolock.stores.redis._status import status
 from tests.support import looks
 from tests.support.copies import run_copy
@@ -368,9 +370,9 @@ class Scripts:
         self.scripted = ScriptedServer(server.port, self.names.channels)
         self.redis = self.scripted.redis
         self.listen, self.leave = self.scripted.listen, self.scripted.leave
-        self.keys = self.names.with_shares(NAME)[: 5 if shares else 3]
+        self.keys = keys_with_shares(self.names, NAME)[: 5 if shares else 3]
         """The keys of acquire and release."""
-        self.three, self.five = self.names.keys(NAME), self.names.with_shares(NAME)
+        self.three, self.five = self.names.keys(NAME), keys_with_shares(self.names, NAME)
         self.value = self.names.value(NAME)
         self.log: list[tuple[Any, ...]] = []
         self._kept: Kept | None = None
@@ -398,7 +400,7 @@ class Scripts:
         calls = 0
         while self.rests:
             rest = self.rests.pop(0)
-            self._without_rest(self.scripted.raw.eval(self._source(scripts.GO_ON), 5, *rest))
+            self._without_rest(self.scripted.raw.eval(self._source(scripts.GO_ON), *rest))
             self._kept = None
             self._hear()
             calls += 1
@@ -441,7 +443,7 @@ class Scripts:
     ) -> Answer | Late:
         kept = ttl + KEPT + decode_any(waiter)[1].closes
         args = (ttl, kept, most, self.names.channels, waiter, ticket, not_after)
-        script = scripts.ACQUIRE_OF_SHARES if self.shares else scripts.ACQUIRE
+        script = sharing.ACQUIRE if self.shares else scripts.ACQUIRE
         answer: Answer | Late = self._call(script, self.keys, *args)
         return answer
 
@@ -461,7 +463,7 @@ class Scripts:
     ) -> int:
         closes = 1 + lost if entered and decode_any(waiter)[1].closes else 0
         args = (waiter, fence, self.names.channels, closes, tombstone_until)
-        script = scripts.RELEASE_OF_SHARES if self.shares else scripts.RELEASE
+        script = sharing.RELEASE if self.shares else scripts.RELEASE
         was = self._call(script, self.keys, *args)
         if not isinstance(was, bytes):
             return int(was)
@@ -575,20 +577,20 @@ class Scripts:
         for member, score in self.redis.zrange(self.five[4], 0, -1, withscores=True):
             first.setdefault(member[0], {})[member[1:]] = score
         for member, score in first.get("%", {}).items():
-            start, ticket, account = member.split(":")
+            began, ticket, account = member.split(":")
             priority, share = named(account)
             places = order.places.setdefault(priority, [])
-            places.append((int(score) - priority * 10**12, int(start), share))
-            assert first["s"].pop(account) == 10**14 + int(start)
+            places.append((int(score) - priority * 10**12, int(began), share))
+            assert first["s"].pop(account) == 10**14 + int(began)
             assert first["t"].pop(account) == int(ticket)
             first.get("w", {}).pop(account, None)
         for account, score in first.get("-", {}).items():
             priority, share = named(account)
             start = int(score) + 54 * 10**14 - priority * 4 * 10**14
             order.ahead.setdefault(priority, []).append((start, share))
-        for priority, count in first.get("n", {}).items():
-            assert len(order.ahead.get(int(priority), ())) == int(count) - 10**14
-        now = {int(priority): int(v) - 10**14 for priority, v in first.get("v", {}).items()}
+        for of, count in first.get("n", {}).items():
+            assert len(order.ahead.get(int(of), ())) == int(count) - 10**14
+        now = {int(of): int(v) - 10**14 for of, v in first.get("v", {}).items()}
         order.virtual.update({priority: v for priority, v in now.items() if v})
         assert not any(first.get(kind) for kind in "stw"), "nothing is left behind"
         for member, score in self.kept.scores.items():

@@ -17,12 +17,12 @@ passes over what it does not know.
 
 from __future__ import annotations
 
-import base64
 import re
 from functools import lru_cache
 from typing import Final
 
 from aiolock.protocol import Form, Rule, WaiterId, new
+from aiolock.stores.redis._share_text import coded, decoded
 
 RESERVED: Final = "-"
 """The client of a lock that stays closed: its grant ends like any other, but has no owner."""
@@ -48,21 +48,9 @@ def stem(form: Form, client: str, *, blind: bool) -> str:
     terms = (("+", form.after_loss), ("~", form.after_grant), ("@", form.period))
     closing = "".join(f"{letter}{ms}" for letter, ms in terms if ms)
     priority = f"!{form.priority}" if form.priority else ""
-    share = f"%{_coded(form.share)}" if form.share else ""
+    share = f"%{coded(form.share)}" if form.share else ""
     weight = f"${form.weight}" if form.weight != _USUAL else ""
     return f"{mode}{flags}{form.claim}{rule}{declared}{closing}{priority}{share}{weight}:{client}:"
-
-
-def _coded(share: str) -> str:
-    return base64.urlsafe_b64encode(share.encode()).decode().rstrip("=")
-
-
-def _share_of(coded: str) -> str:
-    """The share that was coded; one that others have written is another than any of ours."""
-    try:
-        return base64.urlsafe_b64decode(coded + "=" * (-len(coded) % 4)).decode()
-    except ValueError:
-        return f"%{coded}"
 
 
 def encode(waiter: WaiterId, form: Form, *, blind: bool) -> str:
@@ -120,7 +108,7 @@ def _decode_form(head: str) -> tuple[Form, bool]:
         after_grant=terms.get("~", 0),
         period=terms.get("@", 0),
         priority=int(priority[1]) if priority else 0,
-        share=_share_of(share[1]) if share else "",
+        share=decoded(share[1]) if share else "",
         weight=max(1, int(weight[1])) if weight else _USUAL,
     )
     return form, "b" in flags

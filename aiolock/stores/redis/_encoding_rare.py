@@ -28,6 +28,7 @@ from aiolock.stores.redis._codec import encode
 from aiolock.stores.redis._encoding import Call, Texts
 from aiolock.stores.redis._names import Names
 from aiolock.stores.redis._scripts import bulk
+from aiolock.stores.redis._sharing import RELEASE, with_shares
 
 
 class RareEncoding:
@@ -89,15 +90,15 @@ class RareEncoding:
     def _discard(self, operation: Discard) -> Call:
         name, waiter, form, fence, entered, _ = operation
         text = _detached(form, waiter.client.removeprefix(DETACHED))
-        arguments = self._names.five(name) + bulk(text) + bulk(fence) + self._channels
+        arguments = with_shares(self._names, name) + bulk(text) + bulk(fence) + self._channels
         arguments += bulk(1 if entered and form.closes else 0)
-        return Call(scripts.RELEASE_OF_SHARES, 10, arguments, leaves_tombstone=True)
+        return Call(RELEASE, 10, arguments, leaves_tombstone=True)
 
     def _resize(self, operation: Resize) -> Call:
         numbers = (operation.declared, operation.limit, operation.remember)
         values = b"".join(map(bulk, numbers))
         token = bulk(f"{self._client}.{next(self._resizes)}")
-        arguments = self._names.five(operation.name) + values + self._channels + token
+        arguments = with_shares(self._names, operation.name) + values + self._channels + token
         return Call(scripts.RESIZE, 11, arguments, expires=True)
 
     def _post(self, operation: Post) -> Call:
@@ -114,7 +115,7 @@ class RareEncoding:
 
     def _break(self, operation: Break) -> Call:
         values = b"".join(map(bulk, operation.fences))
-        arguments = self._names.five(operation.name) + self._channels + values
+        arguments = with_shares(self._names, operation.name) + self._channels + values
         return Call(scripts.BREAK, 7 + len(operation.fences), arguments)
 
 

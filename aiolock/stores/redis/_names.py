@@ -41,7 +41,6 @@ class Names:
         self.channels = f"{prefix}:push:"
         # Cached, because names come back: the next waiter asks for the same lock.
         self.three = lru_cache(maxsize=4096)(self._three)
-        self.five = lru_cache(maxsize=4096)(self._five)
         self.holders = lru_cache(maxsize=4096)(self._holders)
         self.name = lru_cache(maxsize=4096)(self._name)
 
@@ -49,11 +48,6 @@ class Names:
         """All its keys: as a rule, of its holders, its queue and its fence."""
         stem = f"{self.prefix}:{{{escape(name)}}}:"
         return [*(f"{stem}{kind}" for kind in self._kinds), *self._all_names]
-
-    def with_shares(self, name: str) -> list[str]:
-        """The same, and those of the order among shares."""
-        stem = f"{self.prefix}:{{{escape(name)}}}:"
-        return [*self.keys(name), f"{stem}line", f"{stem}shares"]
 
     def value(self, name: str) -> str:
         """The key of a posted value (see `Post`)."""
@@ -101,8 +95,4 @@ class Names:
     def _three(self, name: str) -> bytes:
         """All its keys, and how many, encoded for a request."""
         keys = self.keys(name)
-        return b"".join(map(bulk, (len(keys), *keys)))
-
-    def _five(self, name: str) -> bytes:
-        keys = self.with_shares(name)
         return b"".join(map(bulk, (len(keys), *keys)))

@@ -41,9 +41,8 @@ def _is_plain(loop: asyncio.AbstractEventLoop) -> bool:
 class Outbox:
     """The commands that have no answer yet."""
 
-    on_shares: Callable[[str], None] | None = None
-    """Called with the key of the holders if a script for a name would have needed the keys of
-    shares, and was called without them."""
+    on_shares: Callable[[bytes], None]
+    """Called with the key of a name's holders if shares are used there: see `_sharing`."""
     watch: Callable[[], None]
     """Called when there is a command, and deadlines are not watched; set by `Deadlines`."""
 

@@ -162,10 +162,10 @@ class Reader:
             return reply
         script = VOTES_GO_ON if rest.of_votes else GO_ON
         for values in rest.calls:
-            arguments = bulk(rest.keys) + b"".join(map(bulk, values))
-            _ = self._outbox.call(script, 1 + len(values), arguments, reply=Called(_ignore))
-        if rest.of_shares and self._outbox.on_shares is not None:
-            self._outbox.on_shares(rest.calls[0][0].decode())
+            arguments = b"".join(map(bulk, values))
+            _ = self._outbox.call(script, len(values), arguments, reply=Called(_ignore))
+            if values[-1] == b"%":
+                self._outbox.on_shares(values[1])
         return rest.reply
 
     def _answered_together(self, first: Command, reply: Any) -> None:

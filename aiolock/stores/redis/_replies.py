@@ -68,14 +68,10 @@ class Left(NamedTuple):
 
     reply: Any
     """The reply, apart from that."""
-    keys: int
-    """How many keys each call has."""
     calls: list[list[bytes]]
-    """The keys and arguments of each call of the script ``go_on`` that is due."""
+    """How many keys each call of the script ``go_on`` has that is due, these, and its arguments."""
     of_votes: bool
     """Whether the script of that name in ``quorum`` is meant."""
-    of_shares: bool
-    """Whether the script would have needed the keys of shares, and was called without them."""
 
 
 def left(reply: Any) -> Left | None:
@@ -86,8 +82,8 @@ def left(reply: Any) -> Left | None:
         return None
     if kind not in (b"rest", b"rest of votes"):
         return None
-    calls, of_shares = [[*call, *rest] for rest in rests], any(rest[0] == b"%" for rest in rests)
-    return Left(answered, len(call) - 1, calls, kind != b"rest", of_shares)
+    call = [b"%d" % (len(call) - 1), *call]
+    return Left(answered, [[*call, *rest] for rest in rests], kind != b"rest")
 
 
 def several(reply: Any, waiters: Sequence[WaiterId]) -> list[Answer]:

@@ -31,22 +31,13 @@ from aiolock.stores.redis._replies import (
 KEPT: Final = 60_000
 """Milliseconds for which the holders are kept behind the end of the last lease: so that it is
 reaped, and its client notified, rather than forgotten."""
-_CONSTANTS: Final[dict[str, str]] = {
-    "PRIORITY": f"{protocol.PRIORITY}",
-    "MAX_AHEAD": f"{protocol.MAX_AHEAD}",
-    "STANDS_STILL": f"{protocol.STANDS_STILL}",
-    "LOOKERS": f"{protocol.LOOKERS}",
-    "CHECKS": f"{protocol.CHECKS}",
-    "CHECKS_IF_FULL": f"{protocol.CHECKS_IF_FULL}",
-    "GRANTS": f"{protocol.GRANTS}",
-    "PART": f"{protocol.PART}",
-    "KEEP_ALIVE": f"{protocol.KEEP_ALIVE}",
-    "COST": f"{protocol.COST}",
-    "MOST_AHEAD": f"{protocol.MOST_AHEAD}",
-    "KEPT": f"{KEPT}",
-    "REMEMBERED": f"{_member.REMEMBERED}",
-    "LOOKED_AT": f"{_member.LOOKED_AT}",
-    "COUNTED": f"{_member.COUNTED}",
+_SHARED: Final = {
+    protocol: "PRIORITY MAX_AHEAD STANDS_STILL LOOKERS CHECKS CHECKS_IF_FULL GRANTS PART KEEP_ALIVE"
+    " COST MOST_AHEAD",
+    _member: "REMEMBERED LOOKED_AT COUNTED",
+}
+_CONSTANTS: Final = {"KEPT": str(KEPT)} | {
+    name: str(getattr(module, name)) for module, names in _SHARED.items() for name in names.split()
 }
 """The constants that the scripts have in common with the client and with other stores."""
 
@@ -59,15 +50,8 @@ _CONSTANT: Final = re.compile(
 _NAMED: Final = re.compile(r"\b[A-Z_]+\b")
 _CALL: Final = re.compile(r"redis\.p?call\([^()]*\)")
 _LITERAL: Final = re.compile(r"(?<=, )-?\d+(?=[,)])")
-_OF_SHARES: Final = re.compile(
-    r"^( *)if SHARES then\n(?:\1 .*\n)*\1end\n|^--@include shares/.*\n", re.MULTILINE
-)
+_SHARES: Final = re.compile(r"(?m)^( *)if SHARES then\n(\1 .*\n)*\1end\n|^--@include shares/.*\n")
 """What does nothing in a script without the keys of shares."""
-_AT_THE_TOP: Final = (
-    *("account_of", "shares/read_account", "shares/write_account", "shares/look"),
-    *("shares/others_wait", "shares/forget_starts", "shares/rank_again"),
-)
-"""Functions that many others include, in a script with these keys: once in it, not in each."""
 _COMMENT: Final = re.compile(r"^ *--(?!@include ).*\n|^ *\n", re.MULTILINE)
 
 
@@ -99,11 +83,7 @@ def _source(name: str, *, shares: bool = False, **instead: str) -> str:
     some constants.
     """
     constants = dict(_CONSTANTS)
-    known, parts = set[str](), list[str]()
-    for each in (*(_AT_THE_TOP if shares else ()), name):
-        parts.append(_included(each, known, constants, shares=shares))
-        known.add(each)
-    text = "".join(parts)
+    text = _included(name, set(), constants, shares=shares)
     constants |= instead
     text = _NAMED.sub(lambda found: constants.get(found[0], found[0]), text)
     return _CALL.sub(lambda call: _LITERAL.sub(r"'\g<0>'", call[0]), text)
@@ -118,9 +98,12 @@ def _included(name: str, known: set[str], constants: dict[str, str], *, shares: 
     function: they are local to it, and cost nothing until it is called.
     """
     text, own = _read(name)
-    text = text if shares else _OF_SHARES.sub("", text)
+    text = text if shares else _SHARES.sub("", text)
     constants.update(own)
-    known = known | {name}
+    function = _FUNCTION.search(text)
+    if function is not None:
+        known = set(known)
+    known.add(name)
 
     def put_in(include: re.Match[str]) -> str:
         included = include[1]
@@ -130,7 +113,6 @@ def _included(name: str, known: set[str], constants: dict[str, str], *, shares: 
         known.add(included)
         return source
 
-    function = _FUNCTION.search(text)
     if function is None:
         return _INCLUDE.sub(put_in, text)
     inner = "".join(map(put_in, _INCLUDE.finditer(text)))
@@ -184,8 +166,6 @@ class Script:
         self.shares = shares
         self.decode = decode
         self.decode_again = decode_again or decode
-        self.gives_int = decode is was
-        """Whether a number is the answer as it is."""
         self.heads: dict[int, bytes] = _Heads(self)
         """The head of a call by the number of arguments: of the keys' number, the keys, and the
         values."""
@@ -219,11 +199,9 @@ class _Heads(dict[int, bytes]):
 
 OPEN: Final = Script("open", opened)
 ACQUIRE: Final = Script("acquire", answer)
-ACQUIRE_OF_SHARES: Final = Script("acquire", answer, shares=True)
 ACQUIRE_SEVERAL: Final = Script("acquire_several", as_is)
 ACQUIRE_HEARTBEAT: Final = Script("acquire_heartbeat", answer)
 RELEASE: Final = Script("release", was, was_before, pushes=True)
-RELEASE_OF_SHARES: Final = Script("release", was, was_before, pushes=True, shares=True)
 REPORT_HANDOFF: Final = Script("report_handoff", was, was_before)
 RENEW: Final = Script("renew", flags)
 BREAK: Final = Script("break", int, broken_before, shares=True)

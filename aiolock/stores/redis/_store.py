@@ -6,7 +6,7 @@ import asyncio
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from redis.asyncio.connection import ConnectionPool
 
@@ -45,9 +45,7 @@ from aiolock.stores.redis._replies import Asked
 from aiolock.stores.redis._scripts import ACQUIRE, RELEASE, bulk
 from aiolock.stores.redis._sentinel import Address, is_managed
 from aiolock.stores.redis._session import MakePipe, Session
-
-if TYPE_CHECKING:
-    from aiolock.stores.redis._sharing import Sharing
+from aiolock.stores.redis._sharing import Sharing, learn
 
 Value = TypeVar("Value")
 
@@ -173,9 +171,8 @@ class Operations:
         self._rare = RareEncoding(names, client, texts)
         self._calls = self._encoding.calls | self._rare.calls
         self._outbox = session.pipe.outbox
-        self._outbox.on_shares = self._learn_shares
         self._of_shares = dict[str, None]()
-        """Names for which others use shares."""
+        self._outbox.on_shares = partial(learn, names, self._of_shares, self._encoded)
         self._time, self._copies = self._outbox.time, self._outbox.copies
         self._post = self._outbox.post
         self._asks = ACQUIRE.heads[_Question.count + 1]
@@ -297,16 +294,7 @@ class Operations:
 
     @cached_property
     def _sharing(self) -> Sharing:
-        from aiolock.stores.redis._sharing import Sharing  # noqa: PLC0415  # most never need it
-
         return Sharing(self._pipe, self._names, self._texts, self._encoded)
-
-    def _learn_shares(self, key: str) -> None:
-        """Others use shares for the name with this key: pass their keys from now on."""
-        if len(self._of_shares) > _MOST_NAMES:
-            del self._of_shares[next(iter(self._of_shares))]
-        self._of_shares[self._names.name(key)] = None
-        self._encoded.pop(self._names.name(key), None)
 
     def _encode(self, known: _Encoded, name: str, form: Form) -> None:
         """Encode what is the same for all waiters of this name and form."""
@@ -322,15 +310,9 @@ class Operations:
         The server may have a grant for it. If it gives up before this is sent, its release must be
         sent all the same.
         """
-        name, form = operation.name, operation.form
-        if form.share or name in self._of_shares:
-            answer = Prompt(loop=self._loop)
-            self._sharing.acquire(operation, answer, again=True)
-            return answer
-        place = bulk(operation.ticket if operation.wait else -1)
-        own = bulk(self._texts.text(name, operation.waiter, form)) + place
-        head = self._encoding.head(name, operation.ttl, form.closes, operation.max_waiters)
-        return self._pipe.call(ACQUIRE, 10, head + own, must_run=False, expires=True)
+        answer = Prompt(loop=self._loop)
+        self._sharing.acquire(operation, answer, again=True)
+        return answer
 
     def _call(self, operation: Operation[Any]) -> asyncio.Future[Any]:
         return self._send(self._calls[operation.__class__](operation))

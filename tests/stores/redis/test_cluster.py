@@ -557,6 +557,33 @@ async def test_slot_move_keeps_the_holder_and_the_places_of_waiters(
         assert fences == sorted(set(fences))
 
 
+async def test_slot_move_keeps_the_order_among_shares(own_cluster: Cluster, prefix: str) -> None:
+    """Its keys go with the queue, and the shares go on to have turns."""
+    async with (
+        aiolock.connect(own_cluster.url, prefix=prefix) as ann,
+        aiolock.connect(own_cluster.url, prefix=prefix) as bob,
+    ):
+        lease, order = await ann.lock("a").acquire(), list[str]()
+
+        async def work(share: str) -> None:
+            async with ann.lock("a", share=share):
+                order.append(share)
+
+        async def step() -> None:
+            assert await lease.verify()
+
+        tasks = list[asyncio.Task[None]]()
+        for share in "aaabcb":
+            tasks.append(asyncio.create_task(work(share)))
+            await queued(bob.lock("a"), len(tasks))
+        await move_under(own_cluster, "a", step)
+        late = asyncio.create_task(work("b"))
+        await queued(bob.lock("a"), 7)
+        await lease.release()
+        await asyncio.wait_for(asyncio.gather(*tasks, late), 30)
+        assert "".join(order) == "abcabab"
+
+
 async def test_commands_redirected_after_a_slot_move_keep_their_order(
     cluster: Cluster, prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

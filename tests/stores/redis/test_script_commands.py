@@ -15,6 +15,7 @@ from typing import Final
 import pytest
 
 from aiolock.stores.redis import _scripts as scripts
+from aiolock.stores.redis import _sharing as sharing
 from aiolock.stores.redis import _voting as voting
 from tests.proof.test_redis_model import Scripts
 from tests.support.servers import RedisServer
@@ -103,7 +104,7 @@ def test_scripts_run_the_same_commands_whatever_the_length_of_the_queue(
     "script",
     [
         script
-        for module in (scripts, voting)
+        for module in (scripts, sharing, voting)
         for script in vars(module).values()
         if isinstance(script, scripts.Script)
     ],

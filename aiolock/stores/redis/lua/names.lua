@@ -60,6 +60,7 @@ local FLAGS_CLIENT = '^%a(%a*)%d+[^:]*:([^:]+):'
 local MODE_FLAGS_CLAIM_RULE_CLIENT = '^(%a)(%a*)(%d+)([^:]?)[^:]*:([^:]+):'
 local RULE_NUMBER_DECLARED = '^s%a*%d+([*&^])(%d+)/?(%d*)'
 local PERMITS = '^s%a*%d+%*(%d+)'
+local COSTS = '^s%a*%d+[*|](%d+)' -- permits, or tokens of a rate
 local SHARE_WEIGHT = '^[^:]*%%([%w_-]+)%$?(%d*)'
 local HAS_TERMS = '^%a+%d+[^:+~@]*[+~@]'
 local MODE_RULE_TERMS_FENCE = '^(%a)%a*%d+([^:+~@]*)([+~@][^:]+):[^:]+:%d+:(%d+)$'

@@ -11,6 +11,7 @@
 -- returns  1 it was a holder  2 it was queued  0 neither
 --          'g …' it was a holder, and the next is of the same client: its push, sent with the reply
 --@include names
+--@include shares/index
 local CHANNELS = ARGV[3]
 --@include hand_off
 --@include release_general

@@ -8,6 +8,7 @@
 --       6 not after (µs)
 -- returns  the limit before
 --@include names
+--@include shares/index
 local CHANNELS = ARGV[4]
 --@include clock
 --@include late

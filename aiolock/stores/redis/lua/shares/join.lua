@@ -20,6 +20,7 @@ local function join(waiter, ticket, again)
   if not a.ticket then
     a.start = math.max(a.start, a.now) -- it has no credit for the time without a waiter
   end
+  a.new = false -- the key gets its time below
   if again then
     look(a)
     write_account(a)

@@ -8,6 +8,6 @@ local function look(a)
     return nil
   end
   local _, _, weight = account_of(entry:sub(#account + 19))
-  a.ticket, a.weight = tonumber(entry:sub(#account + 2, #account + 17)), weight
+  a.ticket, a.weight = tonumber(entry:sub(#account + 2, #account + 17)), weight or 1000
   return entry
 end

@@ -19,7 +19,7 @@ local function next_waiter(head)
       return head
     end
     local ticket, account = first:sub(19, 34), first:sub(36)
-    for _, waiter in ipairs(redis.call('ZRANGEBYSCORE', QUEUE, ticket, ticket)) do
+    for _, waiter in ipairs(redis.pcall('ZRANGEBYSCORE', QUEUE, ticket, ticket)) do
       if account_of(waiter) == account then
         return waiter, ticket
       end

@@ -8,6 +8,7 @@
 --@include shares/forget_starts
 local function pay(waiter, ticket)
   local account, priority, weight, permits = account_of(waiter)
+  local number = math.max(1, waiter:match(COSTS) or 1)
   if not account then
     return
   end
@@ -28,7 +29,7 @@ local function pay(waiter, ticket)
       a.count, a.ahead = a.count - 1, a.ahead and member ~= '-' .. account
     end
   end
-  a.start = a.now + math.max(1, math.floor(math.max(1, permits) * COST * 1000 / weight))
+  a.start = a.now + math.max(1, math.floor(number * COST * 1000 / weight))
   if a.start >= STARTS then
     redis.pcall('ZREMRANGEBYSCORE', SHARES, '-inf', '+inf') -- begin anew, as those that wait ask again
     return

@@ -1,0 +1,8 @@
+-- shares/index: the functions that others have in common which keep the order among shares, once at the top of a script.
+--@include account_of
+--@include shares/read_account
+--@include shares/write_account
+--@include shares/look
+--@include shares/others_wait
+--@include shares/forget_starts
+--@include shares/rank_again
