@@ -6,19 +6,23 @@ That the scripts do what the machine does is in `tests/proof/test_redis_model.py
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+import itertools
+from collections.abc import Callable, Iterator
 from functools import partial
+from random import Random
 from typing import Any
 
 import pytest
 
 import aiolock
-from aiolock.protocol import Busy, Full, Granted, Queued
+from aiolock.protocol import Acquire, Busy, Full, Granted, Queued, Release, WaiterId
+from aiolock.stores import machine
 from aiolock.stores.redis import _scripts as scripts
 from aiolock.stores.redis import _sharing as sharing
+from aiolock.stores.redis._codec import decode_any
 from aiolock.stores.redis._names import Names
 from aiolock.stores.redis._sharing import learn
-from tests.proof.test_redis_model import Order, Scripts
+from tests.proof.test_redis_model import NAME, Model, Order, Scripts
 from tests.stores.redis.test_script_commands import ENQUEUE, GRANT, HEAD, commands
 from tests.support.servers import RedisServer, store_on
 
@@ -70,6 +74,73 @@ def next_one(lua: Scripts) -> str:
 def turns(lua: Scripts, count: int) -> list[str]:
     """The next waiters of a lock, each of which releases it for the one after it."""
     return [next_one(lua) for _ in range(count)]
+
+
+# As the machine has it
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("text", [lock, permit])
+def test_order_of_random_tenants_is_that_of_the_machine(
+    redis_server: RedisServer,
+    monkeypatch: pytest.MonkeyPatch,
+    text: Callable[[str, int, str], str],
+    seed: int,
+) -> None:
+    """Each account of it, after each step."""
+    monkeypatch.setattr(machine, "looks_for_dead", lambda *_: False)
+    lua, random, seq = Scripts(redis_server, shares=True), Random(seed), itertools.count(1)
+    lua.looks = False
+    texts = dict[WaiterId, str]()
+    model = Model(texts)
+    for client in ("ada", "bob"):
+        lua.listen(client)
+        model.hear(client)
+    known = list[str]()
+    shares = ["", "QQ", "Qg", "Qw$3000", "RA$500", "RQ$100"]
+    for _ in range(120):
+        if random.random() < 0.55 or not known:
+            priority = random.choice(["", "", "", "!-3"])
+            form, *rest = text(random.choice(shares[seed % 2 :]), next(seq), "ada").split(":")
+            client = random.choice(["ada", "bob", "gone"])
+            head, _, share = form.partition("%")
+            waiter = ":".join([head + priority + (share and f"%{share}"), client, rest[1]])
+            known.append(waiter)
+            who, of, _ = decode_any(waiter)
+            texts[who] = waiter
+            most = random.choice([0, 0, 0, 2])
+            real = lua.acquire(waiter, MINUTE, 0, most)
+            assert type(real) is type(model.run(Acquire(NAME, who, of, MINUTE, max_waiters=most)))
+        else:
+            waiter = known.pop(random.randrange(len(known)))
+            who, of, _ = decode_any(waiter)
+            assert lua.release(waiter, 0) == model.run(Release(NAME, who, of, 0))
+        assert lua.order() == model.order()
+        assert lua.kept.queue == model.queue()
+    while waiters := [waiter for waiter, _ in lua.holders()]:
+        for waiter in waiters:
+            who, of, _ = decode_any(waiter)
+            assert lua.release(waiter, 0) == model.run(Release(NAME, who, of, 0))
+            assert lua.order() == model.order()
+    assert lua.order() == NOTHING
+    lua.close()
+
+
+def test_shares_that_are_ahead_are_forgotten_if_they_are_many(
+    lua: Scripts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those that are least ahead: the state of a name is bounded, however many shares come once."""
+
+    def source(script: scripts.Script) -> str:
+        return scripts._source(script.name, shares=script.shares, MOST_AHEAD="3", LOOKERS="1e17")
+
+    monkeypatch.setattr(lua, "_source", source)
+    come(lua, lock("", 0), lock(f"{A}$10", 1), lock(A, 2))
+    for seq, weight in enumerate((1000, 500, 2000, 100, 4000, 1000), 3):
+        come(lua, lock(f"s{seq}${weight}", seq))
+        next_one(lua)
+    starts = [start for start, _ in lua.order().ahead[0]]
+    assert starts == [10_000, 20_000, 100_000]
 
 
 # What it costs
