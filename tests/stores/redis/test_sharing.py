@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 import aiolock
+from aiolock import protocol
 from aiolock.protocol import Acquire, Busy, Full, Granted, Queued, Release, WaiterId
 from aiolock.stores import machine
 from aiolock.stores.redis import _scripts as scripts
@@ -143,6 +144,17 @@ def test_shares_that_are_ahead_are_forgotten_if_they_are_many(
     assert starts == [10_000, 20_000, 100_000]
 
 
+def test_shares_that_are_ahead_no_more_are_forgotten(lua: Scripts) -> None:
+    """As the virtual time comes to them: so few are kept of a name that is used for long."""
+    come(lua, lock("", 0), *(lock((A, B)[seq % 2], seq) for seq in range(1, 41)))
+    most = 0
+    for seq in range(50, 60):
+        come(lua, lock(f"s{seq}", seq))
+        turns(lua, 3)
+        most = max(most, len(lua.redis.zrangebyscore(lua.five[4], "-inf", -(10**13))))
+    assert most < 6
+
+
 # What it costs
 
 
@@ -233,15 +245,15 @@ def test_release_without_keys_leaves_the_next_share_to_go_on(lua: Scripts) -> No
 
 
 def test_acquire_without_keys_leaves_a_free_permit_to_go_on(lua: Scripts) -> None:
-    """It waits behind those that came before it, and has them looked at: the next may be dead."""
-    come(lua, permit(A, 1), permit(A, 2), permit(A, 3, "gone"), permit(B, 4))
+    """It waits behind those that came before it, and has them looked at: one of them may fit."""
+    come(lua, permit(A, 1), permit(A, 2), permit(A, 3, number=2), permit(B, 4))
     lua.put(lua.keys[0], "used", 10**15 + 1)  # as if another had been released meanwhile
     forget_keys(lua)
     assert isinstance(lua.acquire(permit("", 5), MINUTE, 0, 0), Queued)
-    assert lua.kept.queue == [permit(A, 3, "gone"), permit(B, 4), permit("", 5)]
+    assert lua.kept.queue == [permit(A, 3, number=2), permit(B, 4), permit("", 5)]
     assert lua.go_on() == 1
     assert permit(B, 4) in [waiter for waiter, _ in lua.holders()]
-    assert lua.kept.queue == [permit(A, 3, "gone"), permit("", 5)]
+    assert lua.kept.queue == [permit(A, 3, number=2), permit("", 5)]
 
 
 def test_acquire_without_keys_or_a_wait_asks_again_if_nothing_is_held(lua: Scripts) -> None:
@@ -347,6 +359,17 @@ def test_waiter_that_was_missing_in_the_order_is_in_it_once_it_has_asked_again(
     assert lua.order() == before
 
 
+def test_place_of_a_share_is_put_right_by_its_waiter_that_asks_again(lua: Scripts) -> None:
+    """A script without the keys may have ended its grants: then it holds less than it says."""
+    come(lua, permit(A, 1), permit(B, 2), permit(A, 3), permit(B, 4), permit(C, 5))
+    forget_keys(lua)
+    lua.release(*next(grant for grant in lua.holders() if grant[0] == permit(A, 1)))
+    lua.rests.clear()
+    lua.shares, lua.keys = True, lua.five
+    assert [share for _, _, share in lua.order().places[0]] == ["C", "A", "B"]
+    assert isinstance(lua.acquire(permit(A, 3), MINUTE, 1, 0), Granted)
+
+
 def test_place_of_a_share_that_was_left_behind_is_put_right(lua: Scripts) -> None:
     """Whatever it says: who is next must be in the queue."""
     come(lua, lock("", 0), lock(A, 1), lock(B, 2))
@@ -421,6 +444,34 @@ def test_order_begins_anew_when_starts_would_be_too_large(lua: Scripts) -> None:
     assert next_one(lua) == lock(A, 1)
     assert lua.redis.exists(lua.five[4]) == 0
     assert next_one(lua) == lock(A, 2)
+
+
+@pytest.mark.parametrize("how", ["stuck", "dead"])
+def test_waiters_that_are_removed_leave_the_order(lua: Scripts, how: str) -> None:
+    """Those of a client whose lease has ended, and those that a newcomer finds dead."""
+    come(lua, lock("", 0), lock(C, 7, "bob"), *(lock((A, B)[seq % 2], seq) for seq in range(1, 7)))
+    if how == "stuck":
+        lua.put(lua.keys[0], f"{lock('', 0)}:{lua.holders()[0][1]}", 1000)
+    else:
+        lua.leave("ada")
+        lua.looks = True
+    come(lua, lock(C, 8, "bob"))
+    assert lua.order().line == sorted([*lua.kept.queue])
+    assert {waiter.split(":")[1] for waiter in lua.kept.queue} == {"bob"}
+
+
+def test_reap_in_parts_grants_nothing_to_a_share_before_the_last_part(
+    lua: Scripts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a waiter of the stuck client might be the next one."""
+    monkeypatch.setattr(protocol, "PART", 2)
+    come(lua, lock(A, 0), lock(B, 1, "bob"), lock(A, 2), lock(A, 3, "bob"), lock(C, 4))
+    lua.put(lua.keys[0], f"{lock(A, 0)}:{lua.holders()[0][1]}", 1000)
+    lua.goes_on = False
+    come(lua, lock(C, 5, "bob"))
+    assert lua.holders() == []
+    assert lua.go_on() >= 1
+    assert [waiter for waiter, _ in lua.holders()] == [lock(B, 1, "bob")]
 
 
 # The dead, and those that are too many
