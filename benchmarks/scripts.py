@@ -32,9 +32,13 @@ from benchmarks.rounds import in_turn, quantile, ratios
 
 ROOT = Path(__file__).resolve().parent.parent
 _SOURCES = """
-import json
+import importlib.util, json
 from aiolock.stores.redis import _scripts as scripts
-print(json.dumps({name: getattr(scripts, name.upper()).source for name in ("acquire", "release")}))
+found = {name: getattr(scripts, name.upper()).source for name in ("acquire", "release")}
+if importlib.util.find_spec("aiolock.stores.redis._sharing"):  # not in older checkouts
+    from aiolock.stores.redis import _sharing as sharing
+    found |= {"acquire%": sharing.ACQUIRE.source, "release%": sharing.RELEASE.source}
+print(json.dumps(found))
 """
 _NAMES = 200
 """Free locks."""
@@ -53,9 +57,11 @@ class Size:
     """Waiters that come."""
     lengths: tuple[int, ...] = (100, 1_000, 10_000, 100_000)
     """Of the queue into which they come."""
+    shares: tuple[int, ...] = (0, 20, 1_000)
+    """Shares of the waiters to which a lock is released, of the third of these lengths."""
 
 
-QUICK = Size(servers=1, rounds=3, batch=100, lengths=(100, 10_000))
+QUICK = Size(servers=1, rounds=3, batch=100, lengths=(100, 1_000, 10_000))
 
 
 class Scripts:
@@ -83,15 +89,23 @@ class Scripts:
         used = self._redis.info("cpu")
         return float(used["used_cpu_user_main_thread"] + used["used_cpu_sys_main_thread"]) * 1e6
 
-    def _acquire(self, name: str) -> tuple[str, tuple[object, ...]]:
-        waiter = f"x3000:{_CLIENT}:{next(self._numbers)}"
+    def _acquire(self, name: str, shares: int = 0) -> tuple[str, tuple[object, ...]]:
+        number = next(self._numbers)
+        share = f"%dGVuYW50{number % shares}" if shares else ""
+        waiter = f"x3000{share}:{_CLIENT}:{number}"
         seconds, micros = divmod(2**52, 1_000_000)  # not after
         arguments = (_TTL, _KEPT, 0, "aiolock:push:", waiter, 0, f"{seconds}{micros:06}")
-        return waiter, ("EVALSHA", self._digests["acquire"], 3, *_keys(name), *arguments)
+        return waiter, self._call("acquire", name, arguments, shares)
 
-    def _release(self, name: str, waiter: str, fence: bytes) -> tuple[object, ...]:
-        arguments = (waiter, fence, "aiolock:push:", 0, 0)
-        return ("EVALSHA", self._digests["release"], 3, *_keys(name), *arguments)
+    def _release(self, name: str, waiter: str, fence: bytes, shares: int = 0) -> tuple[object, ...]:
+        return self._call("release", name, (waiter, fence, "aiolock:push:", 0, 0), shares)
+
+    def _call(
+        self, script: str, name: str, arguments: tuple[object, ...], shares: int
+    ) -> tuple[object, ...]:
+        if not shares:
+            return ("EVALSHA", self._digests[script], 3, *_keys(name), *arguments)
+        return ("EVALSHA", self._digests[f"{script}%"], 5, *_keys(name, _OF_SHARES), *arguments)
 
     def free(self) -> Iterator[tuple[str, float]]:
         """Acquire and release locks that nobody else wants."""
@@ -108,9 +122,34 @@ class Scripts:
         assert set(replies) == {1}, "they were held"
         yield "release, nobody waits", released
 
-    def hold(self, name: str, length: int) -> None:
-        """Have a lock held, with a queue of so many."""
-        self._run([self._acquire(name)[1] for _ in range(1 + length)])
+    def hold(self, name: str, length: int, shares: int = 0) -> bytes:
+        """Have a lock held, with a queue of so many, in so many shares; the fence of the holder."""
+        self.holder, first = self._acquire(name, shares)
+        more = [self._acquire(name, shares)[1] for _ in range(length)]
+        _, replies = self._run([first, *more])
+        fence: bytes = replies[0].split()[0]
+        return fence
+
+    def hand_off(self, length: int, shares: int, batch: int) -> Iterator[tuple[str, float]]:
+        """Release a lock to the waiter that is next, and come into its queue again.
+
+        One by one, so this is the figure of the server's own account.
+        """
+        if shares and "release%" not in self._digests:
+            return
+        name = f"handed{length}in{shares}"
+        self._redis.delete(*_keys(name, _OF_SHARES))
+        fence = self.hold(name, length, shares)
+        waiter = self.holder
+        self._redis.config_resetstat()
+        for _ in range(batch):
+            given = self._redis.execute_command(*self._release(name, waiter, fence, shares))
+            _, waiter, fence = given.split(b" ")[:3]
+            waiter = waiter.decode()
+            self._redis.execute_command(*self._acquire(name, shares)[1])
+        stats = self._redis.info("commandstats")["cmdstat_evalsha"]
+        where = f"{length:,} waiters" + (f" in {min(shares, length):,} shares" if shares else "")
+        yield f"release, to the next of {where}, and acquire behind them", stats["usec"] / batch
 
     def come(self, name: str, length: int, batch: int) -> Iterator[tuple[str, float]]:
         """Come into a queue of so many, and leave it; and beside that, a bare command."""
@@ -130,8 +169,12 @@ class Scripts:
         self._run([("ZREM", queue, waiter) for waiter, _ in calls])
 
 
-def _keys(name: str) -> list[str]:
-    return [f"aiolock:{{lock:{name}}}:{kind}" for kind in ("holders", "queue", "fence")]
+_PLAIN = ("holders", "queue", "fence")
+_OF_SHARES = (*_PLAIN, "line", "shares")
+
+
+def _keys(name: str, kinds: tuple[str, ...] = _PLAIN) -> list[str]:
+    return [f"aiolock:{{lock:{name}}}:{kind}" for kind in kinds]
 
 
 def sources(tree: Path) -> dict[str, str]:
@@ -158,7 +201,8 @@ def measure(trees: Sequence[Path], size: Size) -> list[str]:
             for _, number in in_turn(range(len(sides)), size.rounds):
                 side = sides[number]
                 queues = [side.come(f"held{each}", each, size.batch) for each in size.lengths]
-                for what, took in itertools.chain(side.free(), *queues):
+                handed = [side.hand_off(size.lengths[2], each, size.batch) for each in size.shares]
+                for what, took in itertools.chain(side.free(), *queues, *handed):
                     found[number].setdefault(what, []).append(took)
     lines = ["| call | server, µs |", "| --- | ---: |"]
     if len(trees) > 1:
@@ -166,7 +210,8 @@ def measure(trees: Sequence[Path], size: Size) -> list[str]:
     for what in sorted(found[0], key=lambda what: what.split(",")[0]):
         line = f"| {what} | {quantile(found[0][what], 0.5):.1f} |"
         if len(trees) > 1:
-            line += f" {ratios(found[0][what], found[1][what]).median:.2f} |"
+            theirs = found[1].get(what)  # none, if it has no such script
+            line += f" {ratios(found[0][what], theirs).median:.2f} |" if theirs else " |"
         lines.append(line)
     return lines
 
