@@ -10,7 +10,7 @@ import contextlib
 import os
 import random
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -104,32 +104,44 @@ def changed(schema: str, function: str, number: str, new: int) -> str:
     return text.replace(number, re.sub(r"[0-9]+", str(new), number, count=1))
 
 
+@contextlib.contextmanager
+def altered(
+    stage: psycopg.Connection[Any], function: str, number: str, new: int
+) -> Generator[None]:
+    """For a while, this function of the stage has another number in this line."""
+    asked = stage.execute("SELECT pg_get_functiondef(%s::regproc)", (f"aiolock.{function}",))
+    (before,) = asked.fetchone() or ("",)
+    assert before.count(number) == 1
+    stage.execute(before.replace(number, re.sub(r"[0-9]+", str(new), number, count=1)).encode())
+    try:
+        yield
+    finally:
+        stage.execute(before.encode())
+
+
 @pytest.fixture
 def few(stage: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """One enters in each step, and the next is told to ask; one lease ends in each step."""
-    schema, most = _schema.statements(), protocol.GRANTS
-    bounds = {"_advance": f"granted >= {most} ", "_reap": f"LIMIT {most}\n"}
-    for function, number in bounds.items():
-        stage.execute(changed(schema, function, number, 1).encode())
-    monkeypatch.setattr(protocol, "GRANTS", 1)
-    yield
-    for function, number in bounds.items():
-        stage.execute(changed(schema, function, number, most).encode())
-
-
-PART_OF = "CASE WHEN current_setting('aiolock.in_parts', true) = 'on' THEN 256::bigint END"
+    most = protocol.GRANTS
+    with (
+        altered(stage, "_advance", f"charged >= {most} ", 1),
+        altered(stage, "_reap", f"LIMIT {most}\n", 1),
+    ):
+        monkeypatch.setattr(protocol, "GRANTS", 1)
+        yield
 
 
 @pytest.fixture
 def in_parts(stage: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Two waiters are looked at in each step, and what is left is done by others."""
-    schema = _schema.statements()
-    stage.execute(changed(schema, "_part", PART_OF, 2).encode())
-    stage.execute("SET aiolock.in_parts = on")
-    monkeypatch.setattr(protocol, "PART", 2)
-    yield
+    with (
+        altered(stage, "_part", f"{protocol.PART}::bigint", 2),
+        altered(stage, "_advance", "looked := looked + 3;", 0),
+    ):
+        stage.execute("SET aiolock.in_parts = on")
+        monkeypatch.setattr(protocol, "PART", 2)
+        yield
     stage.execute("RESET aiolock.in_parts")
-    stage.execute(changed(schema, "_part", PART_OF, 256).encode())
 
 
 @pytest.fixture(autouse=True)
@@ -140,6 +152,22 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
 
 NAME = "n"
 PLAIN = Form(claim=3000)
+
+
+def _permits(taken: int, *, share: str = "", weight: int = 1000, priority: int = 0) -> Form:
+    """That of a semaphore with four permits."""
+    return Form(
+        claim=3000,
+        shared=True,
+        rule=Rule.PERMITS,
+        number=taken,
+        declared=4,
+        share=share,
+        weight=weight,
+        priority=priority,
+    )
+
+
 FORMS = {
     "locks": [PLAIN, Form(claim=1000, priority=1), Form(claim=3000, fixed=True)],
     "terms": [
@@ -163,6 +191,25 @@ FORMS = {
         Form(claim=3000, shared=True, rule=Rule.COUNT, number=4, declared=4),
     ],
     "once": [Form(claim=3000, once=True), PLAIN],
+    "turns": [
+        Form(claim=3000, share="a"),
+        Form(claim=3000, share="a", weight=4000),
+        Form(claim=1000, share="bü"),
+        Form(claim=3000, share="c", weight=300, priority=1),
+        Form(claim=3000, share="a", after_loss=4000, priority=1),
+        Form(claim=3000, share="d", fixed=True),
+        PLAIN,
+    ],
+    "tenants": [
+        _permits(1, share="a"),
+        _permits(2, share="a", weight=5000),
+        _permits(1, share="b", weight=250),
+        _permits(3, share="b"),
+        _permits(1, share="c", priority=-1),
+        _permits(1, share="d", priority=-1, weight=100_000),
+        _permits(2, share="d"),
+        _permits(2),
+    ],
 }
 
 
@@ -225,7 +272,30 @@ class Both:
         assert alike(theirs) == alike(ours), trace
         assert by_client(told) == by_client(step.pushes), trace
         assert self.rests == [said(rest) for rest in [step.rest] if rest is not None], trace
+        assert self.turns() == [*self.places()], trace
         self.rest = step.rest
+
+    def turns(self) -> list[tuple[Any, ...]]:
+        """The accounts of shares that wait, or are remembered: first those that are next."""
+        return self.stage.execute(
+            "SELECT priority, share, start, held, ticket"
+            " FROM aiolock.accounts JOIN aiolock.virtual_times USING (name, priority)"
+            " WHERE name = %s AND (ticket IS NOT NULL OR start > virtual)"
+            " ORDER BY priority, ticket IS NULL, CASE WHEN ticket IS NOT NULL THEN rank END,"
+            " start, ticket, client, seq, share",
+            (self.key.decode(),),
+        ).fetchall()
+
+    def places(self) -> Iterator[tuple[Any, ...]]:
+        """The same of the machine."""
+        shares = self.state.holders.shares
+        for priority, accounts in sorted({} if shares is None else shares._by_priority.items()):
+            of = {account.place: account for account in accounts._by_name.values()}
+            for place in accounts._places:
+                name, held = of[place].name, of[place].held
+                yield priority, name.encode(), place.start, held, place.ticket
+            for start, name in accounts._ahead:
+                yield priority, name.encode(), start, accounts._by_name[name].held, None
 
     def do_the_rest(self) -> None:
         """Go on with what the last step has left, until nothing is."""
@@ -643,13 +713,17 @@ def agree(
     seldom = ["renew", "downgrade", "request", "break_", "status", "read"]
     if forms == "once":
         seldom += ["finish"] * 3
-    if forms in {"permits", "groups"}:
+    if forms in {"permits", "groups", "tenants"}:
         seldom += ["post"] * 3 + ["resize"] * 2
     seldom += more
-    for seed in range(ROUNDS):
+    steps, rounds = 40, ROUNDS
+    if forms in {"turns", "tenants"}:
+        often += ["acquire"] * 12 + ["release"] * 3  # so that many wait
+        steps, rounds = 120, ROUNDS // 3
+    for seed in range(rounds):
         both = Both(stage, FORMS[forms], first + seed)
         both.in_parts = in_parts
-        for _ in range(40):
+        for _ in range(steps):
             getattr(both, both.dice.choice(often + seldom))()
             if in_parts and both.dice.random() < 0.8:  # else it is never done
                 both.do_the_rest()

@@ -19,8 +19,6 @@ WAYS: Final[dict[str, Callable[[Form], Form]]] = {
     "redis": lambda form: redis.decode(redis.encode(WaiterId("ada", 1), form, blind=False))[1],
 }
 PERMITS: Final = Form(CLAIM, shared=True, rule=Rule.PERMITS, number=1, declared=1)
-NOT_YET: Final = {"postgres"}
-"""Ways that do not write shares yet."""
 OTHER: Final[dict[Any, Any]] = {"int": 7, "bool": True, "Rule": Rule.GROUP, "str": "é:#7"}
 """A value that is not the default, by the type of its field."""
 
@@ -30,8 +28,6 @@ OTHER: Final[dict[Any, Any]] = {"int": 7, "bool": True, "Rule": Rule.GROUP, "str
 @pytest.mark.parametrize("name", [each.name for each in fields(Form) if each.init and each.compare])
 def test_each_field_of_a_form_is_read_as_it_was_written(way: str, name: str) -> None:
     """With each field set by itself, and of the type that it had."""
-    if way in NOT_YET and name in {"share", "weight"}:
-        return
     (each,) = (each for each in fields(Form) if each.name == name)
     plain = PERMITS if name in {"rule", "number", "declared"} else Form(CLAIM)
     form = replace(plain, **{name: OTHER[each.type]})

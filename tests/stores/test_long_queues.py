@@ -449,6 +449,24 @@ class Calls:
         )
         self.clients()
 
+    def sharers(self, form: Form = LOCK, *, clients: int = MANY, shares: int = MANY) -> None:
+        """The same, each with one of so many shares."""
+        self.waiters(form, clients=clients)
+        self.database.execute(
+            b"UPDATE aiolock.waiters SET share = convert_to('share ' || seq %% %s, 'UTF8')"
+            b" WHERE name = %s",
+            (shares, self.name),
+        )
+        self.database.execute(
+            b"INSERT INTO aiolock.accounts SELECT DISTINCT ON (share) name, priority, share, 0, 0,"
+            b" ticket, client, seq, weight FROM aiolock.waiters WHERE name = %s"
+            b" ORDER BY share, ticket",
+            (self.name,),
+        )
+        self.database.execute(
+            b"INSERT INTO aiolock.virtual_times VALUES (%s, 0, 0, 0)", (self.name,)
+        )
+
     def readers(self, *, left: int = MINUTE) -> list[int]:
         """Have so many clients hold it; their fences."""
         first = self.now - 10_000_000
@@ -554,12 +572,57 @@ def pg_count(number: int) -> Callable[[Calls], str]:
     return case
 
 
+PERMIT: Final = Form(claim=9000, shared=True, rule=Rule.PERMITS, number=1, declared=MANY)
+
+
 def pg_permits(calls: Calls) -> str:
     """As many permits as waiters."""
-    form = Form(claim=9000, shared=True, rule=Rule.PERMITS, number=1, declared=MANY)
-    calls.waiters(form, clients=1)
+    calls.waiters(PERMIT, clients=1)
     calls.me = "gone0"
     return calls.call("resize(%s, 'gone0', 1, %s, 60000, 'x', 0)", MANY)
+
+
+def pg_dead_sharers(calls: Calls) -> str:
+    """A release, before waiters whose clients are gone, each with a share of its own."""
+    fence = calls.acquire("ada", LOCK)
+    calls.sharers()
+    return calls.call("release(%s, 'ada', 0, %s, true, 0)", fence)
+
+
+def pg_stuck_sharers(calls: Calls) -> str:
+    """A request that finds a lease ended, of a client with all the waiters, each of a share."""
+    calls.acquire("gone0", LOCK)
+    calls.sharers(clients=1)
+    calls.database.execute(b"UPDATE aiolock.grants SET ends = 1 WHERE name = %s", (calls.name,))
+    return calls.call("acquire(%s, 'ada', 0, %s, 60000, 0, true, 0, 0)", _form(LOCK))
+
+
+def pg_full_share(calls: Calls) -> str:
+    """A newcomer to a share that may have no more waiters."""
+    calls.acquire("ada", LOCK)
+    calls.sharers(shares=1)
+    form = _form(replace(LOCK, share="share 0"))
+    return calls.call("acquire(%s, 'ada', 1, %s, 60000, 0, true, %s, 0)", form, MANY)
+
+
+def pg_permits_of_shares(shares: int) -> Callable[[Calls], str]:
+    """As many permits as waiters of so many shares; then all leases end, and others wait."""
+
+    def case(calls: Calls) -> str:
+        calls.me = "gone0"
+        calls.sharers(replace(PERMIT, declared=1), clients=1, shares=shares)
+        answer = calls.call("resize(%s, 'gone0', 1, %s, 60000, 'x', 0)", MANY)
+        asks = "acquire(%s, 'ada', %s, %s, 60000, 0, true, 0, 0)"
+        others = [
+            calls.call(asks, seq, _form(replace(PERMIT, declared=1, share=f"of ada {seq}")))
+            for seq in range(3)
+        ]
+        calls.database.execute(b"UPDATE aiolock.grants SET ends = 1 WHERE name = %s", (calls.name,))
+        calls.call(asks, 0, _form(replace(PERMIT, declared=1, share="of ada 0")))
+        assert len(others) == 3
+        return answer
+
+    return case
 
 
 def pg_status(calls: Calls) -> str:
@@ -612,7 +675,7 @@ def pg_swept(*, queues: bool) -> Callable[[Calls], str]:
         run(EMPTY)
         run(b"UPDATE aiolock.swept SET due = 0, last = ''")
         if queues:
-            calls.waiters()
+            calls.sharers()
             calls.readers(left=-20 * MINUTE)
             calls.tombstones(-20 * MINUTE)
             run(b"INSERT INTO aiolock.names (name, fence) VALUES (%s, 1)", (calls.name,))
@@ -661,6 +724,11 @@ PG_CASES: Final[dict[str, Callable[[Calls], str]]] = {
     "count": pg_count(2),
     "count not reached": pg_count(5),
     "permits": pg_permits,
+    "dead sharers": pg_dead_sharers,
+    "stuck sharers": pg_stuck_sharers,
+    "full share": pg_full_share,
+    "permits of a share": pg_permits_of_shares(1),
+    "permits of shares": pg_permits_of_shares(MANY),
     "status": pg_status,
     "notify again": pg_notify_again,
     "deferred": pg_deferred,
@@ -670,7 +738,10 @@ PG_CASES: Final[dict[str, Callable[[Calls], str]]] = {
     "swept names": pg_swept(queues=False),
     "swept, and listening": pg_listening,
 }
-TABLES: Final = ("names", "waiters", "grants", "tombstones", "clients")
+TABLES: Final = (
+    *("names", "waiters", "grants", "tombstones", "clients"),
+    *("accounts", "virtual_times"),
+)
 EMPTY: Final = f"TRUNCATE {', '.join(f'aiolock.{table}' for table in TABLES)}".encode()
 SETTLED: Final = """
 SELECT pg_sleep(greatest(

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache
+from itertools import islice
 from typing import Any, Final, NamedTuple
 
 from aiolock.protocol import (
@@ -30,9 +31,8 @@ from aiolock.protocol import (
     WaiterId,
 )
 from aiolock.stores._codec import FORM
+from aiolock.stores._shares import placed
 from aiolock.stores.machine import NameEvent
-
-_WRITTEN: Final = tuple(each for each in FORM if each.name not in ("share", "weight"))
 
 Value = bytes | None
 """An argument, in PostgreSQL's text format."""
@@ -63,9 +63,29 @@ def numbers(values: Sequence[int]) -> bytes:
 
 @lru_cache(maxsize=1024)
 def form(of: Form) -> bytes:
-    """The form of a waiter, in the order in which `_waiter` of the schema reads it."""
-    values = (getattr(of, each.name) for each in _WRITTEN)
-    return numbers([ord(v.value or "\0") if isinstance(v, Rule) else v for v in values])
+    """The form of a waiter, in the order in which `_waiter` of the schema reads it.
+
+    A text is the number of its bytes, and these. Of the fields that few forms need, those at the
+    end are left out that have their default.
+    """
+    written = FORM
+    while len(written) > _ALWAYS and getattr(of, written[-1].name) == written[-1].default:
+        written = written[:-1]
+    found = list[int]()
+    for value in (getattr(of, each.name) for each in written):
+        match value:
+            case Rule():
+                found.append(ord(value.value or "\0"))
+            case str():
+                data = value.encode()
+                found += (len(data), *data)
+            case _:
+                found.append(value)
+    return numbers(found)
+
+
+_ALWAYS: Final = 12
+"""The number of fields that are always written."""
 
 
 # Answers
@@ -81,10 +101,14 @@ _READ: Final[dict[Any, Callable[[int], Any]]] = {
 
 @lru_cache(maxsize=1024)
 def _form(text: str) -> Form:
-    numbers = map(int, text.split(","))  # a later version may have written more
-    return Form(
-        **{each.name: _READ[each.type](n) for each, n in zip(_WRITTEN, numbers, strict=False)}
-    )
+    numbers = map(int, text.split(","))
+    found = dict[str, Any]()
+    for each, n in zip(FORM, numbers, strict=False):  # a later version may have written more
+        if each.type == "str":
+            found[each.name] = bytes(islice(numbers, n)).decode()
+        else:
+            found[each.name] = _READ[each.type](n)
+    return Form(**found)
 
 
 def event(text: str, client: str, name: str = "") -> NameEvent:
@@ -137,12 +161,13 @@ def late(text: str) -> Late | None:
 def _busy(until: int, *party: str) -> Busy:
     if not party:
         return Busy(until)
-    client, seq, fence, left, shared, permits, pid, *host = party
+    client, seq, fence, left, shared, permits, pid, *more = party
+    host, share, weight, *_ = (*more, *_NO_MORE[len(more) :])
     return Busy(
         until,
         Participant(
             client=client,
-            host=bytes.fromhex(host[0] if host else "").decode(),
+            host=bytes.fromhex(host).decode(),
             pid=int(pid),
             since=int(fence) / 1e6,
             place=0,
@@ -151,8 +176,14 @@ def _busy(until: int, *party: str) -> Busy:
             shared=bool(int(shared)),
             permits=int(permits),
             seq=int(seq),
+            share=bytes.fromhex(share).decode(),
+            weight=int(weight) / 1000,
         ),
     )
+
+
+_NO_MORE: Final = ("", "", "1000")
+"""The host, the share and the weight of a holder, where they are not said."""
 
 
 def _queued(ticket: int, place: int, until: int, now: int, displaced: int) -> Queued:
@@ -214,8 +245,8 @@ FIRST: Final = (-(2**63), "", 0)
 def part(name: str, text: str, before: int = 0) -> Part:
     """The answer of `status`; ``before``: the number of waiters ahead of these."""
     data: dict[str, Any] = json.loads(text)
-    (row,) = data["names"]
-    return _part(name, row, _Known(data), before)
+    (row,), (shares,) = data["names"], data["shares"]
+    return _part(name, row, shares, _Known(data), before)
 
 
 class Parts(NamedTuple):
@@ -229,9 +260,12 @@ def page(text: str) -> Parts:
     """The answer of `snapshot`."""
     data: dict[str, Any] = json.loads(text)
     known = _Known(data)
-    found = [(bytes.fromhex(row[0]), row) for row in data["names"] or ()]
-    parts = [_part(key.decode().partition("\0")[2], row, known) for key, row in found]
-    return Parts(parts, found[-1][0].hex() if data["more"] else "")
+    rows: list[list[Any]] = data["names"] or []
+    parts = [
+        _part(bytes.fromhex(row[0]).decode().partition("\0")[2], row, shares, known)
+        for row, shares in zip(rows, data["shares"] or (), strict=True)
+    ]
+    return Parts(parts, rows[-1][0] if data["more"] else "")
 
 
 def joined(
@@ -243,16 +277,18 @@ def joined(
     """
     held, waiting = dict[WaiterId, Participant](), dict[WaiterId, Participant]()
     for party in holders:
-        number = party.fence if party.detached else party.seq  # that has no client of its own
-        held[WaiterId(party.client, number)] = party
+        held[_id(party)] = party
         yield len(held) % _FOR_A_UNIT == 0
-    for party in waiters:
-        who = WaiterId(party.client, party.seq)
-        if who not in held and who not in waiting:
-            place = len(waiting) + 1
-            waiting[who] = party if party.place == place else replace(party, place=place)
-            yield len(waiting) % _FOR_A_UNIT == 0
+    here = (party for party in waiters if _id(party) not in held and _id(party) not in waiting)
+    for party in placed(here):
+        waiting[_id(party)] = party
+        yield len(waiting) % _FOR_A_UNIT == 0
     return replace(last, name=name, holders=tuple(held.values()), waiters=tuple(waiting.values()))
+
+
+def _id(party: Participant) -> WaiterId:
+    # A detached grant has no client of its own.
+    return WaiterId(party.client, party.fence if party.detached else party.seq)
 
 
 _FOR_A_UNIT: Final = 8
@@ -266,7 +302,20 @@ class _Known:
         self.now: int = data["now"]
         self._clients = {client: rest for client, *rest in data["clients"] or ()}
 
-    def party(self, each: list[Any], *, place: int = 0) -> Participant:
+    def parties(
+        self, rows: list[Any] | None, shares: list[Any] | None, before: int | None = None
+    ) -> Iterator[Participant]:
+        """Holders, or the waiters behind so many others, and their shares if any has one."""
+        for at, row in enumerate(rows or (), 1):
+            share, weight = shares[at - 1] if shares else ("", 1000)
+            yield self._party(
+                row,
+                place=0 if before is None else before + at,
+                share=bytes.fromhex(share).decode(),
+                weight=weight / 1000,
+            )
+
+    def _party(self, each: list[Any], *, place: int, share: str, weight: float) -> Participant:
         client, seq, shared, permits, since, end = each
         host, pid, alive = self._clients[client]
         return Participant(
@@ -281,15 +330,19 @@ class _Known:
             permits=permits,
             seq=seq,
             alive=alive,
+            share=share,
+            weight=weight,
         )
 
 
-def _part(name: str, row: list[Any], known: _Known, before: int = 0) -> Part:
+def _part(name: str, row: list[Any], shares: list[Any], known: _Known, before: int = 0) -> Part:
     _, permits, closed, holders, waiters, holding = row
+    held, queued = shares
+    waiting = known.parties(waiters, queued, before)
     status = Status(
         name,
-        tuple(known.party(each) for each in holders or ()),
-        tuple(known.party(each, place=at) for at, each in enumerate(waiters or (), before + 1)),
+        tuple(known.parties(holders, held)),
+        tuple(waiting if before else placed(waiting)),
         max(0.0, (closed - known.now / 1000) / 1000) if closed else 0.0,
         permits,
         now=known.now / 1e6,

@@ -16,8 +16,8 @@ _OWNS: Final = "SELECT pg_advisory_xact_lock(7597127063519228267);\n"
 _CONSTANTS: Final = {
     name: str(getattr(protocol, name))
     for name in (
-        *("A_MINUTE", "CHECKS", "CHECKS_IF_FULL", "GRANTS", "KEEP_ALIVE", "LOOKERS", "MAX_AHEAD"),
-        *("PART", "PRIORITY", "RESIZED", "STANDS_STILL"),
+        *("A_MINUTE", "CHECKS", "CHECKS_IF_FULL", "COST", "GRANTS", "KEEP_ALIVE", "LOOKERS"),
+        *("MAX_AHEAD", "MOST_AHEAD", "PART", "PRIORITY", "RESIZED", "STANDS_STILL"),
     )
 }
 """The constants of the protocol that the file names; the database has their values."""

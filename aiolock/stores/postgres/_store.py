@@ -66,7 +66,7 @@ class PostgresStore(Uncopyable):
         self._timer: asyncio.TimerHandle | None = None
         self._sweeper: asyncio.TimerHandle | None = None
         """The timer of the next sweep; there is one at most."""
-        self.features = Features(missing={"share": "not yet"}, protocols=self._protocols)
+        self.features = Features(protocols=self._protocols)
 
     def _protocols(self) -> tuple[int, ...]:
         return both(PROTOCOL, PROTOCOL if self._closing else self._pipe.protocol)

@@ -44,7 +44,8 @@ BEGIN
     FOR f IN SELECT p.oid FROM pg_proc p
         WHERE p.pronamespace = 'aiolock'::regnamespace AND (p.proname, p.pronargs)
             IN (('release', 6), ('downgrade', 4), ('resize', 7), ('post', 8), ('status', 2),
-                ('snapshot', 3), ('_statuses', 2), ('_room', 5), ('_reap', 3), ('_advance', 7))
+                ('snapshot', 3), ('_statuses', 2), ('_room', 5), ('_reap', 3), ('_advance', 7),
+                ('_remove_dead', 5))
             OR p.pronamespace = 'aiolock'::regnamespace AND (p.proname, p.prorettype) -- returned less
             IN (('_reap', 'boolean'::regtype), ('_remove_dead', 'void'::regtype))
     LOOP
@@ -89,9 +90,10 @@ CREATE TABLE IF NOT EXISTS aiolock.waiters (
     after_grant bigint NOT NULL,
     period bigint NOT NULL,
     priority bigint NOT NULL,
+    share bytea NOT NULL DEFAULT '', -- empty: none
+    weight bigint NOT NULL DEFAULT 1000,
     PRIMARY KEY (name, ticket, client, seq)
 ) WITH (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000);
-CREATE UNIQUE INDEX IF NOT EXISTS waiters_by_client ON aiolock.waiters (name, client, seq);
 
 -- The holders. The client '-' has no owner: its grant keeps the name closed (seq 0), or remembers
 -- that work is done (seq 1; seq 2: as soon as the transaction that has checked it ends, and until
@@ -116,8 +118,35 @@ CREATE TABLE IF NOT EXISTS aiolock.grants (
     after_grant bigint NOT NULL,
     period bigint NOT NULL,
     priority bigint NOT NULL,
+    share bytea NOT NULL DEFAULT '',
+    weight bigint NOT NULL DEFAULT 1000,
     PRIMARY KEY (name, fence)
 ) WITH (fillfactor = 70, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000);
+
+-- The accounts of the shares of a name, in each priority: of those that wait, or whose start is
+-- remembered. See `_account`.
+CREATE TABLE IF NOT EXISTS aiolock.accounts (
+    name bytea NOT NULL,
+    priority bigint NOT NULL,
+    share bytea NOT NULL,
+    start bigint NOT NULL, -- the virtual time at which its next grant begins
+    held bigint NOT NULL, -- permits
+    ticket bigint, -- of its first waiter, as are those below; NULL if none waits
+    client text COLLATE "C",
+    seq bigint,
+    weight bigint NOT NULL,
+    rank bigint GENERATED ALWAYS AS (held * 1000000 / weight) STORED,
+    PRIMARY KEY (name, priority, share)
+) WITH (fillfactor = 70, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000);
+
+-- The virtual time of each priority, and how many accounts are remembered that do not wait.
+CREATE TABLE IF NOT EXISTS aiolock.virtual_times (
+    name bytea NOT NULL,
+    priority bigint NOT NULL,
+    virtual bigint NOT NULL, -- the latest start of a grant
+    remembered bigint NOT NULL,
+    PRIMARY KEY (name, priority)
+) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000);
 
 -- Waiters that gave up, and until when, in ms, copies of their questions may come.
 CREATE TABLE IF NOT EXISTS aiolock.tombstones (
@@ -127,7 +156,6 @@ CREATE TABLE IF NOT EXISTS aiolock.tombstones (
     ends bigint NOT NULL,
     PRIMARY KEY (name, client, seq)
 ) WITH (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000);
-CREATE INDEX IF NOT EXISTS tombstones_by_end ON aiolock.tombstones (name, ends);
 
 -- Listening clients: the connection on which a client listens holds the advisory lock `key`.
 CREATE TABLE IF NOT EXISTS aiolock.clients (
@@ -145,9 +173,31 @@ CREATE TABLE IF NOT EXISTS aiolock.swept (
     due bigint NOT NULL DEFAULT 0
 );
 
--- Columns that an earlier schema does not have. (Unconditionally, this would wait for all readers.)
+-- The indexes, and the columns that an earlier schema does not have. For these, the tables are locked,
+-- all at once, beside clients at work that lock them in any order; so it does not wait for long, which
+-- might be a deadlock, and tries again. (If nothing is missing, it locks none.)
 DO $$
+DECLARE
+    missing boolean := EXISTS (SELECT FROM unnest(ARRAY['waiters_by_client', 'waiters_by_share',
+            'accounts_in_turn', 'accounts_remembered', 'tombstones_by_end', 'names_by_due',
+            'clients_by_seen']) name WHERE to_regclass('aiolock.' || name) IS NULL);
+    waits text := current_setting('lock_timeout');
+    done text;
 BEGIN
+    IF NOT missing THEN
+        RETURN;
+    END IF;
+    LOOP
+        BEGIN
+            done := set_config('lock_timeout', '100ms', true);
+            LOCK TABLE aiolock.names, aiolock.waiters, aiolock.grants, aiolock.accounts,
+                aiolock.tombstones, aiolock.clients, aiolock.swept IN ACCESS EXCLUSIVE MODE;
+            EXIT;
+        EXCEPTION WHEN lock_not_available OR deadlock_detected THEN
+            done := pg_sleep(0.1 * random());
+        END;
+    END LOOP;
+    done := set_config('lock_timeout', waits, true);
     IF NOT EXISTS (SELECT FROM pg_attribute
         WHERE attrelid = 'aiolock.names'::regclass AND attname = 'due') THEN
         ALTER TABLE aiolock.names ADD COLUMN later bigint NOT NULL DEFAULT 0;
@@ -155,9 +205,25 @@ BEGIN
             (greatest(keep_until, fence / 1000 + 600000, later) / 60000) STORED;
         ALTER TABLE aiolock.swept ADD COLUMN due bigint NOT NULL DEFAULT 0;
     END IF;
+    IF NOT EXISTS (SELECT FROM pg_attribute
+        WHERE attrelid = 'aiolock.grants'::regclass AND attname = 'share') THEN
+        ALTER TABLE aiolock.waiters ADD COLUMN share bytea NOT NULL DEFAULT '';
+        ALTER TABLE aiolock.waiters ADD COLUMN weight bigint NOT NULL DEFAULT 1000;
+        ALTER TABLE aiolock.grants ADD COLUMN share bytea NOT NULL DEFAULT '';
+        ALTER TABLE aiolock.grants ADD COLUMN weight bigint NOT NULL DEFAULT 1000;
+    END IF;
+    CREATE UNIQUE INDEX IF NOT EXISTS waiters_by_client ON aiolock.waiters (name, client, seq);
+    CREATE INDEX IF NOT EXISTS waiters_by_share
+        ON aiolock.waiters (name, priority, share, ticket, client, seq) WHERE share <> '';
+    CREATE INDEX IF NOT EXISTS accounts_in_turn
+        ON aiolock.accounts (name, priority, rank, start, ticket, client, seq)
+        WHERE ticket IS NOT NULL;
+    CREATE INDEX IF NOT EXISTS accounts_remembered
+        ON aiolock.accounts (name, priority, start, share) WHERE ticket IS NULL;
+    CREATE INDEX IF NOT EXISTS tombstones_by_end ON aiolock.tombstones (name, ends);
+    CREATE INDEX IF NOT EXISTS names_by_due ON aiolock.names (due, name);
+    CREATE INDEX IF NOT EXISTS clients_by_seen ON aiolock.clients (seen);
 END $$;
-CREATE INDEX IF NOT EXISTS names_by_due ON aiolock.names (due, name);
-CREATE INDEX IF NOT EXISTS clients_by_seen ON aiolock.clients (seen);
 INSERT INTO aiolock.swept DEFAULT VALUES ON CONFLICT DO NOTHING;
 
 
@@ -323,18 +389,38 @@ BEGIN
         concat(current_setting('aiolock.own', true), E'\nrest ', rest), true);
 END $$;
 
+-- These numbers as bytes.
+CREATE OR REPLACE FUNCTION aiolock._bytes(numbers bigint[]) RETURNS bytea LANGUAGE plpgsql AS $$
+BEGIN
+    RETURN (SELECT decode(string_agg(lpad(to_hex(b), 2, '0'), '' ORDER BY place), 'hex')
+        FROM unnest(numbers) WITH ORDINALITY x (b, place));
+END $$;
+
+-- A waiter with this form. Its last numbers are left out if they are what they mostly are: how many
+-- bytes its share has, these, and its weight.
 CREATE OR REPLACE FUNCTION aiolock._waiter(n bytea, ticket bigint, c text, s bigint, form bigint[])
 RETURNS aiolock.waiters LANGUAGE sql AS $$
     SELECT ROW(n, ticket, c, s, form[1], form[2] <> 0,
         CASE form[3] WHEN 0 THEN '' ELSE chr(form[3]::int) END, form[4], form[5], form[6] <> 0,
-        form[7] <> 0, form[8] <> 0, form[9], form[10], form[11], form[12])::aiolock.waiters
+        form[7] <> 0, form[8] <> 0, form[9], form[10], form[11], form[12],
+        CASE WHEN form[13] > 0 THEN aiolock._bytes(form[14:13 + form[13]]) ELSE '' END,
+        coalesce(form[14 + form[13]], 1000))::aiolock.waiters
 $$;
+
+-- The numbers of a share and its weight at the end of a form.
+CREATE OR REPLACE FUNCTION aiolock._numbers(share bytea, weight bigint) RETURNS text
+LANGUAGE plpgsql AS $$
+BEGIN
+    RETURN concat_ws(',', length(share), (SELECT string_agg(get_byte(share, place)::text, ','
+        ORDER BY place) FROM generate_series(0, length(share) - 1) place), weight);
+END $$;
 
 -- A form, as it is written in a push.
 CREATE OR REPLACE FUNCTION aiolock._form(w aiolock.waiters) RETURNS text LANGUAGE sql AS $$
     SELECT concat_ws(',', w.claim, w.shares::int, coalesce(ascii(nullif(w.rule, '')), 0), w.number,
         w.declared, w.fixed::int, w.once::int, w.downgrades::int, w.after_loss, w.after_grant,
-        w.period, w.priority)
+        w.period, w.priority,
+        CASE WHEN w.share <> '' THEN aiolock._numbers(w.share, w.weight) END)
 $$;
 
 CREATE OR REPLACE FUNCTION aiolock._keep(n bytea, until bigint) RETURNS void
@@ -367,6 +453,167 @@ BEGIN
         AND d <> (SELECT declared FROM aiolock.names WHERE name = n);
 END $$;
 
+-- The shares of a name. Of those with waiters of one priority, the next is the one that holds least
+-- for its weight; among equals, the one that starts first, by the virtual time of the priority; among
+-- these, the one whose first waiter came first: that is the order of `accounts_in_turn`. A grant moves
+-- the start of its share by what it costs, and the virtual time to where it has begun. While no waiter
+-- of the priority has a share, there are no accounts, and no virtual time. Beside the queue and the
+-- holders, all this is an index: what is lost of it, or wrong in it, lets others come first.
+
+-- Put the account of a share in order: it has paid `cost` for a grant (NULL: none), holds so many
+-- permits more, or has another first waiter, or none. Of those that do not wait, only so many are
+-- remembered: those that are least ahead of the others are forgotten first. (Without the setting, the
+-- planner sorts all accounts of a name while it has not seen how many there may be.)
+CREATE OR REPLACE FUNCTION aiolock._account(
+    n bytea, p bigint, s bytea, cost bigint, permits bigint
+) RETURNS void LANGUAGE plpgsql SET enable_sort = off AS $$
+DECLARE
+    t aiolock.virtual_times;
+    a aiolock.accounts;
+    first aiolock.waiters;
+    waits boolean;
+    known boolean;
+    virtual_ bigint;
+    most bigint := MOST_AHEAD;
+    other record;
+BEGIN
+    SELECT * INTO first FROM aiolock.waiters
+        WHERE name = n AND priority = p AND share = s AND share <> ''
+        ORDER BY name, priority, share, ticket, client, seq LIMIT 1;
+    waits := FOUND;
+    SELECT * INTO a FROM aiolock.accounts WHERE name = n AND priority = p AND share = s;
+    known := FOUND;
+    IF NOT waits AND NOT known THEN
+        RETURN;
+    ELSIF permits = 0 AND cost IS NULL
+            AND (a.ticket, a.client, a.seq) = (first.ticket, first.client, first.seq) THEN
+        RETURN; -- it is another of its waiters that has come, or left
+    END IF;
+    SELECT * INTO t FROM aiolock.virtual_times WHERE name = n AND priority = p;
+    IF NOT FOUND THEN
+        INSERT INTO aiolock.virtual_times VALUES (n, p, 0, 0) RETURNING * INTO t;
+    END IF;
+    virtual_ := t.virtual;
+    IF known THEN
+        a.held := greatest(a.held + permits, 0);
+    ELSE
+        a.start := 0;
+        a.held := (SELECT coalesce(sum(number), 0) FROM aiolock.grants
+            WHERE name = n AND priority = p AND share = s AND rule = '*');
+    END IF;
+    IF known AND a.ticket IS NULL THEN
+        t.remembered := t.remembered - 1;
+    END IF;
+    IF cost IS NOT NULL THEN
+        t.virtual := greatest(a.start, t.virtual);
+        a.start := t.virtual + cost;
+    ELSIF a.ticket IS NULL AND waits THEN
+        a.start := greatest(a.start, t.virtual); -- no credit for the time in which it did not wait
+    END IF;
+    IF NOT waits AND a.start <= t.virtual THEN
+        DELETE FROM aiolock.accounts WHERE name = n AND priority = p AND share = s;
+    ELSIF known THEN
+        UPDATE aiolock.accounts SET start = a.start, held = a.held, ticket = first.ticket,
+                client = first.client, seq = first.seq, weight = coalesce(first.weight, 1000)
+            WHERE name = n AND priority = p AND share = s;
+    ELSE
+        INSERT INTO aiolock.accounts VALUES (n, p, s, a.start, a.held, first.ticket, first.client,
+            first.seq, coalesce(first.weight, 1000));
+    END IF;
+    IF NOT waits THEN
+        PERFORM FROM aiolock.accounts WHERE name = n AND priority = p AND ticket IS NOT NULL
+            ORDER BY name, priority, rank, start, ticket, client, seq LIMIT 1;
+        IF NOT FOUND THEN
+            DELETE FROM aiolock.accounts WHERE name = n AND priority = p;
+            DELETE FROM aiolock.virtual_times WHERE name = n AND priority = p;
+            RETURN;
+        ELSIF a.start > t.virtual THEN
+            t.remembered := t.remembered + 1;
+        END IF;
+    END IF;
+    IF t.virtual > virtual_ OR t.remembered > most THEN
+        FOR other IN SELECT share, start FROM aiolock.accounts
+            WHERE name = n AND priority = p AND ticket IS NULL
+            ORDER BY name, priority, start, share LIMIT 2
+        LOOP
+            EXIT WHEN other.start > t.virtual AND t.remembered <= most;
+            DELETE FROM aiolock.accounts WHERE name = n AND priority = p AND share = other.share;
+            t.remembered := t.remembered - 1;
+        END LOOP;
+    END IF;
+    UPDATE aiolock.virtual_times SET virtual = t.virtual, remembered = t.remembered
+        WHERE name = n AND priority = p AND (virtual, remembered) <> (t.virtual, t.remembered);
+END $$;
+
+-- The same for these shares, each a priority and a share, of which waiters have left.
+CREATE OR REPLACE FUNCTION aiolock._accounts(n bytea, changed text[]) RETURNS void
+LANGUAGE plpgsql AS $$
+BEGIN
+    PERFORM aiolock._account(n, split_part(each, ' ', 1)::bigint,
+        decode(split_part(each, ' ', 2), 'hex'), NULL, 0) FROM unnest(changed) each;
+END $$;
+
+-- A waiter of a share is granted from the queue: the share pays.
+CREATE OR REPLACE FUNCTION aiolock._charge(n bytea, w aiolock.waiters) RETURNS void
+LANGUAGE plpgsql AS $$
+DECLARE
+    permits bigint := CASE w.rule WHEN '*' THEN w.number ELSE 0 END;
+BEGIN
+    PERFORM aiolock._account(n, w.priority, w.share,
+        greatest(1, greatest(1, permits) * COST * 1000 / w.weight), permits);
+END $$;
+
+-- The grant of a share has ended.
+CREATE OR REPLACE FUNCTION aiolock._ended(n bytea, g aiolock.grants) RETURNS void
+LANGUAGE plpgsql AS $$
+BEGIN
+    IF g.rule = '*' THEN
+        PERFORM aiolock._account(n, g.priority, g.share, NULL, -g.number);
+    END IF;
+END $$;
+
+-- Forget accounts of a name, not too many at once, and, when all are gone, its virtual times; returns
+-- how many.
+CREATE OR REPLACE FUNCTION aiolock._forget_accounts(n bytea) RETURNS bigint
+LANGUAGE plpgsql AS $$
+DECLARE
+    removed bigint;
+BEGIN
+    DELETE FROM aiolock.accounts WHERE ctid = ANY (ARRAY(
+        SELECT ctid FROM aiolock.accounts WHERE name = n
+            ORDER BY name, priority, share LIMIT PART));
+    GET DIAGNOSTICS removed = ROW_COUNT;
+    IF removed < PART THEN
+        DELETE FROM aiolock.virtual_times WHERE name = n;
+    END IF;
+    RETURN removed;
+END $$;
+
+-- The waiter that is next among those of the head's priority that have a share. An account with a first
+-- waiter that is no longer there is put in order; if they are many, it is the turn of the head, and
+-- later calls go on with them.
+CREATE OR REPLACE FUNCTION aiolock._next(n bytea, head aiolock.waiters) RETURNS aiolock.waiters
+LANGUAGE plpgsql SET enable_sort = off AS $$
+DECLARE
+    a aiolock.accounts;
+    w aiolock.waiters;
+BEGIN
+    FOR attempt IN 1..GRANTS LOOP
+        SELECT * INTO a FROM aiolock.accounts
+            WHERE name = n AND priority = head.priority AND ticket IS NOT NULL
+            ORDER BY name, priority, rank, start, ticket, client, seq LIMIT 1;
+        EXIT WHEN NOT FOUND; -- its account was lost
+        SELECT * INTO w FROM aiolock.waiters
+            WHERE name = n AND ticket = a.ticket AND client = a.client AND seq = a.seq
+            AND share = a.share;
+        IF FOUND THEN
+            RETURN w;
+        END IF;
+        PERFORM aiolock._account(n, a.priority, a.share, NULL, 0);
+    END LOOP;
+    RETURN head;
+END $$;
+
 -- Until when the numbers of a name are kept for a holder, in ms.
 CREATE OR REPLACE FUNCTION aiolock._kept_for(w aiolock.waiters, lease bigint, us bigint)
 RETURNS bigint LANGUAGE sql AS $$
@@ -380,7 +627,7 @@ CREATE OR REPLACE FUNCTION aiolock._hold(
 BEGIN
     INSERT INTO aiolock.grants VALUES (n, f, w.client, w.seq, us / 1000 + lease, w.shares, is_claim,
         w.claim, w.shares, w.rule, w.number, w.declared, w.fixed, w.once, w.downgrades,
-        w.after_loss, w.after_grant, w.period, w.priority);
+        w.after_loss, w.after_grant, w.period, w.priority, w.share, w.weight);
 END $$;
 
 CREATE OR REPLACE FUNCTION aiolock._grant(
@@ -402,14 +649,18 @@ BEGIN
     RETURN f;
 END $$;
 
--- Remove the waiters of dead clients from the queue, which has so many: of `most` that stand side by
--- side, where the number says, if there are more; NULL: of all. Returns how many these were.
+-- Remove the waiters of dead clients from the queue, which has so many, or from those of a share: of
+-- `most` that stand side by side, where the number says, if there are more; NULL: of all. Returns how
+-- many these were.
 CREATE OR REPLACE FUNCTION aiolock._remove_dead(
-    n bytea, me text, number bigint, waiting bigint, most bigint
+    n bytea, me text, number bigint, waiting bigint, most bigint,
+    of_share aiolock.waiters DEFAULT NULL
 ) RETURNS bigint LANGUAGE plpgsql AS $$
 DECLARE
     first bigint := 0;
     removed bigint;
+    changed text[];
+    dead text[];
 BEGIN
     IF waiting > most THEN
         -- PostgreSQL's remainder of a number below 0 is below 0, or 0.
@@ -417,6 +668,24 @@ BEGIN
         first := first + CASE WHEN first < 0 THEN waiting ELSE 1 - most END;
         most := least(most, first + most);
         first := greatest(first, 0);
+    END IF;
+    IF of_share.name IS NOT NULL THEN
+        SELECT aiolock._dead(array_agg(DISTINCT client), me) INTO dead FROM (
+            SELECT client FROM aiolock.waiters
+                WHERE name = n AND priority = of_share.priority AND share = of_share.share
+                AND share <> ''
+                ORDER BY name, priority, share, ticket, client, seq LIMIT most OFFSET first) looked;
+        DELETE FROM aiolock.waiters WHERE ctid = ANY (ARRAY(
+            SELECT row_ FROM (
+                SELECT client, ctid AS row_ FROM aiolock.waiters
+                    WHERE name = n AND priority = of_share.priority AND share = of_share.share
+                    AND share <> ''
+                    ORDER BY name, priority, share, ticket, client, seq LIMIT most OFFSET first
+            ) looked WHERE (client IN (SELECT unnest(dead))) IS TRUE -- so it is no join
+            LIMIT PART));
+        GET DIAGNOSTICS removed = ROW_COUNT;
+        PERFORM aiolock._account(n, of_share.priority, of_share.share, NULL, 0);
+        RETURN removed;
     END IF;
     WITH looked AS MATERIALIZED (
         SELECT client, ticket, seq FROM aiolock.waiters WHERE name = n
@@ -426,9 +695,16 @@ BEGIN
     ), removed AS MATERIALIZED ( -- not all of many: others wait for this
         SELECT looked.client, looked.seq FROM looked, dead WHERE looked.client = dead.client
             LIMIT CASE WHEN most IS NOT NULL THEN PART END
-    ) DELETE FROM aiolock.waiters w USING removed
-        WHERE w.name = n AND w.client = removed.client AND w.seq = removed.seq;
-    GET DIAGNOSTICS removed = ROW_COUNT;
+    ), left_ AS (
+        DELETE FROM aiolock.waiters w USING removed
+            WHERE w.name = n AND w.client = removed.client AND w.seq = removed.seq
+            RETURNING w.priority, w.share
+    ) SELECT count(*), array_agg(DISTINCT concat_ws(' ', priority, encode(share, 'hex')))
+            FILTER (WHERE share <> '')
+        INTO removed, changed FROM left_;
+    IF changed IS NOT NULL THEN
+        PERFORM aiolock._accounts(n, changed);
+    END IF;
     RETURN removed;
 END $$;
 
@@ -530,6 +806,7 @@ CREATE OR REPLACE FUNCTION aiolock._advance(
 ) RETURNS bigint LANGUAGE plpgsql AS $$
 DECLARE
     w aiolock.waiters;
+    head aiolock.waiters; -- the first, if the next is another, by their shares
     first aiolock.waiters;
     each aiolock.waiters;
     part bigint := aiolock._part();
@@ -541,6 +818,7 @@ DECLARE
     count_ bigint;
     there text; -- a client that is there
     granted bigint := 0;
+    charged bigint := 0; -- how many more these are worth, as shares cost more
     group_ record;
     lease bigint;
     f bigint;
@@ -555,6 +833,12 @@ BEGIN
             WHERE name = n AND (ticket, client, seq) > (w.ticket, w.client, w.seq)
             ORDER BY name, ticket, client, seq LIMIT 1;
         EXIT WHEN NOT FOUND;
+        IF w.share <> '' THEN
+            EXIT WHEN front IS NOT NULL; -- any of them may be the next
+            head := w;
+            w := aiolock._next(n, head);
+            looked := looked + 3; -- it costs as much as four others
+        END IF;
         IF looked >= most AND passing = 0 THEN
             IF front IS NULL THEN -- else this is in what is left already
                 done := aiolock._leave(CASE WHEN counted
@@ -567,6 +851,12 @@ BEGIN
             NULL;
         ELSIF aiolock._is_there(w.client, me) THEN
             there := w.client;
+        ELSIF w.share <> '' THEN
+            DELETE FROM aiolock.waiters
+                WHERE name = n AND ticket = w.ticket AND client = w.client AND seq = w.seq;
+            done := aiolock._account(n, w.priority, w.share, NULL, 0);
+            w.ticket := head.ticket; w.client := head.client; w.seq := head.seq - 1;
+            CONTINUE;
         ELSE
             first := w; -- of a row of them, which go in one statement
             FOR each IN SELECT * FROM aiolock.waiters
@@ -574,7 +864,8 @@ BEGIN
                 ORDER BY name, ticket, client, seq
                 LIMIT CASE WHEN most IS NOT NULL THEN greatest(most - looked, 0) END
             LOOP
-                EXIT WHEN each.client <> w.client AND aiolock._is_there(each.client, me);
+                EXIT WHEN each.client <> w.client AND aiolock._is_there(each.client, me)
+                    OR each.share <> '';
                 looked := looked + 1;
                 w := each;
             END LOOP;
@@ -603,7 +894,7 @@ BEGIN
             behind := w.ticket;
             CONTINUE;
         END IF;
-        IF granted >= GRANTS AND w.rule <> '&' AND NOT (w.client = me AND w.seq = asking) THEN
+        IF granted + charged >= GRANTS AND w.rule <> '&' AND NOT (w.client = me AND w.seq = asking) THEN
             IF w.rule <> '^' THEN
                 done := aiolock._push(n, w.client, me, concat_ws(' ', 'done', w.seq));
                 EXIT;
@@ -634,6 +925,10 @@ BEGIN
             done := aiolock._push(n, w.client, me,
                 concat_ws(' ', 'granted', w.seq, aiolock._form(w), f, w.claim, us));
         END IF;
+        IF w.share <> '' THEN
+            done := aiolock._charge(n, w);
+            charged := charged + 3;
+        END IF;
         EXIT WHEN NOT w.shares; -- no other fits beside it
         IF w.rule = '&' AND passing > 0 THEN
             SELECT * INTO group_ FROM aiolock._grant_group(n, w, passing, f, us, me, asking, ttl);
@@ -650,6 +945,9 @@ BEGIN
                 permits_ := (SELECT permits FROM aiolock.names WHERE name = n);
             END IF;
             EXIT WHEN taken >= coalesce(permits_, 0);
+        END IF;
+        IF w.share <> '' THEN -- the first may be the head again
+            w.ticket := head.ticket; w.client := head.client; w.seq := head.seq - 1;
         END IF;
     END LOOP;
     IF granted > 0 THEN
@@ -712,10 +1010,22 @@ CREATE OR REPLACE FUNCTION aiolock._remove_stuck(
 ) LANGUAGE plpgsql AS $$
 DECLARE
     part bigint := aiolock._part();
+    changed text[];
 BEGIN
     IF part IS NULL THEN
-        DELETE FROM aiolock.waiters WHERE name = n AND client = ANY (stuck);
+        WITH removed AS (
+            DELETE FROM aiolock.waiters WHERE name = n AND client = ANY (stuck)
+                RETURNING priority, share
+        ) SELECT array_agg(DISTINCT concat_ws(' ', priority, encode(share, 'hex')))
+                FILTER (WHERE share <> '')
+            INTO changed FROM removed;
+        IF changed IS NOT NULL THEN
+            PERFORM aiolock._accounts(n, changed);
+        END IF;
         RETURN;
+    END IF;
+    IF EXISTS (SELECT FROM aiolock.virtual_times WHERE name = n) THEN
+        part := least(part, 64); -- each may have a share of its own
     END IF;
     WITH looked AS MATERIALIZED (
         SELECT ticket, client, seq FROM aiolock.waiters
@@ -724,9 +1034,15 @@ BEGIN
     ), removed AS (
         DELETE FROM aiolock.waiters w USING looked
             WHERE looked.client = ANY (stuck)
-            AND w.name = n AND w.client = looked.client AND w.seq = looked.seq RETURNING w.client
-    ) SELECT ARRAY(SELECT DISTINCT client FROM removed), (SELECT max(ticket) FROM looked)
-        INTO gone, last;
+            AND w.name = n AND w.client = looked.client AND w.seq = looked.seq
+            RETURNING w.client, w.priority, w.share
+    ) SELECT ARRAY(SELECT DISTINCT client FROM removed), (SELECT max(ticket) FROM looked),
+            ARRAY(SELECT DISTINCT concat_ws(' ', priority, encode(share, 'hex')) FROM removed
+                WHERE share <> '')
+        INTO gone, last, changed;
+    IF changed <> '{}' THEN
+        PERFORM aiolock._accounts(n, changed);
+    END IF;
     IF EXISTS (SELECT FROM aiolock.waiters WHERE name = n AND ticket > last) THEN
         SELECT count(*) INTO front FROM (
             SELECT FROM aiolock.waiters WHERE name = n AND ticket <= last LIMIT part) x;
@@ -807,6 +1123,9 @@ BEGIN
         PERFORM aiolock._done(n, g.fence, g.number, me);
     ELSE
         DELETE FROM aiolock.grants WHERE name = n AND fence = g.fence;
+        IF g.share <> '' THEN
+            PERFORM aiolock._ended(n, g);
+        END IF;
         g.claimed := false; -- it was entered
         PERFORM aiolock._close(n, g, us, nullif(-g.ends, 0), me);
     END IF;
@@ -845,6 +1164,9 @@ BEGIN
             CONTINUE;
         END IF;
         over := over || g.fence;
+        IF g.share <> '' THEN
+            done := aiolock._ended(n, g);
+        END IF;
         IF aiolock._is_client(g.client) THEN
             done := aiolock._push(n, g.client, me, concat_ws(' ', 'lost', g.seq, g.fence, 'expired'));
         END IF;
@@ -1017,9 +1339,15 @@ BEGIN
     opened := NOT coalesce(alone, false);
     IF wait AND NOT queued THEN
         IF asked = 0 AND max_waiters > 0 THEN
-            SELECT count(*) INTO waiting FROM aiolock.waiters WHERE name = n;
+            IF w.share = '' THEN
+                SELECT count(*) INTO waiting FROM aiolock.waiters WHERE name = n;
+            ELSE
+                SELECT count(*) INTO waiting FROM aiolock.waiters
+                    WHERE name = n AND priority = w.priority AND share = w.share AND share <> '';
+            END IF;
             IF waiting >= max_waiters THEN
-                waiting := waiting - aiolock._remove_dead(n, me, us, waiting, CHECKS_IF_FULL);
+                waiting := waiting - aiolock._remove_dead(n, me, us, waiting, CHECKS_IF_FULL,
+                    CASE WHEN w.share <> '' THEN w END);
                 last := (SELECT ticket FROM aiolock.waiters WHERE name = n
                     ORDER BY name DESC, ticket DESC, client DESC, seq DESC LIMIT 1);
             END IF;
@@ -1045,6 +1373,9 @@ BEGIN
             INSERT INTO aiolock.names (name) VALUES (n) ON CONFLICT DO NOTHING;
         END IF;
         INSERT INTO aiolock.waiters VALUES (w.*);
+        IF w.share <> '' THEN
+            PERFORM aiolock._account(n, w.priority, w.share, NULL, 0);
+        END IF;
         IF last >= w.ticket THEN
             SELECT * INTO behind FROM aiolock.waiters
                 WHERE name = n AND (ticket, client, seq) > (w.ticket, w.client, w.seq)
@@ -1111,7 +1442,7 @@ BEGIN
     RETURN concat_ws(' ', 'queued', w.ticket, waiting + 1, t, us, displaced) || aiolock._own();
 END $$;
 
--- A holder, for people: the host is last, as it may contain anything.
+-- A holder, for people. Its share is last, as earlier versions read no further than the host.
 CREATE OR REPLACE FUNCTION aiolock._party(g aiolock.grants, us bigint) RETURNS text
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -1121,7 +1452,8 @@ BEGIN
     RETURN concat_ws(' ', aiolock._shown(g.client), g.seq, g.fence,
         CASE WHEN g.ends > 0 THEN g.ends * 1000 - us ELSE 0 END, g.shared::int,
         CASE WHEN g.rule = '*' THEN g.number ELSE 0 END, coalesce(c.pid, 0),
-        encode(convert_to(coalesce(c.host, ''), 'UTF8'), 'hex'));
+        encode(convert_to(coalesce(c.host, ''), 'UTF8'), 'hex'),
+        CASE WHEN g.share <> '' THEN concat_ws(' ', encode(g.share, 'hex'), g.weight) END);
 END $$;
 
 -- `entered`: NULL for a grant that was entered and is lost, as its lease has ended at its client.
@@ -1132,6 +1464,8 @@ CREATE OR REPLACE FUNCTION aiolock.release(
 DECLARE
     us bigint := aiolock._lock(n, flushed);
     g aiolock.grants;
+    p bigint;
+    share_ bytea;
     lost bigint;
     line boolean; -- whether anybody waits
 BEGIN
@@ -1140,8 +1474,12 @@ BEGIN
         PERFORM aiolock._give_up(n, me, s, us, bury);
     END IF;
     IF f = 0 THEN
-        DELETE FROM aiolock.waiters WHERE name = n AND client = me AND seq = s;
+        DELETE FROM aiolock.waiters WHERE name = n AND client = me AND seq = s
+            RETURNING priority, share INTO p, share_;
         IF FOUND THEN
+            IF share_ <> '' THEN
+                PERFORM aiolock._account(n, p, share_, NULL, 0);
+            END IF;
             IF NOT EXISTS (SELECT FROM aiolock.grants WHERE name = n AND NOT shared) THEN
                 PERFORM aiolock._forget(n, us);
                 PERFORM aiolock._advance(n, us, me, 0, 0, false, 0);
@@ -1173,6 +1511,9 @@ BEGIN
         PERFORM aiolock._settle(n, g, us, me), aiolock._forget(n, us),
             aiolock._advance(n, us, me, 0, 0, false, 0);
         RETURN '1' || aiolock._own();
+    END IF;
+    IF line AND g.share <> '' THEN
+        PERFORM aiolock._ended(n, g);
     END IF;
     IF line OR g.after_loss + g.after_grant + g.period > 0 THEN
         g.claimed := false; -- it counts as confirmed: the release carries whether it was entered
@@ -1309,6 +1650,9 @@ BEGIN
         broken := broken + 1;
         top := g.fence;
         DELETE FROM aiolock.grants WHERE name = n AND fence = g.fence;
+        IF g.share <> '' THEN
+            done := aiolock._ended(n, g);
+        END IF;
         IF aiolock._is_client(g.client) THEN
             done := aiolock._push(n, g.client, me, concat_ws(' ', 'lost', g.seq, g.fence, 'broken'));
         END IF;
@@ -1347,7 +1691,7 @@ BEGIN
         done := aiolock._push(n, g.client, me, concat_ws(' ', 'granted', g.seq,
             aiolock._form(ROW(n, 0, g.client, g.seq, g.claim, g.shares, g.rule, g.number,
                 g.declared, g.fixed, g.once, g.downgrades, g.after_loss, g.after_grant, g.period,
-                g.priority)::aiolock.waiters), g.fence, g.ends - us / 1000, us));
+                g.priority, g.share, g.weight)::aiolock.waiters), g.fence, g.ends - us / 1000, us));
         pushed := pushed + 1;
         last := g.fence;
     END LOOP;
@@ -1612,12 +1956,19 @@ BEGIN
     ), grouped_held AS (
         SELECT name, json_agg(json_build_array(aiolock._shown(client), seq, shared,
             CASE WHEN rule = '*' THEN number ELSE 0 END, fence,
-            greatest(ends, us / 1000 + 1)) ORDER BY fence) AS parties FROM held GROUP BY name
+            greatest(ends, us / 1000 + 1)) ORDER BY fence) AS parties,
+            CASE WHEN bool_or(share <> '') THEN json_agg(
+                json_build_array(encode(share, 'hex'), weight) ORDER BY fence) END AS shares
+            FROM held GROUP BY name
     ), grouped_waiting AS (
         SELECT name, json_agg(json_build_array(client, seq, shares,
             CASE WHEN rule = '*' THEN number ELSE 0 END,
             ticket - priority * PRIORITY, ticket)
-            ORDER BY ticket, client, seq) AS parties FROM waiting GROUP BY name
+            ORDER BY ticket, client, seq) AS parties,
+            CASE WHEN bool_or(share <> '') THEN json_agg(
+                json_build_array(encode(share, 'hex'), weight) ORDER BY ticket, client, seq)
+                END AS shares
+            FROM waiting GROUP BY name
     ) SELECT json_build_object(
         'now', us,
         'more', more,
@@ -1636,6 +1987,10 @@ BEGIN
             (SELECT parties FROM grouped_waiting WHERE name = n),
             CASE WHEN ws = 0 THEN
                 (SELECT count(*) FROM aiolock.grants WHERE name = n AND client <> '-') ELSE 0 END
+            ) ORDER BY place) FROM unnest(ns) WITH ORDINALITY AS x (n, place)),
+        'shares', (SELECT json_agg(json_build_array( -- an earlier version does not look for them
+            (SELECT shares FROM grouped_held WHERE name = n),
+            (SELECT shares FROM grouped_waiting WHERE name = n)
             ) ORDER BY place) FROM unnest(ns) WITH ORDINALITY AS x (n, place))
     )::text);
 END $$;
@@ -1815,10 +2170,15 @@ BEGIN
         IF removed < GRANTS THEN
             removed := removed + aiolock._remove_tombstones(m.name, us);
         END IF;
+        IF removed < GRANTS AND EXISTS (
+                SELECT FROM aiolock.virtual_times WHERE name = m.name) THEN
+            removed := removed + aiolock._forget_accounts(m.name);
+        END IF;
         rows_ := rows_ + removed;
         IF EXISTS (SELECT FROM aiolock.waiters WHERE name = m.name)
                 OR EXISTS (SELECT FROM aiolock.grants WHERE name = m.name)
-                OR EXISTS (SELECT FROM aiolock.tombstones WHERE name = m.name) THEN
+                OR EXISTS (SELECT FROM aiolock.tombstones WHERE name = m.name)
+                OR EXISTS (SELECT FROM aiolock.virtual_times WHERE name = m.name) THEN
             IF removed >= GRANTS THEN
                 at_ := before; -- the next sweep goes on with it
             END IF;
