@@ -15,7 +15,8 @@ loop. A script that takes one lock does so with `aiolock.lock`, without a client
 import typing
 
 from aiolock import observe as observe  # `aiolock.observe`, by its name
-from aiolock._client import LockClient, connect
+from aiolock._client import LockClient
+from aiolock._connect import connect
 from aiolock._engine.lease import Lease
 from aiolock._engine.lease_state import LeaseState
 from aiolock._locks.acquire_context import AcquireContext

@@ -7,7 +7,8 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
 from typing import Unpack
 
-from aiolock._client import LockClient, connect
+from aiolock._client import LockClient
+from aiolock._connect import connect
 from aiolock._engine.lease import Lease
 from aiolock.options import LockOptions
 from aiolock.signatures import spelled_out

@@ -101,6 +101,7 @@ CORE = [
     *PRIMITIVES,
     "aiolock._target",
     "aiolock._client",
+    "aiolock._connect",
     "aiolock._own_client",
     "aiolock",
 ]
