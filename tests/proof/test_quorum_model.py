@@ -44,6 +44,7 @@ from aiolock.stores.redis import _replies as replies
 from aiolock.stores.redis import _scripts as scripts
 from aiolock.stores.redis import _voting as voting
 from aiolock.stores.redis._codec import decode_any
+from aiolock.stores.redis._rest import left
 from aiolock.stores.redis._scripts import Script
 from aiolock.stores.redis._voting import VoteNames, VoteText
 from tests.support import looks
@@ -135,7 +136,7 @@ class Scripts:
         return calls
 
     def _without_rest(self, reply: Any) -> Any:
-        if (rest := replies.left(reply)) is None:
+        if (rest := left(reply)) is None:
             return reply
         assert rest.of_votes
         self.rests += rest.calls

@@ -81,6 +81,7 @@ from aiolock.stores.redis import _sharing as sharing
 from aiolock.stores.redis._codec import RESERVED, decode_any, encode
 from aiolock.stores.redis._encoding_rare import _detached
 from aiolock.stores.redis._names import Names
+from aiolock.stores.redis._rest import left
 from aiolock.stores.redis._scripts import KEPT
 from aiolock.stores.redis._sharing import keys_with_shares
 from aiolock.stores.redis._status import status
@@ -407,7 +408,7 @@ class Scripts:
         return calls
 
     def _without_rest(self, reply: Any) -> Any:
-        if (rest := replies.left(reply)) is None:
+        if (rest := left(reply)) is None:
             return reply
         self.rests += rest.calls
         return rest.reply

@@ -13,20 +13,17 @@ from typing import Any, Final
 from redis.exceptions import InvalidResponse
 
 from aiolock.protocol import Granted, Queued, new
-from aiolock.stores.redis._called import Called
 from aiolock.stores.redis._command import Command
 from aiolock.stores.redis._errors import Refusal, code_of, did_nothing
 from aiolock.stores.redis._outbox import Outbox
-from aiolock.stores.redis._replies import Opened, Present, left, several
+from aiolock.stores.redis._replies import Opened, Present, several
+from aiolock.stores.redis._rest import take_rest
 from aiolock.stores.redis._scripts import (
     ACQUIRE_HEARTBEAT,
     ACQUIRE_SEVERAL,
-    GO_ON,
     OPEN,
     PRESENCE,
     RENEW,
-    VOTES_GO_ON,
-    bulk,
 )
 
 _AGAIN: Final = 5
@@ -44,10 +41,6 @@ OnRefusal = Callable[[list[Command], Refusal], bool]
 
 It is asked before they fail. A command that it takes over is answered later, or given up.
 """
-
-
-def _ignore(reply: Any, error: Exception | None) -> None:
-    """Nobody waits for the answer."""
 
 
 def not_an_answer(reply: Any) -> InvalidResponse:
@@ -149,24 +142,11 @@ class Reader:
                 command.receiver.resolve(answer)
 
     def _undecoded(self, command: Command, reply: Any) -> None:
-        answered = self._take_rest(reply)  # which no decoder takes
+        answered = take_rest(self._outbox, reply)  # which no decoder takes
         if answered is not reply:
             self._answered(command, answered)
         else:
             self._outbox.fail(command, not_an_answer(reply))
-
-    def _take_rest(self, reply: Any) -> Any:
-        """The reply without the work that its script has left, which is asked for."""
-        rest = left(reply)
-        if rest is None:
-            return reply
-        script = VOTES_GO_ON if rest.of_votes else GO_ON
-        for values in rest.calls:
-            arguments = b"".join(map(bulk, values))
-            _ = self._outbox.call(script, len(values), arguments, reply=Called(_ignore))
-            if values[-1] == b"%":
-                self._outbox.on_shares(values[1])
-        return rest.reply
 
     def _answered_together(self, first: Command, reply: Any) -> None:
         """Split one reply for several commands, which are treated one by one from now on."""
@@ -184,7 +164,7 @@ class Reader:
         try:
             answers = several(reply, waiters)
         except (AttributeError, IndexError, TypeError, ValueError):
-            answered = self._take_rest(reply)
+            answered = take_rest(self._outbox, reply)
             if answered is not reply:
                 self._split(commands, answered)
                 return

@@ -63,29 +63,6 @@ def _busy(until: int, grant: bytes | None = None, metadata: bytes = b"") -> Busy
     )
 
 
-class Left(NamedTuple):
-    """A reply of a script that has left work to another call, see ``with_rest.lua``."""
-
-    reply: Any
-    """The reply, apart from that."""
-    calls: list[list[bytes]]
-    """How many keys each call of the script ``go_on`` has that is due, these, and its arguments."""
-    of_votes: bool
-    """Whether the script of that name in ``quorum`` is meant."""
-
-
-def left(reply: Any) -> Left | None:
-    """The parts of such a reply; None if it is another."""
-    try:
-        kind, answered, call, *rests = reply
-    except (TypeError, ValueError):
-        return None
-    if kind not in (b"rest", b"rest of votes"):
-        return None
-    call = [b"%d" % (len(call) - 1), *call]
-    return Left(answered, [[*call, *rest] for rest in rests], kind != b"rest")
-
-
 def several(reply: Any, waiters: Sequence[WaiterId]) -> list[Answer]:
     """The answers of the acquire_several script, for each of these waiters."""
     if not isinstance(reply[1], int):

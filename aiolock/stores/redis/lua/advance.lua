@@ -39,8 +39,9 @@ local function advance(step, free, asking, ttl, counted, behind)
       leave_rest(step, counted, passed_over)
       break
     end
-    looked = looked + 1
     local share, ticket = waiter:find('%', 1, true), nil
+    local weight = share and 4 or 1 -- of the work for one waiter
+    looked = looked + weight
     if share and (not SHARES or step.front) then
       leave_rest(step, counted, passed_over, '%')
       break
@@ -78,7 +79,7 @@ local function advance(step, free, asking, ttl, counted, behind)
       redis.call('ZREM', QUEUE, waiter)
     end
     if enters then
-      free, granted = false, granted + 1
+      free, granted = false, granted + weight
       local lease, mark, fence = claim, UNCONFIRMED, nil
       if waiter == asking then
         lease, mark = ttl, 0

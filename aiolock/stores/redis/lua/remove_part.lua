@@ -17,7 +17,9 @@ local function remove_part(goes, behind)
   for i = 1, last, 2 do
     if goes(found[i]) then
       if SHARES then
-        leave(found[i], found[i + 1])
+        if i <= math.max(PART / 2, 1) then -- more would take too long: `next_waiter` finds the others
+          leave(found[i], found[i + 1])
+        end
       end
       redis.call('ZREM', QUEUE, found[i])
       upto = upto and upto - 1

@@ -13,7 +13,7 @@ local function next_waiter(head)
     return head
   end
   local from, stale = priority * OF_PRIORITY, 0
-  while stale < PART do
+  while stale < PART / 4 do
     local first = redis.pcall('ZRANGE', SHARES, from, '(' .. from + OF_PRIORITY, 'BYSCORE', 'LIMIT', 0, 1)[1]
     if not first then
       return head
@@ -30,7 +30,7 @@ local function next_waiter(head)
       redis.pcall('ZREM', SHARES, first)
     end
     local entry = look(a)
-    while entry and stale < PART and tonumber(redis.call('ZSCORE', QUEUE, entry:sub(#account + 19)) or 0) ~= a.ticket do
+    while entry and stale < PART / 4 and tonumber(redis.call('ZSCORE', QUEUE, entry:sub(#account + 19)) or 0) ~= a.ticket do
       redis.pcall('ZREM', LINE, entry)
       entry, stale = look(a), stale + 1
     end

@@ -1,5 +1,5 @@
 -- recount(): counts anew how many permits each share holds, if that was last done a minute ago: clients of an earlier
--- version count none, neither of the grants that they make nor of those that they end.
+-- version count none, neither of the grants that they make nor of those that they end. Not if there are very many.
 --@include account_of
 --@include shares/rank_again
 local function recount()
@@ -8,8 +8,11 @@ local function recount()
     return
   end
   redis.call('ZADD', HOLDERS, COUNTERS + math.floor(NOW / 1000), '%')
-  local held = {}
-  for _, grant in ipairs(redis.call('ZRANGEBYSCORE', HOLDERS, '-inf', COUNTERS - 1)) do
+  local grants, held = redis.call('ZRANGEBYSCORE', HOLDERS, '-inf', COUNTERS - 1, 'LIMIT', 0, CHECKS_IF_FULL), {}
+  if #grants == CHECKS_IF_FULL then
+    return
+  end
+  for _, grant in ipairs(grants) do
     local account, _, _, permits = account_of(grant)
     if account then
       held['%' .. account] = (held['%' .. account] or 0) + permits

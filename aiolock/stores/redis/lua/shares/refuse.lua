@@ -1,5 +1,5 @@
 -- refuse(waiter, asker, most): how many wait of this waiter's share, if they are `most` or more and so it may not join
--- them; nil if it may. If they are as many, the dead among them leave first, as in `remove_dead`.
+-- them; nil if it may. If they are as many, the dead among some of them leave first, as in `remove_dead`.
 --@include account_of
 --@include listens
 --@include shares/count_waiters
@@ -11,9 +11,9 @@ local function refuse(waiter, asker, most)
     return nil
   end
   local first, last = 0, waiting - 1
-  if waiting > CHECKS_IF_FULL then
-    first = STAMP % (waiting + CHECKS_IF_FULL - 1) - CHECKS_IF_FULL + 1
-    first, last = math.max(first, 0), math.min(first + CHECKS_IF_FULL, waiting) - 1
+  if waiting > CHECKS then
+    first = STAMP % (waiting + CHECKS - 1) - CHECKS + 1
+    first, last = math.max(first, 0), math.min(first + CHECKS, waiting) - 1
   end
   local alive = {}
   for _, entry in ipairs(redis.pcall('ZRANGE', LINE, before + first, before + last)) do
