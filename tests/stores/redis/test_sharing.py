@@ -29,7 +29,7 @@ from tests.support.servers import RedisServer, store_on
 
 pytestmark = pytest.mark.one_loop
 
-MINUTE = 60_000
+MINUTE = 600_000
 A, B, C = "QQ", "Qg", "Qw"
 """Shares, as they are written."""
 NOTHING = Order({}, {}, {}, {}, [])
