@@ -225,7 +225,7 @@ class Both:
         self.state = NameState()
         self.fence = 0
         self.now = 1_700_000_000_000_000
-        self.alive = set(CLIENTS)
+        self.alive = set[str](CLIENTS)
         self.key = codec.bytea(codec.key("test", f"name {seed}"))
         self.seqs = 0
         self.known = list[tuple[WaiterId, Form]]()
