@@ -40,7 +40,6 @@ from aiolock.stores._member import (
 )
 from aiolock.stores.quorum._server import QuorumServerStep
 from aiolock.stores.quorum._server_state import QuorumServerState
-from aiolock.stores.redis import _replies as replies
 from aiolock.stores.redis import _scripts as scripts
 from aiolock.stores.redis import _voting as voting
 from aiolock.stores.redis._codec import decode_any

@@ -1081,10 +1081,10 @@ class Differential(RuleBasedStateMachine):
 
     @invariant()
     def every_key_expires(self) -> None:
-        for key, left in zip(
+        for key, lasts in zip(
             (*self.real.five, self.real.value), self.real.kept.expiries, strict=True
         ):
-            assert left != -1, f"{key} has no expiry"
+            assert lasts != -1, f"{key} has no expiry"
 
     def teardown(self) -> None:
         self.real.close()

@@ -26,11 +26,11 @@ class TestEtcdThree(StoreContract, RunsContract):
     @pytest.fixture(autouse=True)
     def _servers(self, etcd_three: EtcdServer, prefix: str) -> None:
         self._etcd, self._prefix = etcd_three, prefix
-        self._next = itertools.cycle(range(3))
+        self._links = itertools.cycle(range(3))
 
     def store(self) -> Store:
         """Another link, to the next server."""
-        return etcd.from_url(self._etcd.url(first=next(self._next)), self._prefix)
+        return etcd.from_url(self._etcd.url(first=next(self._links)), self._prefix)
 
 
 @pytest.fixture(scope="module")
