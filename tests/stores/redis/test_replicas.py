@@ -28,7 +28,8 @@ from aiolock.stores.redis import (
 from aiolock.stores.redis._errors import ACL_RULE
 from aiolock.stores.redis._names import Names
 from aiolock.stores.redis._replies import Master
-from aiolock.stores.redis._scripts import ACQUIRE, BARRIER
+from aiolock.stores.redis._scripts import BARRIER
+from aiolock.stores.redis._sharing import ACQUIRE
 from aiolock.stores.redis._urls import pool_at
 from aiolock.testing import StoreContract
 from tests.support.cancel import cancel_everywhere

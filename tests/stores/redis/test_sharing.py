@@ -17,7 +17,6 @@ import pytest
 import aiolock
 from aiolock import protocol
 from aiolock.protocol import Acquire, Busy, Full, Granted, Queued, Release, WaiterId
-from aiolock.stores import machine
 from aiolock.stores.redis import _scripts as scripts
 from aiolock.stores.redis import _sharing as sharing
 from aiolock.stores.redis._codec import decode_any
@@ -25,6 +24,7 @@ from aiolock.stores.redis._names import Names
 from aiolock.stores.redis._sharing import learn
 from tests.proof.test_redis_model import NAME, Model, Order, Scripts
 from tests.stores.redis.test_script_commands import ENQUEUE, GRANT, HEAD, commands
+from tests.support import looks
 from tests.support.servers import RedisServer, store_on
 
 pytestmark = pytest.mark.one_loop
@@ -89,7 +89,7 @@ def test_order_of_random_tenants_is_that_of_the_machine(
     seed: int,
 ) -> None:
     """Each account of it, after each step."""
-    monkeypatch.setattr(machine, "looks_for_dead", lambda *_: False)
+    looks.decided(monkeypatch)
     lua, random, seq = Scripts(redis_server, shares=True), Random(seed), itertools.count(1)
     lua.looks = False
     texts = dict[WaiterId, str]()
