@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from random import Random
 from typing import Any
@@ -24,6 +24,7 @@ from aiolock.stores.redis._names import Names
 from aiolock.stores.redis._sharing import learn
 from tests.proof.test_redis_model import NAME, Model, Order, Scripts
 from tests.stores.redis.test_script_commands import ENQUEUE, GRANT, HEAD, commands
+from tests.stores.test_long_queues import MANY, check_quick
 from tests.support import looks
 from tests.support.servers import RedisServer, store_on
 
@@ -221,6 +222,84 @@ def test_waiter_with_a_share_takes_less_than_a_kilobyte(own_server: RedisServer)
         took = sum(lua.redis.memory_usage(key, samples=0) or 0 for key in lua.five)
         assert took / count < most, shares
         lua.redis.delete(*lua.five[1:])
+    lua.close()
+
+
+# Ten thousand of them, as in `tests/stores/test_long_queues.py`
+
+
+def fill(lua: Scripts, waiters: Iterable[str]) -> None:
+    """Have very many newcomers ask, many at a time."""
+    digest = lua.redis.script_load(sharing.ACQUIRE.source)
+    with lua.redis.pipeline(transaction=False) as pipeline:
+        for number, waiter in enumerate(waiters, 1):
+            values = (MINUTE, 2 * MINUTE, 0, lua.names.channels, waiter, 0, 0)
+            pipeline.evalsha(digest, 5, *lua.five, *values)
+            if number % 1000 == 0:
+                pipeline.execute()
+        pipeline.execute()
+    lua._kept = None
+
+
+def dead(lua: Scripts) -> Callable[[], object]:
+    """All waiters of a thousand shares are dead; the holder releases."""
+    come(lua, lock("", 0))
+    fill(lua, (lock(f"s{seq % 1000}", seq, f"gone{seq}") for seq in range(1, MANY)))
+    return partial(lua.release, *lua.holders()[0])
+
+
+def stuck(lua: Scripts) -> Callable[[], object]:
+    """All waiters are those of the holder, whose lease has ended."""
+    come(lua, lock("", 0, "gone"))
+    fill(lua, (lock(f"s{seq % 1000}", seq, "gone") for seq in range(1, MANY)))
+    lua.put(lua.keys[0], f"{lock('', 0, 'gone')}:{lua.holders()[0][1]}", 1000)
+    return partial(lua.acquire, lock("", MANY), MINUTE, 0, 0)
+
+
+def full(lua: Scripts) -> Callable[[], object]:
+    """All waiters are of one share, and dead; there may be no more of them."""
+    come(lua, lock("", 0))
+    fill(lua, (lock(A, seq, f"gone{seq}") for seq in range(1, MANY)))
+    return partial(lua.acquire, lock(A, MANY), MINUTE, 0, 1000)
+
+
+def permits(lua: Scripts) -> Callable[[], object]:
+    """All permits become free for waiters that want one each."""
+    come(lua, permit("", 0, number=MANY, limit=MANY))
+    fill(lua, (permit(f"s{seq % 1000}", seq, limit=MANY) for seq in range(1, MANY)))
+    return partial(lua.release, *lua.holders()[0])
+
+
+def counted(lua: Scripts) -> Callable[[], object]:
+    """What a thousand shares hold is counted anew."""
+    fill(lua, (permit(f"s{seq}", seq, limit=1000) for seq in range(1020)))
+    return partial(lua.acquire, permit("s1010", 1010, limit=1000), MINUTE, 1, 0)
+
+
+@pytest.mark.alone
+@pytest.mark.parametrize("case", [dead, stuck, full, permits, counted])
+def test_redis_commands_on_ten_thousand_waiters_with_shares_stay_below_the_time_limit(
+    own_server: RedisServer, case: Callable[[Scripts], Callable[[], object]]
+) -> None:
+    """By the server's own account."""
+    lua = Scripts(own_server, shares=True)
+    lua.listen("ada")
+
+    def run() -> list[float]:
+        lua.redis.config_set("slowlog-log-slower-than", -1)
+        lua.redis.delete(*lua.five)
+        lua.goes_on = False
+        lua.rests.clear()
+        call = case(lua)
+        lua.redis.config_set("slowlog-log-slower-than", 100)  # not what the scripts call
+        lua.redis.config_set("slowlog-max-len", 10_000)
+        lua.redis.slowlog_reset()
+        call()
+        lua.go_on()
+        log = lua.redis.slowlog_get(10_000)
+        return sorted((e["duration"] / 1000 for e in log if b"EVAL" in e["command"]), reverse=True)
+
+    check_quick((run() for _ in range(4)), all_commands=False)
     lua.close()
 
 
