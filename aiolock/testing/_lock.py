@@ -680,6 +680,18 @@ class LockContract(Contract):
             assert await ann.holds(name, grant)
             assert await bob.queue(name, place.waiter, ticket=place.ticket) == place
 
+    async def test_client_with_an_id_like_that_of_a_reserved_grant_gets_its_pushes(self) -> None:
+        """A random id may begin with any character, also with that of a grant without a client."""
+        odd = Peer(self.store(), self.expire)
+        odd.client = f"-{odd.client[1:]}"
+        async with self.peers(1) as (ann,), odd:
+            name = fresh_name()
+            grant = await odd.take(name)
+            assert await ann.store.submit(RequestRelease(name)) == 1
+            assert await odd.requested_of() == grant
+            assert await ann.store.submit(Break(name, [grant.fence])) == 1
+            assert await odd.told() == GrantLost(name, grant.waiter, grant.fence, "broken")
+
     async def test_break_notifies_the_holder_and_grants_the_next_waiter(self) -> None:
         """A broken lock is taken from its holder, who is notified, and granted to the next."""
         async with self.peers(3) as (ann, bob, cat):
