@@ -24,6 +24,8 @@ from aiolock._locks.adoption import Adoption
 from aiolock._locks.barrier import Barrier
 from aiolock._locks.election import Election, Leader, Term
 from aiolock._locks.event import Event
+from aiolock._locks.group import Changed, Group, GroupChange, Joined, Left, Members, Membership
+from aiolock._locks.group_view import Member
 from aiolock._locks.latch import Latch
 from aiolock._locks.lock import Lock
 from aiolock._locks.multilock import MultiLease, MultiLock
@@ -31,6 +33,7 @@ from aiolock._locks.once import Once, Outcome
 from aiolock._locks.periodic import Periodic
 from aiolock._locks.rwlock import RWLock
 from aiolock._locks.semaphore import Semaphore
+from aiolock._locks.shards import Shard, Shards
 from aiolock._own_client import lock
 from aiolock.errors import (
     AcquireTimeout,
@@ -64,21 +67,29 @@ __all__ = [
     "Adoption",
     "Barrier",
     "Blocked",
+    "Changed",
     "ClientClosed",
     "Deadlock",
     "Election",
     "Event",
+    "Group",
+    "GroupChange",
+    "Joined",
     "Latch",
     "Leader",
     "Lease",
     "LeaseLost",
     "LeaseState",
     "LeaseToken",
+    "Left",
     "LimitMismatch",
     "Lock",
     "LockClient",
     "LockError",
     "LockRequest",
+    "Member",
+    "Members",
+    "Membership",
     "MultiLease",
     "MultiLock",
     "NotHeld",
@@ -93,6 +104,8 @@ __all__ = [
     "ResultGone",
     "Semaphore",
     "ServerStatus",
+    "Shard",
+    "Shards",
     "Status",
     "Store",
     "StoreError",

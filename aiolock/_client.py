@@ -11,7 +11,7 @@ import functools
 import heapq
 import sys
 import warnings
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextvars import Context
 from dataclasses import replace
 from types import TracebackType
@@ -28,16 +28,19 @@ from aiolock._engine.engine import Engine, State
 from aiolock._engine.policy import Policy, plain, to_ms
 from aiolock._locks.adoption import Adoption
 from aiolock._locks.async_only import AsyncOnly
-from aiolock._locks.barrier import Barrier
+from aiolock._locks.barrier import Barrier, describe_barrier
 from aiolock._locks.election import Election
-from aiolock._locks.event import Event
-from aiolock._locks.latch import Latch
+from aiolock._locks.event import Event, describe_event
+from aiolock._locks.group import Group, Membership, describe_group
+from aiolock._locks.latch import Latch, describe_latch
 from aiolock._locks.lock import Lock, caller
 from aiolock._locks.multilock import MultiLock
 from aiolock._locks.once import Once
+from aiolock._locks.passing import passing
 from aiolock._locks.periodic import Periodic
 from aiolock._locks.rwlock import RWLock
 from aiolock._locks.semaphore import Semaphore
+from aiolock._locks.shards import Shards, describe_shards
 from aiolock._turns import clear_in_parts, turns
 from aiolock.async_library import check_asyncio
 from aiolock.copying import Uncopyable
@@ -52,6 +55,7 @@ from aiolock.options import (
     LockOptions,
     MultiLockOptions,
     OnLost,
+    OnMembershipLost,
     RWLockOptions,
     Seconds,
     SemaphoreOptions,
@@ -580,10 +584,8 @@ class LockClient(
         :param timeout: seconds that `Latch.wait` waits at most; None waits as long as it takes.
         :param max_waiters: `QueueFull` at once when this many wait already.
         """
-        checked_number("count", count)
-        kept = seconds("remember", remember, least=SHORTEST_TTL, most=LONGEST_TTL)
-        opens = self._passing("latch", name, Rule.COUNT, count, count, timeout, max_waiters)
-        return Latch(opens, count, kept)
+        lock = passing(self._described, self._ttl, timeout, max_waiters)
+        return describe_latch(lock, name, count, remember)
 
     def event(
         self,
@@ -600,9 +602,8 @@ class LockClient(
         :param timeout: seconds that `Event.wait` waits at most; None waits as long as it takes.
         :param max_waiters: `QueueFull` at once when this many wait already.
         """
-        kept = seconds("remember", remember, least=SHORTEST_TTL, most=LONGEST_TTL)
-        happens = self._passing("event", name, Rule.COUNT, 1, 0, timeout, max_waiters)
-        return Event(happens, kept)
+        lock = passing(self._described, self._ttl, timeout, max_waiters)
+        return describe_event(lock, name, remember)
 
     def barrier(
         self,
@@ -617,34 +618,8 @@ class LockClient(
         :param timeout: seconds that `Barrier.wait` waits at most; None waits as long as it takes.
         :param max_waiters: `QueueFull` at once when this many wait already.
         """
-        checked_number("parties", parties)
-        group = self._passing("barrier", name, Rule.GROUP, parties, parties, timeout, max_waiters)
-        return Barrier(group, parties)
-
-    def _passing(  # noqa: PLR0917  # the arguments of its three callers
-        self,
-        kind: str,
-        name: str,
-        rule: Rule,
-        number: int,
-        declared: int,
-        timeout: Seconds | None,
-        max_waiters: int | None,
-    ) -> Lock:
-        """The lock of a latch, event or barrier: a waiter that is let through holds nothing."""
-        policy = Policy(
-            name,
-            self._ttl,
-            plain(timeout),
-            renew=False,
-            max_waiters=max_waiters,
-            shared=True,
-            kind=kind,
-            rule=rule,
-            number=number,
-            declared=declared,
-        )
-        return self._described(kind, policy)
+        lock = passing(self._described, self._ttl, timeout, max_waiters)
+        return describe_barrier(lock, name, parties)
 
     @spelled_out(lock, ElectionOptions)
     def election(self, name: str, **options: Unpack[ElectionOptions]) -> Election:
@@ -655,6 +630,28 @@ class LockClient(
         """
         policy = replace(self.lock(name, **options)._policy, kind="election")
         return Election(self._described("election", policy))
+
+    def group(
+        self,
+        name: str,
+        *,
+        data: Mapping[str, Any] | None = None,
+        ttl: Seconds | None = None,
+        timeout: Seconds | None = None,
+        on_lost: OnMembershipLost = "cancel",
+    ) -> Group:
+        """A group of processes, whose members see each other join and leave: see `Group`.
+
+        :param data: what this member says about itself: a dict that JSON can hold, of 4096 bytes at
+            most.
+        :param ttl: seconds after which a member that is stopped or cut off is gone; 10, if None.
+        :param timeout: seconds that joining may take; None waits as long as it takes.
+        :param on_lost: the effect of a loss of the membership: ``"cancel"`` cancels the body,
+            ``"signal"`` only sets `Membership.lost`, and ``"rejoin"`` joins again.
+        """
+        return describe_group(
+            self._described, name, data=data, ttl=ttl, timeout=timeout, on_lost=on_lost
+        )
 
     def periodic(
         self,
@@ -727,6 +724,24 @@ class LockClient(
             kind="once",
         )
         return Once(self._described("once", policy), remember=kept, wait=wait, named=named)
+
+    def shards(
+        self,
+        name: str,
+        count: int,
+        *,
+        group: Membership | None = None,
+        ttl: Seconds | None = None,
+        settle: Seconds = 1.0,
+    ) -> Shards:
+        """``count`` shards of some work, spread over the processes that take part: see `Shards`.
+
+        :param group: the membership with which this process takes part; None joins a group of the
+            shards' own name.
+        :param ttl: seconds after which the shards of a killed process are another's; 10, if None.
+        :param settle: seconds for which the group must stand still before shards move.
+        """
+        return describe_shards(self._described, name, count, group=group, ttl=ttl, settle=settle)
 
     @spelled_out(lock, LockOptions)
     def locked(

@@ -23,12 +23,19 @@ KINDS: Final = {
     "semaphore": Kind(blocks=True),
     "election": Kind(blocks=True),
     "once": Kind(blocks=True),
+    "group": Kind(),
+    "shards": Kind(),
     "periodic": Kind(),
     "latch": Kind(passes=True, not_yet="is not open", not_in_time="did not open"),
     "event": Kind(passes=True, not_yet="is not set", not_in_time="was not set"),
     "barrier": Kind(passes=True, not_yet="is not complete", not_in_time="was not complete"),
 }
-"""By their names, which are those of the methods of `LockClient`. A `RWLock` is a ``lock``."""
+"""By their names, which are those of the methods of `LockClient`. A `RWLock` is a ``lock``, and
+each of the shards of `LockClient.shards` is of the kind ``shards``."""
+
+NEWS: Final = frozenset({"elected", "epoch"})
+"""The kinds for which a client waits to learn of changes: of a leader, of the members of a group.
+Nothing is locked, and the wait may last for ever, so it is no wait that people are shown."""
 
 OTHER: Final = Kind()
 """What is assumed of any other kind: one of a later version, or one that the client uses itself."""

@@ -7,9 +7,9 @@ name.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
-from typing import Final, Literal, Required, TypedDict
+from typing import Any, Final, Literal, Required, TypedDict
 
 from aiolock.observer import Observer
 
@@ -20,11 +20,13 @@ __all__ = [
     "Default",
     "ElectionOptions",
     "EventOptions",
+    "GroupOptions",
     "LatchOptions",
     "LeaseOptions",
     "LockOptions",
     "MultiLockOptions",
     "OnLost",
+    "OnMembershipLost",
     "OnceOptions",
     "PeriodicOptions",
     "RWLockOptions",
@@ -37,6 +39,9 @@ Seconds = float | timedelta
 
 OnLost = Literal["cancel", "signal"]
 """The effect of a loss: the body of ``async with`` is cancelled, or only `Lease.lost` is set."""
+
+OnMembershipLost = Literal["cancel", "signal", "rejoin"]
+"""The effect of the loss of a membership: as `OnLost`, or the client joins the group again."""
 
 
 class Default:
@@ -141,6 +146,19 @@ class LatchOptions(BarrierOptions, total=False):
 
     remember: Seconds
     """Seconds for which the store remembers it after the last count; at least a minute."""
+
+
+class GroupOptions(TypedDict, total=False):
+    """Options of a group."""
+
+    data: Mapping[str, Any] | None
+    """What the member says about itself: a dict that JSON can hold, of 4096 bytes at most."""
+    ttl: Seconds | None
+    """Seconds after which a member that is stopped or cut off is gone; 10, if None."""
+    timeout: Seconds | None
+    """Seconds that joining may take; None waits as long as it takes."""
+    on_lost: OnMembershipLost
+    """The effect of the loss of the membership."""
 
 
 class PeriodicOptions(TypedDict, total=False):

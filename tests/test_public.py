@@ -114,6 +114,8 @@ SIGNATURES = {
         "(self, name, *, ttl=None, timeout=None, max_waiters=None, max_hold=None,"
         " on_lost='cancel', lock_delay=None, family=None)"
     ),
+    "LockClient.group": "(self, name, *, data=None, ttl=None, timeout=None, on_lost='cancel')",
+    "LockClient.shards": "(self, name, count, *, group=None, ttl=None, settle=1.0)",
     "Lock.name": "property",
     "Lock.ttl": "property",
     "Lock.acquire": "(self, *, timeout=the lock's own, label=None)",
@@ -188,6 +190,41 @@ SIGNATURES = {
     "MultiLease.release": "async (self)",
     "MultiLease.extend": "async (self, ttl)",
     "MultiLease.verify": "async (self)",
+    "Group.name": "property",
+    "Group.ttl": "property",
+    "Group.members": "async (self)",
+    "Group.watch": "(self)",
+    "Group.status": "async (self)",
+    "Group.break_": "async (self, fence=None)",
+    "Membership.name": "property",
+    "Membership.id": "property",
+    "Membership.data": "property",
+    "Membership.epoch": "property",
+    "Membership.lease": "property",
+    "Membership.fence": "property",
+    "Membership.state": "property",
+    "Membership.lost": "property",
+    "Membership.members": "async (self)",
+    "Membership.watch": "(self)",
+    "Membership.update": "async (self, data)",
+    "Member": "(id, data, since, fence, client, host, pid, shards=<factory>)",
+    "GroupChange": "(epoch, members)",
+    "Members": "(epoch, members)",
+    "Joined": "(epoch, members, member)",
+    "Left": "(epoch, members, member)",
+    "Changed": "(epoch, members, member, before)",
+    "Shards.name": "property",
+    "Shards.count": "property",
+    "Shards.shard_of": "(self, key)",
+    "Shards.run": "async (self, body, *, grace=None)",
+    "Shard.index": "property",
+    "Shard.name": "property",
+    "Shard.lease": "property",
+    "Shard.fence": "property",
+    "Shard.state": "property",
+    "Shard.lost": "property",
+    "Shard.giving_up": "property",
+    "Shard.release": "async (self)",
     "Once.name": "property",
     "Once.outcome": "async (self, work, *, token=None)",
     "Once.status": "async (self)",
@@ -237,6 +274,7 @@ OPTIONS = {
     "ConnectOptions": "connect",
     "ElectionOptions": "election",
     "EventOptions": "event",
+    "GroupOptions": "group",
     "LatchOptions": "latch",
     "LockOptions": "lock",
     "MultiLockOptions": "multilock",
@@ -246,7 +284,7 @@ OPTIONS = {
     "SemaphoreOptions": "semaphore",
 }
 """The method that takes what each class has."""
-TYPES = ["DEFAULT", "Default", "LeaseOptions", "OnLost", "Seconds"]
+TYPES = ["DEFAULT", "Default", "LeaseOptions", "OnLost", "OnMembershipLost", "Seconds"]
 """The other names of that module."""
 
 

@@ -433,7 +433,7 @@ async def test_option_of_another_library_suggests_ours(
 
 
 @pytest.mark.one_loop
-@pytest.mark.parametrize("kind", sorted(aiolock.store.ALL_KINDS - {"periodic"}))
+@pytest.mark.parametrize("kind", sorted(aiolock.store.ALL_KINDS - {"periodic", "shards"}))
 def test_misspelled_option_for_threads_suggests_ours(kind: str) -> None:
     """A `TypeError` with what is meant, of each kind that has it."""
     wrong: dict[str, Any] = {"tmeout": 5}

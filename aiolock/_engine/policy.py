@@ -15,7 +15,7 @@ from typing import Final, TypeVar, overload
 from aiolock._engine.shares import checked_share
 from aiolock.errors import LockError
 from aiolock.options import OnLost, Seconds
-from aiolock.protocol import CLAIM, Form, Rule, lasts
+from aiolock.protocol import CLAIM, KEEP_ALIVE, Form, Rule, lasts
 from aiolock.validation import (
     LONGEST_TTL,
     SHORTEST_TTL,
@@ -178,7 +178,8 @@ class Policy:
         object.__setattr__(self, "lasts", lasts(lease))
         object.__setattr__(self, "form", form)
         object.__setattr__(self, "key", f"{self.kind}:{self.name}")
-        object.__setattr__(self, "claim", min(lease, CLAIM))
+        counts = self.rule is Rule.COUNT  # such a waiter waits for no lease
+        object.__setattr__(self, "claim", KEEP_ALIVE if counts else min(lease, CLAIM))
         object.__setattr__(self, "cancels", self.on_lost == "cancel")
         object.__setattr__(self, "most", self.max_waiters or 0)
         usual = self.renew and self.max_hold is None and self.every is None

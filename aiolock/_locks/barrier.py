@@ -7,9 +7,11 @@ waiter that enters holds nothing, so its lease is given back at once.
 from __future__ import annotations
 
 from aiolock._locks.lock import Lock
+from aiolock._locks.passing import Passing
 from aiolock.copying import CopiedAsItself
 from aiolock.options import DEFAULT, Default, Seconds
-from aiolock.protocol import Status
+from aiolock.protocol import Rule, Status
+from aiolock.validation import checked_number
 
 
 class Barrier(CopiedAsItself):
@@ -60,3 +62,9 @@ class Barrier(CopiedAsItself):
     async def status(self) -> Status:
         """The parties that wait for the others; as `Lock.status`."""
         return await self._lock.status()
+
+
+def describe_barrier(lock: Passing, name: str, parties: int) -> Barrier:
+    """The barrier of these arguments, checked."""
+    checked_number("parties", parties)
+    return Barrier(lock("barrier", name, Rule.GROUP, parties, parties), parties)

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from aiolock._engine.policy import to_ms
 from aiolock._locks.lock import Lock
+from aiolock._locks.passing import Passing
 from aiolock.copying import CopiedAsItself
 from aiolock.options import DEFAULT, Default, Seconds
-from aiolock.protocol import Post, ReadPosted, Status
+from aiolock.protocol import Post, ReadPosted, Rule, Status
+from aiolock.validation import LONGEST_TTL, SHORTEST_TTL, seconds
 
 
 class Event(CopiedAsItself):
@@ -76,3 +78,9 @@ class Event(CopiedAsItself):
     async def status(self) -> Status:
         """The waiters of the event; as `Lock.status`."""
         return await self._lock.status()
+
+
+def describe_event(lock: Passing, name: str, remember: Seconds) -> Event:
+    """The event of these arguments, checked."""
+    kept = seconds("remember", remember, least=SHORTEST_TTL, most=LONGEST_TTL)
+    return Event(lock("event", name, Rule.COUNT, 1, 0), kept)

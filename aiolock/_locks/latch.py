@@ -10,11 +10,18 @@ import itertools
 
 from aiolock._engine.policy import to_ms
 from aiolock._locks.lock import Lock
+from aiolock._locks.passing import Passing
 from aiolock.copying import CopiedAsItself
 from aiolock.errors import LimitMismatch
 from aiolock.options import DEFAULT, Default, Seconds
-from aiolock.protocol import Post, ReadPosted, Status
-from aiolock.validation import checked_name
+from aiolock.protocol import Post, ReadPosted, Rule, Status
+from aiolock.validation import (
+    LONGEST_TTL,
+    SHORTEST_TTL,
+    checked_name,
+    checked_number,
+    seconds,
+)
 
 _numbers = itertools.count(1)
 
@@ -98,3 +105,10 @@ class Latch(CopiedAsItself):
     async def status(self) -> Status:
         """The waiters of the latch; as `Lock.status`."""
         return await self._lock.status()
+
+
+def describe_latch(lock: Passing, name: str, count: int, remember: Seconds) -> Latch:
+    """The latch of these arguments, checked."""
+    checked_number("count", count)
+    kept = seconds("remember", remember, least=SHORTEST_TTL, most=LONGEST_TTL)
+    return Latch(lock("latch", name, Rule.COUNT, count, count), count, kept)

@@ -17,6 +17,7 @@ that is held, and `Event.set` and `Latch.count_down`, raise `RuntimeError`.
 
 from aiolock.sync._adoption import Adoption
 from aiolock.sync._client import LockClient, connect
+from aiolock.sync._group import Group, Membership, Shard, Shards
 from aiolock.sync._jobs import Election, Once, Periodic
 from aiolock.sync._lease import Flag, Lease, MultiLease, Term
 from aiolock.sync._locks import Lock, MultiLock, RWLock, Semaphore
@@ -29,16 +30,20 @@ __all__ = [
     "Election",
     "Event",
     "Flag",
+    "Group",
     "Latch",
     "Lease",
     "Lock",
     "LockClient",
+    "Membership",
     "MultiLease",
     "MultiLock",
     "Once",
     "Periodic",
     "RWLock",
     "Semaphore",
+    "Shard",
+    "Shards",
     "Term",
     "connect",
     "lock",

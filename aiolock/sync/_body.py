@@ -65,7 +65,7 @@ class Body(Uncopyable, Generic[T]):
         enter, leave = kind.__aenter__, kind.__aexit__  # together: see `aiolock.entering`
         self.value = await enter(context)
         self._exit = partial(leave, context)
-        self.agent.inside[self] = _relied_on(self.value)
+        self.agent.inside[self] = partial(_relied_on, self.value)
 
     def visit(self) -> Visit:
         """The visit of this body, which is entered: the body is left when that is collected."""

@@ -34,6 +34,7 @@ from aiolock.store import ServerStatus, Store
 from aiolock.sync._adoption import Adoption
 from aiolock.sync._body import Bodies
 from aiolock.sync._greenlets import check_no_greenlets
+from aiolock.sync._group import Group, Membership, Shards
 from aiolock.sync._jobs import Election, Once, Periodic
 from aiolock.sync._locks import Lock, MultiLock, RWLock, Semaphore
 from aiolock.sync._meeting import Barrier, Event, Latch
@@ -387,6 +388,32 @@ class LockClient(Uncopyable, instead=aiolock.LockClient._instead):
     def election(self, election: aiolock.Election) -> Election:
         """An election of one leader among many: as `aiolock.LockClient.election`."""
         return Election(self, election)
+
+    @_as_for_tasks(aiolock.LockClient.group)
+    def group(self, group: aiolock.Group) -> Group:
+        """A group of processes that see each other: as `aiolock.LockClient.group`."""
+        return Group(self, group)
+
+    def shards(
+        self,
+        name: str,
+        count: int,
+        *,
+        group: Membership | None = None,
+        ttl: Seconds | None = None,
+        settle: Seconds = 1.0,
+    ) -> Shards:
+        """``count`` shards of some work, spread over processes: as `aiolock.LockClient.shards`.
+
+        :param group: the membership with which this process takes part; None joins a group of the
+            shards' own name.
+        :param ttl: seconds after which the shards of a killed process are another's; 10, if None.
+        :param settle: seconds for which the group must stand still before shards move.
+        """
+        if group is not None and not isinstance(group, Membership):
+            raise TypeError(f"group must be a Membership, as `with group as me`, not {group!r}")
+        member = None if group is None else group._me
+        return Shards(self, self._client.shards(name, count, group=member, ttl=ttl, settle=settle))
 
     @_as_for_tasks(aiolock.LockClient.periodic)
     def periodic(self, periodic: aiolock.Periodic) -> Periodic:

@@ -103,8 +103,9 @@ class Agent:
         self._lost = False
         """Whether a loss came while no command was waiting for others."""
         self._ends = False
-        self.inside: dict[object, tuple[Lease, ...]] = {}
-        """The bodies that the thread is in, from the outermost, and the leases of each."""
+        self.inside: dict[object, Callable[[], tuple[Lease, ...]]] = {}
+        """The bodies that the thread is in, from the outermost, and the leases of each, as they are
+        now: a membership has another one after each change."""
 
     async def run(self, name: str) -> None:
         """Carry out commands until the thread has ended, or the loop is to end."""
@@ -197,7 +198,7 @@ class Agent:
     def _loss(self) -> LeaseLost | None:
         """The loss of the outermost body whose lease is lost and whose lock is to cancel it."""
         for leases in self.inside.values():
-            for lease in leases:
+            for lease in leases():
                 if lease.state is LeaseState.LOST and lease._hold.policy.on_lost == "cancel":
                     return lease._loss()
         return None

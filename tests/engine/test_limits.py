@@ -77,6 +77,8 @@ LASTING: dict[str, Callable[[Any, float], object]] = {
     "election": lambda client, ttl: client.election("a", ttl=ttl),
     "periodic": lambda client, ttl: client.periodic("a", every=60, ttl=ttl),
     "once": lambda client, ttl: client.once("a", remember=60, ttl=ttl),
+    "group": lambda client, ttl: client.group("a", ttl=ttl),
+    "shards": lambda client, ttl: client.shards("a", 2, ttl=ttl),
 }
 """Whatever has a ttl of its own."""
 

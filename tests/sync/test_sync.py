@@ -1225,6 +1225,7 @@ def test_sync_module_has_all_classes_of_the_async_one() -> None:
         "ServerStatus",
         "Status",
     }
+    beside |= {"Changed", "GroupChange", "Joined", "Left", "Member", "Members"}
     errors = {name for name in aiolock.__all__ if hasattr(aiolock.errors, name)}
     assert set(aiolock.__all__) - beside - errors == {*KINDS, "connect"}
     assert called(aiolock.connect) == called(aiolock.sync.connect)
@@ -1255,6 +1256,8 @@ def test_reprs_of_sync_objects_begin_with_their_class_name(client: aiolock.sync.
         client.election("a"),
         client.once("a", remember=60),
         client.periodic("a", every=60),
+        client.group("a"),
+        client.shards("a", 2),
         client,
     ]
     for each in shown:

@@ -14,14 +14,13 @@ from typing import Any, Final
 from aiolock._engine.acquisition import Acquisition
 from aiolock._engine.lease_state import LossReason
 from aiolock._engine.policy import Policy
+from aiolock.kinds import NEWS
 from aiolock.observer import Deadlock, GaveUp, Link, LockRequest, LostBody, Observer
 from aiolock.protocol import Participant, WaiterId
 from aiolock.validation import as_label
 
 log = logging.getLogger("aiolock")
 
-_UNREPORTED: Final = "elected"
-"""The kind that `Election.observe` waits for: it acquires no lock, and may wait for ever."""
 _FREQUENT: Final = ("waiting", "acquired", "gave_up", "released")
 """The events of every acquisition. All other events are rare."""
 
@@ -72,12 +71,12 @@ class Events:
 
     def waiting(self, acquisition: Acquisition) -> None:
         """The acquisition was queued."""
-        if acquisition.policy.kind != _UNREPORTED:
+        if acquisition.policy.kind not in NEWS:
             self._notify(self._wants["waiting"], self.of_acquisition(acquisition))
 
     def acquired(self, acquisition: Acquisition) -> None:
         """The acquisition was granted."""
-        if acquisition.policy.kind != _UNREPORTED:
+        if acquisition.policy.kind not in NEWS:
             self._notify(
                 self._wants["acquired"],
                 self.of_acquisition(acquisition),
@@ -88,13 +87,13 @@ class Events:
 
     def gave_up(self, acquisition: Acquisition, why: GaveUp, now: float) -> None:
         """The acquisition ended without a grant."""
-        if acquisition.policy.kind != _UNREPORTED:
+        if acquisition.policy.kind not in NEWS:
             request = self.of_acquisition(acquisition)
             self._notify(self._wants["gave_up"], request, waited=now - acquisition.began, why=why)
 
     def released(self, hold: Acquisition, now: float) -> None:
         """What was held is released."""
-        if hold.policy.kind != _UNREPORTED:
+        if hold.policy.kind not in NEWS:
             wants = self._wants["released"]
             self._notify(wants, self.of_acquisition(hold), fence=hold.fence, held=now - hold.since)
 

@@ -11,6 +11,7 @@ from re import compile as compiled
 from typing import Final
 
 from aiolock._turns import turns
+from aiolock.kinds import NEWS
 from aiolock.protocol import ReadPage, Status
 from aiolock.store import Store
 
@@ -35,7 +36,7 @@ async def snapshot(store: Store, pattern: str, kind: str | None) -> list[Status]
             its_kind, _, name = status.name.partition(":")
             if not (status.holders or status.waiters):
                 continue  # a name that is only closed or remembered is left out
-            if kind in (None, its_kind) and matches(name):
+            if (its_kind not in NEWS if kind is None else its_kind == kind) and matches(name):
                 found.append(replace(status, kind=its_kind, name=name))
         found.sort(key=_by_name)
         pages.append(found)
