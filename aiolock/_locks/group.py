@@ -298,7 +298,7 @@ class Membership(
         self._view.set_clock(lease.fence)
         self._changing = asyncio.Lock()
         self._tasks = set[asyncio.Task[Any]]()
-        self._left = False
+        self._begun = self._left = False
         self._calm_until = 0.0
         """Until when nobody is taken for dead: the store has just come back."""
         self._suspects = dict[int, float]()
@@ -320,6 +320,8 @@ class Membership(
             if not group._rejoins:
                 lease._still_ours()
             me._begin()
+            if lease.state is LeaseState.LOST:
+                me._was_lost(lease)
         except BaseException as error:
             if me is None or not hasattr(me, "_body"):
                 lease.release_nowait()
@@ -436,7 +438,7 @@ class Membership(
             lost.set()
 
     def _was_lost(self, lease: Lease) -> None:
-        if lease is not self._lease or self._left:
+        if lease is not self._lease or self._left or not self._begun:
             return
         if self._group._rejoins and lease._hold.reason is not LossReason.CLOSED:
             self._start(self._rejoin(), "aiolock group rejoin")
@@ -527,6 +529,7 @@ class Membership(
     # What a member does for the others
 
     def _begin(self) -> None:
+        self._begun = True
         self._start(self._follow(), "aiolock group follow")
         self._start(self._look_after(), "aiolock group look")
         self._start(self._refresh(), "aiolock group refresh")

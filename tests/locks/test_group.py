@@ -11,7 +11,7 @@ import pytest
 import aiolock
 from aiolock import Joined, LeaseLost, Members, StoreError
 from aiolock._locks.group_view import card_key
-from aiolock.protocol import Post, Rule
+from aiolock.protocol import Post, Reconnected, Rule
 from aiolock.stores.memory import MemoryServer, MemoryStore
 from aiolock.testing import FaultyStore
 from tests.support.cancel import KINDS, Kind, cancel_everywhere
@@ -473,3 +473,41 @@ def test_count_waiters_ask_again_seldom() -> None:
     policy = aiolock.connect("memory://").event("e")._lock._policy
     assert policy.rule is Rule.COUNT
     assert policy.claim == 60_000
+
+
+@virtual
+async def test_announcement_that_others_were_quicker_with_is_made_again() -> None:
+    """A member whose clock is behind is heard all the same: when it changes, and when it leaves."""
+    async with processes(3) as each:
+        me = await each[0].join()
+        await each[1].join()
+        async with Seen(each[2].client.group("w")) as seen:
+            for number in range(3):
+                me._view._clock = me._view.epoch = me._view._announced = 0
+                async with asyncio.timeout(0.5):
+                    await me.update({"n": number})
+                    await seen.until(2 + number)
+            me._view._clock = me._view.epoch = me._view._announced = 0
+            each[0].tasks[0].cancel()
+            async with asyncio.timeout(0.5):
+                await seen.until(5)
+            assert seen.kinds == ["Members", "Changed", "Changed", "Changed", "Left"]
+
+
+@virtual
+async def test_members_that_come_back_after_a_failover_are_not_taken_for_dead() -> None:
+    """A client that was cut off itself gives the others time: a third of the ttl."""
+    async with processes(3) as each:
+        members = [await process.join() for process in each]
+        await asyncio.sleep(3)
+        server = each[0].server
+        listeners = {process: server._listeners[process.client.id] for process in each}
+        for process in each[1:]:
+            server.leave(process.client.id)
+        for deliver in listeners.values():
+            deliver(Reconnected())
+        await asyncio.sleep(3)
+        for process in each[1:]:
+            server._listeners[process.client.id] = listeners[process]
+        await asyncio.sleep(20)
+        assert [member.id for member in await members[0].members()] == [me.id for me in members]
