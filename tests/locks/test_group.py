@@ -10,8 +10,8 @@ import pytest
 
 import aiolock
 from aiolock import Joined, LeaseLost, Members, StoreError
-from aiolock._locks.group_view import card_key
-from aiolock.protocol import Post, Reconnected, Rule
+from aiolock._locks.group_view import Card, card_key
+from aiolock.protocol import Participant, Post, Reconnected, Rule
 from aiolock.stores.memory import MemoryServer, MemoryStore
 from aiolock.testing import FaultyStore
 from tests.support.cancel import KINDS, Kind, cancel_everywhere
@@ -511,3 +511,17 @@ async def test_members_that_come_back_after_a_failover_are_not_taken_for_dead() 
             server._listeners[process.client.id] = listeners[process]
         await asyncio.sleep(20)
         assert [member.id for member in await members[0].members()] == [me.id for me in members]
+
+
+@virtual
+async def test_view_of_a_member_that_changes_has_the_latest_of_its_grants() -> None:
+    """While the grant before is not given back yet, there are two, which are one member."""
+    async with processes(1) as (process,):
+        view = process.client.group("w")._view()
+        view._cards = {("c", 1): Card("a", {"n": 1}), ("c", 2): Card("a", {"n": 2}, joined=5)}
+        seats = [
+            Participant("c", "", 0, since=5e-6, place=0, fence=fence, seq=seq)
+            for seq, fence in ((1, 5), (2, 9))
+        ]
+        (member,) = view._members(seats)
+        assert (member.fence, member.data, member.since) == (9, {"n": 2}, 5e-6)

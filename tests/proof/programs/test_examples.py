@@ -478,6 +478,38 @@ async def test_primary_example_follows_the_next_leader_after_kill_and_resignatio
     assert [said[f"{name} leads"] for name in ("ann", "bob", "cyd")] == [1, 1, 1]
 
 
+async def test_shards_example_polls_each_tenant_after_a_kill_and_an_end(
+    own_server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two workers have a part each; the tenants of one that is killed, or ends, are the other's."""
+    monkeypatch.setenv("AIOLOCK_URL", own_server.url)
+    monkeypatch.setenv("TTL_SECONDS", "2")
+    monkeypatch.setenv("TENANTS", "30")
+    monkeypatch.setenv("SHARDS", "8")
+    tenants = {f"tenant {number}" for number in range(30)}
+
+    def polled(worker: Worker, since: int = 0) -> set[str]:
+        found = (re.fullmatch(r"\w polls (.*) with \d+", text) for text in texts(worker)[since:])
+        return {each[1] for each in found if each is not None}
+
+    def instance(name: str) -> Worker:
+        return Worker(str(EXAMPLES / "shards.py"), name)
+
+    async with instance("a") as a:
+        await until(lambda: polled(a) == tenants)
+        async with instance("b") as b:
+            await until(lambda: polled(b))
+            await asyncio.sleep(1)
+            assert len(polled(b)) < 30
+            a.kill()
+            await until(lambda: polled(b) == tenants)
+            async with instance("c") as c:
+                await until(lambda: polled(c))
+                await end(b)
+                await until(lambda: polled(c) == tenants)
+                await end(c)
+
+
 @pytest.fixture
 def shop_database(postgres_server: PostgresServer) -> Iterator[str]:
     """A database with the tables of a shop, and the locks beside them."""
