@@ -18,6 +18,7 @@ from aiolock.cli import (
     demo,
     init_db,
     init_quorum,
+    members,
     run,
     show,
     top,
@@ -25,7 +26,19 @@ from aiolock.cli import (
 )
 from aiolock.cli.store import say
 
-COMMANDS: Final = (run, show, top, deadlocks, break_, web, check, init_db, init_quorum, demo)
+COMMANDS: Final = (
+    run,
+    show,
+    top,
+    members,
+    deadlocks,
+    break_,
+    web,
+    check,
+    init_db,
+    init_quorum,
+    demo,
+)
 """Modules with an `add_command`, whose parser sets ``run`` to the function of the command."""
 
 INTERRUPTED: Final = 130

@@ -112,6 +112,47 @@ async def test_top_whose_reader_closes_the_pipe_exits_1_silently(
         assert await asyncio.wait_for(process.wait(), WITHIN) == 1
 
 
+# --- members
+
+
+async def test_members_prints_the_members_of_a_group_as_text_and_json(
+    cli: Cli, client: aiolock.LockClient
+) -> None:
+    """Who is there, with what each says about itself; exit code 1 if nobody is."""
+    assert await cli.here("members", "workers") == (1, "the group 'workers' has no members\n", "")
+    async with client.group("workers", data={"address": "é"}) as me:
+        code, output, _ = await cli.here("members", "workers")
+        assert code == 0
+        head, row = output.splitlines()
+        assert head.split() == ["MEMBER", "WHERE", "SHARDS", "DATA", "FOR"]
+        assert row.startswith(f"{me.id}  ")
+        assert '{"address": "\\u00e9"}' in row
+        code, output, _ = await cli.here("members", "workers", "--json")
+        (member,) = json.loads(output)
+        assert (member["id"], member["data"], member["shards"]) == (me.id, {"address": "é"}, {})
+    assert (await cli.here("members", "workers", "--json"))[:2] == (1, "[]\n")
+
+
+async def test_members_with_watch_prints_each_change_until_it_is_killed(
+    cli: Cli, client: aiolock.LockClient
+) -> None:
+    """A line for each change, of which scripts get JSON."""
+    async with (
+        client.group("workers", data={"n": 1}) as me,
+        cli.started("members", "workers", "--watch") as process,
+        cli.started("members", "workers", "--watch", "--json") as script,
+    ):
+        assert (await line_of(process)).startswith(f"= {me.id} ")
+        assert json.loads(await line_of(script))["change"] == "members"
+        await me.update({"n": 2})
+        assert (await line_of(process)).endswith(' - {"n": 2}')
+        changed = json.loads(await line_of(script))
+        assert (changed["change"], changed["before"]["data"]) == ("changed", {"n": 1})
+        async with client.group("workers") as other:
+            assert (await line_of(process)).startswith(f"+ {other.id} ")
+        assert (await line_of(process)).startswith(f"- {other.id} ")
+
+
 # --- top, deadlocks
 
 
@@ -205,7 +246,18 @@ async def test_completion_prints_a_script_of_all_commands_for_each_shell(
     run = cli if shell == "bash" else cli.here
     code, output, errors = await run("completion", shell)
     assert (code, errors) == (0, "")
-    for command in ("ls", "show", "top", "deadlocks", "break", "ask", "run", "check", "web"):
+    for command in (
+        "ls",
+        "show",
+        "top",
+        "members",
+        "deadlocks",
+        "break",
+        "ask",
+        "run",
+        "check",
+        "web",
+    ):
         assert command in output
     if shell == "bash":
         bash = await asyncio.create_subprocess_exec("bash", "-n", stdin=asyncio.subprocess.PIPE)

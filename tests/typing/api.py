@@ -231,6 +231,33 @@ async def electing(client: aiolock.LockClient) -> None:
         assert_type(leader.value, str)
 
 
+async def grouping(client: aiolock.LockClient) -> None:
+    """Who is there, and what is whose."""
+    group = client.group("a", data={"n": 1}, ttl=5, on_lost="rejoin")
+    async with group as me:
+        assert_type(me, aiolock.Membership)
+        assert_type(me.lease, aiolock.Lease)
+        assert_type(await me.members(), tuple[aiolock.Member, ...])
+        async for change in me.watch():
+            assert_type(change, aiolock.GroupChange)
+            if isinstance(change, aiolock.Joined | aiolock.Left | aiolock.Changed):
+                assert_type(change.member, aiolock.Member)
+        await me.update({"n": 2})
+    assert_type(await group.members(), tuple[aiolock.Member, ...])
+    client.group("a", on_lost="ignore")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]  # no such effect
+
+    async def serve(shard: aiolock.Shard) -> None:
+        async with shard as same:
+            assert_type(same, aiolock.Shard)
+        assert_type("key" in shard, bool)
+
+    shards = client.shards("a", 8, group=me)
+    assert_type(shards.shard_of("key"), int)
+    async for shard in shards:
+        await serve(shard)
+    await shards.run(serve, grace=5)
+
+
 async def failing(lock: aiolock.Lock) -> None:
     """Errors are caught as what they are, or as the builtin."""
     try:
@@ -297,6 +324,10 @@ def threads(client: aiolock.sync.LockClient) -> None:
         assert_type(term, aiolock.sync.Term)
     for leader in client.election("e").observe():
         assert_type(leader, aiolock.Leader)
+    with client.group("g", data={}) as me:
+        assert_type(me, aiolock.sync.Membership)
+        assert_type(me.members(), tuple[aiolock.Member, ...])
+    assert_type(client.shards("g", 4).count, int)
     assert_type(client.names(), list[str])
     assert_type(client.lock("a").status(), aiolock.Status)
 
