@@ -39,7 +39,7 @@ from aiolock._locks.lock import Lock
 from aiolock.backoff import Backoff
 from aiolock.copying import CopiedAsItself, Uncopyable
 from aiolock.entering import AsyncEnterable, Entered, Entry
-from aiolock.errors import ClientClosed, LeaseLost, StoreError
+from aiolock.errors import ClientClosed, LeaseLost, LockError, StoreError
 from aiolock.options import Seconds
 from aiolock.protocol import Break, Participant, Post, Status
 from aiolock.validation import as_label
@@ -488,7 +488,9 @@ class Membership(
                     except BaseException:
                         new.release_nowait()
                         raise
-                except (StoreError, LeaseLost) as failure:
+                except ClientClosed:
+                    return
+                except LockError as failure:
                     log.info("aiolock: %r is joined again soon: %s", self.name, failure)
                     await asyncio.sleep(backoff.pause())
                 else:

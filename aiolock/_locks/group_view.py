@@ -20,7 +20,7 @@ from typing import Any, Final
 
 from aiolock._engine.engine import Engine
 from aiolock._engine.policy import Policy, to_ms
-from aiolock._futures import succeeded
+from aiolock._futures import retrieve, succeeded
 from aiolock._locks.lock import Lock
 from aiolock._turns import turns
 from aiolock.protocol import Participant, Post, Posted, ReadPosted, ReadStatus, Rule
@@ -192,7 +192,8 @@ class View:
             for each in new[start : start + _TOGETHER]:
                 await turns().take(2)
                 key = card_key(each.client, each.seq)
-                asked[each.client, each.seq] = self._engine.submit(ReadPosted(key))
+                asked[each.client, each.seq] = read = self._engine.submit(ReadPosted(key))
+                read.add_done_callback(retrieve)  # whatever ends this before its answer
             await asyncio.wait(asked.values())
             for seat, answer in asked.items():
                 if not succeeded(answer):

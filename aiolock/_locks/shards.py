@@ -256,6 +256,8 @@ class Shards(CopiedAsItself, AsyncOnly):
         :param grace: seconds after which a body is cancelled that was asked to end; None never
             cancels it, so it keeps its shard, and no other is delayed by that.
         """
+        if not callable(body):
+            raise TypeError(f"body must be a function of a shard, not {body!r}")
         patience = None if grace is None else seconds("grace (or None)", grace, least=0)
         await self._run(_Runner(body, patience).run)
 

@@ -215,6 +215,20 @@ async def test_membership_broken_again_and_again_rejoins_each_time() -> None:
 
 
 @virtual
+async def test_rejoin_goes_on_while_the_store_does_not_answer_in_time() -> None:
+    """A timeout of the group is for one try: the member tries again until it is back."""
+    async with processes(2) as each:
+        me = await each[0].join(on_lost="rejoin", timeout=0.5)
+        each[0].link.dead = True
+        await asyncio.sleep(30)
+        assert me.state == "lost"
+        each[0].link.dead = False
+        await asyncio.sleep(20)
+        assert me.state == "held"
+        assert [member.id for member in await each[1].client.group("w").members()] == [me.id]
+
+
+@virtual
 async def test_signal_only_sets_lost_and_the_body_goes_on() -> None:
     """With ``on_lost="signal"``, a member that was removed goes on, and is told."""
     async with processes(2) as (ours, theirs), ours.client.group("w", on_lost="signal") as me:

@@ -535,4 +535,6 @@ async def test_shards_with_invalid_arguments_are_refused_before_any_io(
             process.client.shards(*arguments, **options)
         with pytest.raises(ValueError, match="grace"):
             await process.client.shards("t", 1).run(Held().body(1), grace=-1)
+        with pytest.raises(TypeError, match="body must be a function"):
+            await process.client.shards("t", 1).run("serve")  # type: ignore[arg-type]  # the test
         assert not process.link.sent
