@@ -7,9 +7,9 @@
             ...  # ours alone, in all processes; cancelled when the lease is lost
 
 `connect` makes a client, one for each process. The client makes descriptions, which any number of
-tasks share: `lock`, `rwlock`, `semaphore`, `multilock`, `once`, `periodic`, `election`, `event`,
-`latch` and `barrier` (see `LockClient`). ``memory://`` needs no server and works within one event
-loop. A script that takes one lock does so with `aiolock.lock`, without a client.
+tasks share: `lock`, `rwlock`, `semaphore`, `multilock`, `once`, `periodic`, `election`, `group`,
+`shards`, `event`, `latch` and `barrier` (see `LockClient`). ``memory://`` needs no server and works
+within one event loop. A script that takes one lock does so with `aiolock.lock`, without a client.
 """
 
 import typing
