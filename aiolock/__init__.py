@@ -31,6 +31,7 @@ from aiolock._locks.lock import Lock
 from aiolock._locks.multilock import MultiLease, MultiLock
 from aiolock._locks.once import Once, Outcome
 from aiolock._locks.periodic import Periodic
+from aiolock._locks.rate_limit import RateLimit, TokensContext, Verdict
 from aiolock._locks.rwlock import RWLock
 from aiolock._locks.semaphore import Semaphore
 from aiolock._locks.shards import Shard, Shards
@@ -101,6 +102,7 @@ __all__ = [
     "QueueFull",
     "QuorumMismatch",
     "RWLock",
+    "RateLimit",
     "ResultGone",
     "Semaphore",
     "ServerStatus",
@@ -111,7 +113,9 @@ __all__ = [
     "StoreError",
     "Term",
     "TokenSpent",
+    "TokensContext",
     "Unsupported",
+    "Verdict",
     "WouldDeadlock",
     "connect",
     "lock",

@@ -38,6 +38,7 @@ from aiolock._locks.multilock import MultiLock
 from aiolock._locks.once import Once
 from aiolock._locks.passing import passing
 from aiolock._locks.periodic import Periodic
+from aiolock._locks.rate_limit import RateLimit, checked_rate
 from aiolock._locks.rwlock import RWLock
 from aiolock._locks.semaphore import Semaphore
 from aiolock._locks.shards import Shards, describe_shards
@@ -56,6 +57,7 @@ from aiolock.options import (
     MultiLockOptions,
     OnLost,
     OnMembershipLost,
+    RateLimitOptions,
     RWLockOptions,
     Seconds,
     SemaphoreOptions,
@@ -81,9 +83,11 @@ R = TypeVar("R")
 
 _TTL: Final = 30.0
 _NONE: Final = (None,) * 8
+_REMEMBERED: Final = 10.0
+"""Seconds for which a store remembers who got tokens: longer than it may take until an answer or a
+push that was lost is noticed, and asked for again."""
 _MOST_POLICIES: Final = 1024
 """Names of locks without options that are kept checked."""
-"""The default of ``ttl`` in the signatures, where it is repeated for the reader."""
 _AT_REST: Final = (State.NEW, State.CLOSED)
 
 
@@ -568,6 +572,55 @@ class LockClient(
         more = [Lock(self._engine, lock._policy.named(name)) for name in others]
         return MultiLock([lock, *more], timeout)
 
+    def rate_limit(
+        self,
+        name: str,
+        limit: int,
+        *,
+        per: Seconds,
+        burst: int | None = None,
+        timeout: Seconds | None = None,
+        max_waiters: int | None = None,
+        priority: int = 0,
+        share: str | None = None,
+        weight: float = 1.0,
+        family: str | None = None,
+    ) -> RateLimit:
+        """``limit`` tokens in ``per`` seconds, for all processes together: see `RateLimit`.
+
+        The tokens come one by one, with equal pauses. `ValueError` for more than a few thousand
+        tokens a second that do not divide into whole microseconds.
+
+        :param burst: the most tokens at once, after a pause; ``limit``, if None. An API that allows
+            100 calls in any minute gets no more than that from ``limit=80, per=60, burst=20``.
+        :param timeout: seconds that `RateLimit.acquire` waits at most; None waits as long as it
+            takes.
+        :param max_waiters: `QueueFull` at once when this many wait already.
+        :param priority: as for `lock`; so are ``share``, ``weight`` and ``family``. The shares of
+            those who wait get tokens in proportion to their weights.
+        """
+        rate = checked_rate(limit, per, burst)
+        policy = Policy(
+            name,
+            _REMEMBERED,
+            plain(timeout),
+            renew=False,
+            max_waiters=max_waiters,
+            priority=priority,
+            share=share,
+            weight=weight,
+            shared=True,
+            kind="rate_limit",
+            rule=Rule.RATE,
+            number=1,
+            declared=rate.declared,
+            family=family,
+        )
+        self._engine.limits.check_kind("rate_limit", name)
+        if share is not None:
+            self._engine.limits.check_kind("share", name)
+        return RateLimit(self._engine, policy, rate)
+
     def latch(
         self,
         name: str,
@@ -755,6 +808,20 @@ class LockClient(
         """
         options.setdefault("family", family_of(name))
         return locked(functools.partial(self.lock, **options), name, options.get("share"))
+
+    @spelled_out(rate_limit, RateLimitOptions)
+    def rate_limited(
+        self, name: str, limit: int, **options: Unpack[RateLimitOptions]
+    ) -> Callable[[Callable[P, Awaitable[R]]], Callable[P, Coroutine[Any, Any, R]]]:
+        """Decorate an async function so that each call takes a token before it begins.
+
+        ``name`` is formatted with the call's arguments: ``@client.rate_limited("api:{tenant}", 100,
+        per=60)``, and so is ``share``. The other parameters are those of `rate_limit`, and the
+        errors those of `RateLimit.acquire`. The client may be opened later.
+        """
+        options.setdefault("family", family_of(name))
+        describe = functools.partial(self.rate_limit, limit=limit, **options)
+        return locked(describe, name, options.get("share"), "rate_limited")
 
 
 def _observers(given: Observer | Sequence[Observer]) -> tuple[Observer, ...]:

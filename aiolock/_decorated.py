@@ -1,4 +1,4 @@
-"""Functions each call of which runs under a lock: what `LockClient.locked` makes of a function."""
+"""Functions each call of which enters something first: by `LockClient.locked`, `rate_limited`."""
 
 from __future__ import annotations
 
@@ -14,13 +14,16 @@ R = TypeVar("R")
 
 
 def locked(
-    describe: Callable[..., AbstractAsyncContextManager[object]], name: str, share: str | None
+    describe: Callable[..., AbstractAsyncContextManager[object]],
+    name: str,
+    share: str | None,
+    decorator: str = "locked",
 ) -> Callable[[Callable[P, Awaitable[R]]], Callable[P, Coroutine[Any, Any, R]]]:
     """The decorator; ``describe`` gives the lock of a name, and of a ``share`` if there is one."""
     describe = describe_each(describe, name)
 
     def decorate(function: Callable[P, Awaitable[R]]) -> Callable[P, Coroutine[Any, Any, R]]:
-        lock_of = describer(describe, name, function, "locked", share=share)
+        lock_of = describer(describe, name, function, decorator, share=share)
 
         @functools.wraps(function)
         async def call(*args: P.args, **kwargs: P.kwargs) -> R:

@@ -42,6 +42,8 @@ class AcquireTimeout(LockError, TimeoutError):
     known. If the acquisition only tried, the holder whose lease ends first."""
     more_holders: int = 0
     """How many more holders there were; 0 if it only tried."""
+    retry_after: float | None = None
+    """For a rate limit: the seconds in which the tokens are there, if nobody takes them before."""
 
 
 class LeaseLost(LockError):
@@ -85,7 +87,7 @@ class WouldDeadlock(LockError, RuntimeError):
 
 
 class LimitMismatch(LockError, ValueError):
-    """All users of a semaphore, latch or barrier must declare the same number; these do not."""
+    """All users of a semaphore, rate limit, latch or barrier declare the same; these do not."""
 
 
 class QueueFull(LockError):

@@ -28,6 +28,7 @@ KINDS: Final = {
     "periodic": Kind(),
     "latch": Kind(passes=True, not_yet="is not open", not_in_time="did not open"),
     "event": Kind(passes=True, not_yet="is not set", not_in_time="was not set"),
+    "rate_limit": Kind(passes=True, not_yet="has too few tokens", not_in_time="had too few tokens"),
     "barrier": Kind(passes=True, not_yet="is not complete", not_in_time="was not complete"),
 }
 """By their names, which are those of the methods of `LockClient`. A `RWLock` is a ``lock``, and

@@ -30,6 +30,7 @@ __all__ = [
     "OnceOptions",
     "PeriodicOptions",
     "RWLockOptions",
+    "RateLimitOptions",
     "Seconds",
     "SemaphoreOptions",
 ]
@@ -159,6 +160,23 @@ class GroupOptions(TypedDict, total=False):
     """Seconds that joining may take; None waits as long as it takes."""
     on_lost: OnMembershipLost
     """The effect of the loss of the membership."""
+
+
+class RateLimitOptions(BarrierOptions, total=False):
+    """Options of a rate limit."""
+
+    per: Required[Seconds]
+    """The seconds in which ``limit`` tokens come."""
+    burst: int | None
+    """The most tokens at once, after a pause; ``limit``, if None."""
+    priority: int
+    """From -9 to 9: waiters with a lower number come before those with a higher one."""
+    share: str | None
+    """Who waits, as a tenant: waiters take turns by their shares."""
+    weight: float
+    """The part of that share, beside others: from 0.01 to 100."""
+    family: str | None
+    """A common name of such rate limits, for metrics; the name up to its first colon, if None."""
 
 
 class PeriodicOptions(TypedDict, total=False):

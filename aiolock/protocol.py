@@ -78,6 +78,10 @@ CHECKS_IF_FULL: Final = 1024
 GRANTS: Final = 128
 """The most grants that one step makes, or ends: a step blocks all other clients. The rest follow in
 further steps, as `AskAgain` says."""
+LOOKED_AHEAD: Final = 64
+"""The waiters, from the head of the queue on, whose tokens are counted exactly to tell another one
+when its own will be there. Each of those behind them counts as one token: the waiter asks too
+early then, and is told a later time."""
 PART: Final = 256
 """The most waiters of a queue that one step looks at. The rest follows in further steps, for which
 nobody needs to ask."""
@@ -122,6 +126,10 @@ class Rule(Enum):
     """Once ``number`` waiters are in the queue; they all enter together."""
     COUNT = "^"
     """Once the count of the name is at least ``number``. Such a waiter blocks no other."""
+    RATE = "|"
+    """Once ``number`` tokens are there, which it takes; it holds nothing then (`stores._bucket`).
+    Its ``declared`` is a `Rate`. In place of a fence, it gets the µs until the bucket is full; and
+    `Busy.until` is in µs, too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,14 +177,14 @@ class Form:
     plain: bool = field(init=False, repr=False, compare=False)
     """Whether the lock is exclusive, renewed, and open again as soon as the grant has ended."""
     permits: int = field(init=False, repr=False, compare=False)
-    """How many permits it takes; 0 for a waiter of another kind."""
+    """How many permits, or tokens, it takes; 0 for a waiter of another kind."""
 
     def __post_init__(self) -> None:
         closes = max(self.after_loss, self.after_grant, self.period)
         odd = self.shared or self.fixed or self.once or self.downgrades or self.declared
         object.__setattr__(self, "closes", closes)  # frozen
         object.__setattr__(self, "plain", not odd and not closes and not self.share)
-        permits = self.number if self.rule is Rule.PERMITS else 0
+        permits = self.number if self.rule in (Rule.PERMITS, Rule.RATE) else 0
         object.__setattr__(self, "permits", permits)
 
     @property

@@ -37,7 +37,7 @@ class Participant:
     shared: bool = False
     """Whether it shares, or wants to share, the lock: a reader, or permits of a semaphore."""
     permits: int = 0
-    """How many permits of a semaphore it has, or waits for."""
+    """How many permits of a semaphore it has, or waits for, or how many tokens of a rate limit."""
     seq: int = 0
     """The number of this acquisition among those of its client."""
     alive: bool = True
@@ -95,9 +95,9 @@ class Status:
     ``lock_delay``, or for the rest of a period. After a shared grant, it is closed only for
     exclusive waiters."""
     limit: int | None = None
-    """How many permits the semaphore has, how many counts open the latch, or how many parties meet
-    at the barrier. None for a lock, and once it is forgotten: a minute after the last lease would
-    have ended."""
+    """How many permits the semaphore has, how many tokens the full bucket of the rate limit, how
+    many counts open the latch, or how many parties meet at the barrier. None for a lock, and once
+    it is forgotten: a minute after the last lease would have ended."""
     kind: str = ""
     """The kind: ``lock``, ``semaphore``, ``once``, …; empty if it comes from a store alone."""
     now: float = field(default=0.0, compare=False)
@@ -106,6 +106,8 @@ class Status:
     more_holders: int = 0
     """How many holders it has beside those in `holders`: see ``waiters`` of `ReadStatus`. Always
     0 in what `Lock.status` gives."""
+    interval: float | None = None
+    """The seconds from one token of a rate limit to the next; None for anything else."""
 
     def __str__(self) -> str:
         return "\n".join(self._lines())
@@ -113,6 +115,7 @@ class Status:
     def _lines(self) -> Iterator[str]:
         """One line about the lock, then one for each holder and each waiter."""
         facts = "" if self.limit is None else f", limit {self.limit}"
+        facts += "" if self.interval is None else f", a token every {self.interval:g} s"
         facts += f", closed for {self.closed:.1f} s" if self.closed else ""
         nobody = "" if self.holders or self.waiters else ": nobody holds it or waits"
         yield f"{self.kind} {self.name!r}{facts}{nobody}".lstrip()

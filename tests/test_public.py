@@ -105,6 +105,14 @@ SIGNATURES = {
         " max_hold=None, on_lost='cancel', min_hold=None, lock_delay=None, share=None, weight=1.0,"
         " family=None)"
     ),
+    "LockClient.rate_limit": (
+        "(self, name, limit, *, per, burst=None, timeout=None, max_waiters=None, priority=0,"
+        " share=None, weight=1.0, family=None)"
+    ),
+    "LockClient.rate_limited": (
+        "(self, name, limit, *, per, burst=None, timeout=None, max_waiters=None, priority=0,"
+        " share=None, weight=1.0, family=None)"
+    ),
     "LockClient.latch": (
         "(self, name, count, *, remember=86400.0, timeout=None, max_waiters=None)"
     ),
@@ -144,6 +152,13 @@ SIGNATURES = {
     "RWLock.write": "(self)",
     "RWLock.status": "async (self)",
     "RWLock.break_": "async (self, fence=None)",
+    "RateLimit.name": "property",
+    "RateLimit.interval": "property",
+    "RateLimit.burst": "property",
+    "RateLimit.acquire": "(self, n=1, *, timeout=the lock's own, label=None)",
+    "RateLimit.try_acquire": "async (self, n=1, *, timeout=0, label=None)",
+    "RateLimit.resize": "async (self, limit, *, per, burst=None)",
+    "RateLimit.status": "async (self)",
     "Semaphore.name": "property",
     "Semaphore.limit": "property",
     "Semaphore.acquire": "(self, permits=1, *, timeout=the lock's own, label=None)",
@@ -239,7 +254,11 @@ SIGNATURES = {
         "(client, host, pid, since, place, fence=0, remaining=0.0, shared=False, permits=0, seq=0,"
         " alive=True, label='', task=0, detached=False, share='', weight=1.0)"
     ),
-    "Status": "(name, holders, waiters, closed=0.0, limit=None, kind='', now=0.0, more_holders=0)",
+    "Status": (
+        "(name, holders, waiters, closed=0.0, limit=None, kind='', now=0.0, more_holders=0,"
+        " interval=None)"
+    ),
+    "Verdict": "(ok, retry_after, remaining, reset_after)",
     "ServerStatus": "(address, state, not_voting=0.0, clock=None, votes=0, error='')",
 }
 ERRORS: dict[str, type[Exception] | None] = {
@@ -266,6 +285,7 @@ DESCRIBED = [
     "LockRequest",
     "Observer",
     "Store",
+    "TokensContext",
 ]
 """Of which the members are agreed on elsewhere."""
 NAMES = sorted({*(name.partition(".")[0] for name in SIGNATURES), *ERRORS, "LockError", *DESCRIBED})
@@ -281,6 +301,7 @@ OPTIONS = {
     "OnceOptions": "once",
     "PeriodicOptions": "periodic",
     "RWLockOptions": "rwlock",
+    "RateLimitOptions": "rate_limit",
     "SemaphoreOptions": "semaphore",
 }
 """The method that takes what each class has."""
@@ -487,6 +508,7 @@ FRAMEWORKS: dict[str, dict[str, str | None]] = {
         "client_of": "(request)",
         "idempotent": "(*, application, remember, who, required=False)",
         "locked": "(template, *, query=(), scope='request', send_timeout=30.0, **options)",
+        "rate_limited": "(name, limit, *, who=None, **options)",
         "setup": "(app, client)",
     },
     "django": {
@@ -502,12 +524,14 @@ FRAMEWORKS: dict[str, dict[str, str | None]] = {
         "client_of": "(connection)",
         "idempotent": "(*, application, remember, who, required=False)",
         "locked": "(template, *, query=(), scope='request', send_timeout=30.0, **options)",
+        "rate_limited": "(name, limit, *, who=None, **options)",
         "setup": "(app, client)",
     },
     "litestar": {
         "Locks": "(client)",
         "client_of": "(request)",
         "locked": "(template, *, scope='request', send_timeout=30.0, **options)",
+        "rate_limited": "(name, limit, *, who=None, **options)",
     },
     "quart": {
         "current_client": "()",
@@ -518,6 +542,7 @@ FRAMEWORKS: dict[str, dict[str, str | None]] = {
         "client_of": "(connection)",
         "idempotent": "(*, application, remember, who, required=False)",
         "locked": "(template, *, query=(), scope='request', send_timeout=30.0, **options)",
+        "rate_limited": "(name, limit, *, who=None, **options)",
         "setup": "(app, client)",
     },
 }

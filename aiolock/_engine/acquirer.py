@@ -128,8 +128,8 @@ async def acquire(  # noqa: C901, PLR0912, PLR0915  # flat: each nested coroutin
     try:
         if timeout is not None:
             acquisition.patient = False
-            limit = TimeLimit(acquisition, timeout, self._answer_timeout, since)
-            self._limits.begin(limit)
+            limit = TimeLimit(acquisition, timeout, self.answer_timeout, since)
+            self.limits.begin(limit)
         handoff = watchdog.handoff
         if handoff.ask_to is None or timeout == 0 or (policy.most and handoff.names):
             waiters.ask(acquisition, wait=timeout != 0)
@@ -193,7 +193,7 @@ async def acquire(  # noqa: C901, PLR0912, PLR0915  # flat: each nested coroutin
         why = limit.reason(acquisition, self._waiters.broken)
         self.give_up(acquisition)
     except BaseException as error:  # noqa: BLE001  # it is raised below
-        why = _reason(error)
+        why = reason(error)
         if acquisition.waiter in watchdog.holds:  # nobody has the lease, so it would last for ever
             not_entered(watchdog, acquisition, lease)
         self.give_up(acquisition)
@@ -256,8 +256,8 @@ class Acquirer:
 
         ``servers`` returns the state of each server of a quorum; of other stores, nothing.
         """
-        self._answer_timeout = answer_timeout
-        self._limits = TimeLimits()
+        self.answer_timeout = answer_timeout
+        self.limits = TimeLimits()
         self._servers = servers
         self._waiters = waiters
         self._slow_monitor = slow_monitor
@@ -313,7 +313,7 @@ class Acquirer:
                 await take(_CLOSING)
                 self._close(left.popleft())
         finally:
-            self._limits.close()
+            self.limits.close()
             for acquisition in left:  # without a pause, because this was cancelled
                 self._close(acquisition)
 
@@ -324,7 +324,8 @@ class Acquirer:
         self.give_up(acquisition)
 
 
-def _reason(error: BaseException) -> GaveUp:
+def reason(error: BaseException) -> GaveUp:
+    """The reason that observers get for this error."""
     for kind, why in _REASONS:
         if isinstance(error, kind):
             return why

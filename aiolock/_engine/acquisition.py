@@ -51,6 +51,7 @@ from aiolock.store import Submitted
 if TYPE_CHECKING:
     from aiolock._engine.backstop import LocalQueue
     from aiolock._engine.lease import Lease
+    from aiolock._engine.rate_queue import RateQueue
     from aiolock._engine.scope import Scope
     from aiolock._engine.waiters import Waiters
 
@@ -157,8 +158,10 @@ class Acquisition:
     """QUEUED: when a question first failed since the last answer."""
     waits_for: Prompt
     """The future that its task awaits; the first is made with the first question."""
-    queue: LocalQueue | None = None
+    queue: LocalQueue | RateQueue | None = None
     """The client's waiters for its name, once it was queued and as long as it waits."""
+    local_queue: type[RateQueue] | None = None
+    """The class of `queue`, if it is another than `LocalQueue`."""
     behind: WaiterId | None = None
     """QUEUED: the waiter or holder of its own client directly before it; None if not known."""
     patient = True

@@ -25,6 +25,7 @@ from aiolock._engine.local_handoff import LocalHandoff
 from aiolock._engine.policy import Policy
 from aiolock._engine.waiters import Waiters
 from aiolock._engine.watchdog import Watchdog
+from aiolock._rate import shown
 from aiolock.async_library import check_asyncio, check_not_trio
 from aiolock.copying import Uncopyable
 from aiolock.entering import Entered, current_task
@@ -202,7 +203,7 @@ class Engine(Uncopyable):
             status = await self.handoff.submit(ReadStatus(policy.key, waiters=waiters))
         if waiters:
             (status,) = await labelled(self.handoff, [status])
-        return replace(status, kind=policy.kind, name=policy.name)
+        return shown(replace(status, kind=policy.kind, name=policy.name))
 
     async def aclose(self, caller: asyncio.Task[Any] | None) -> None:
         """Give up all waiters, release all holds, wait for both, disconnect."""

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 
 from aiolock._engine.policy import Policy
+from aiolock._rate import named
 from aiolock.errors import AcquireTimeout, LimitMismatch, QueueFull, StoreError, WouldDeadlock
 from aiolock.kinds import KINDS, OTHER
 from aiolock.protocol import Differs, Full, Participant
@@ -115,9 +116,9 @@ def mismatch(policy: Policy, answer: Differs) -> LimitMismatch:
     """The error if other clients have declared another number."""
     return policy.with_name(
         LimitMismatch(
-            f"{policy.called} is in use with {answer.known}, but {policy.form.declared} is declared"
-            " here: all that use it declare the same number"
-            + (" (a semaphore's resize() changes it for all)" if policy.form.permits else "")
+            f"{policy.called} is in use with {named(answer.known)}, but"
+            f" {named(policy.form.declared)} is declared here: all that use it declare the same"
+            + (" (its resize() changes it for all)" if policy.form.permits else " number")
         )
     )
 

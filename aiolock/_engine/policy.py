@@ -155,9 +155,9 @@ class Policy:
         lease = to_ms(self.ttl if self.max_hold is None else min(self.ttl, self.max_hold))
         form = interned(
             Form(
-                # A barrier's grant lasts for a full ttl. So a party that missed the push still
-                # finds it when it asks again, which it does after a claim.
-                claim=lease if self.rule is Rule.GROUP else min(lease, CLAIM),
+                # A barrier's grant lasts for a full ttl, and tokens are remembered for one. So a
+                # waiter that missed the push still finds it when it asks again, after a claim.
+                claim=lease if self.rule in _KEPT else min(lease, CLAIM),
                 shared=self.shared,
                 rule=self.rule,
                 number=self.number,
@@ -184,7 +184,7 @@ class Policy:
         object.__setattr__(self, "most", self.max_waiters or 0)
         usual = self.renew and self.max_hold is None and self.every is None
         object.__setattr__(self, "usual", usual)
-        object.__setattr__(self, "passes", self.rule in (Rule.GROUP, Rule.COUNT))
+        object.__setattr__(self, "passes", self.rule in _PASSING)
 
     def named(self, name: str) -> Policy:
         """The same options for a lock of another name, which was checked; they need no check."""
@@ -232,4 +232,6 @@ class Policy:
             raise self.with_context(error)  # noqa: B904  # it has the cause of the other
 
 
+_KEPT: Final = (Rule.GROUP, Rule.RATE)
+_PASSING: Final = (*_KEPT, Rule.COUNT)
 _FIELDS: Final = tuple(each.name for each in fields(Policy))

@@ -14,7 +14,7 @@ import math
 from collections.abc import Callable, Mapping
 from functools import partial
 from itertools import islice
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from aiolock._engine.acquisition import Acquisition, ClockPair, Phase
 from aiolock._engine.backstop import LocalQueue
@@ -46,6 +46,9 @@ from aiolock.protocol import (
     new,
 )
 from aiolock.text import one_line
+
+if TYPE_CHECKING:
+    from aiolock._engine.rate_queue import RateQueue
 
 _FIRST_PAUSE: Final = 0.1
 _LONGEST_PAUSE: Final = 10.0
@@ -94,8 +97,8 @@ class Waiters:
         self._failed: dict[Acquisition, float] = {}
         """Waiters whose last question failed, and when each of them asks again."""
         self._retry: asyncio.TimerHandle | None = None
-        self._queues: dict[str, LocalQueue] = {}
-        self._empty: dict[str, LocalQueue] = {}
+        self._queues: dict[str, LocalQueue | RateQueue] = {}
+        self._empty: dict[str, LocalQueue | RateQueue] = {}
         """Those that have become empty, until their timers are due."""
         self._kept_empty = _MOST_EMPTY
         self._displaced: dict[str, float] = {}
@@ -224,7 +227,8 @@ class Waiters:
                 del self._empty[key]
             else:
                 forget = partial(self._empty.pop, key, None)
-                self._queues[key] = LocalQueue(self._ask_again, self._time, forget)
+                make = acquisition.local_queue or LocalQueue
+                self._queues[key] = make(self._ask_again, self._time, forget)
         acquisition.queue = queue = self._queues[key]
         queue.queued(acquisition, answer)
         if acquisition.outdated:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from http import HTTPStatus
@@ -72,6 +73,9 @@ FULL: Final = Problem(
     "lock_queue_full",
     "Too many requests are waiting already. Nothing was done: try again later.",
     1,
+)
+LIMITED: Final = Problem(
+    429, "rate_limited", "Too many requests. Nothing was done: try again later."
 )
 LOST: Final = Problem(
     503,
@@ -152,6 +156,8 @@ def _problem(error: Exception) -> Problem:
     found = next(found for kind, found in _ANSWERS.items() if isinstance(error, kind))
     if isinstance(error, BadName):
         return replace(found, detail=str(error))
+    if isinstance(error, AcquireTimeout) and error.retry_after is not None:
+        return replace(LIMITED, retry_after=max(1, math.ceil(error.retry_after)))
     if found is BUSY and isinstance(error, AcquireTimeout) and not error.waited:
         return CONFLICT  # a request that does not wait asks whether it is in progress
     if isinstance(error, LeaseLost) and error.closed:

@@ -48,10 +48,11 @@ from aiolock.integrations._kept import (
 from aiolock.integrations._leases import SEND_TIMEOUT, LeaseScope, RequestLock
 from aiolock.integrations._names import LockOf
 from aiolock.integrations._problems import CONTENT_TYPE, ERRORS, problem
+from aiolock.integrations._rates import RateOf
 from aiolock.integrations._waiting import GONE, Disconnected
-from aiolock.options import LockOptions, Seconds
+from aiolock.options import LockOptions, RateLimitOptions, Seconds
 
-__all__ = ["KEY", "client_of", "idempotent", "locked", "setup"]
+__all__ = ["KEY", "client_of", "idempotent", "locked", "rate_limited", "setup"]
 
 Response_co = TypeVar("Response_co", bound=web.StreamResponse, covariant=True)
 Source = TypeVar("Source", bound=web.Request | web.View)
@@ -239,6 +240,46 @@ async def _reason_to_leave(request: web.Request) -> Exception:
             async with asyncio.timeout(LOOK_EVERY):
                 await stopping.wait()
     return ClientClosed("this server is shutting down", closed=True)
+
+
+def rate_limited(
+    name: str,
+    limit: int,
+    *,
+    who: Callable[[web.Request], str | Awaitable[str]] | None = None,
+    **options: Unpack[RateLimitOptions],
+) -> Callable[
+    [Callable[[Source], Awaitable[Response_co]]],
+    Callable[[Source], Coroutine[Any, Any, Response_co]],
+]:
+    """Decorate a handler: not more than ``limit`` requests in ``per`` seconds.
+
+    It takes a token before it begins, from a bucket that all processes share: of each owner, if
+    ``who`` gives one. A request that finds none is answered with 429 and ``Retry-After``, by
+    `setup`; with ``timeout=2`` it waits for one, in the queue, for two seconds at most.
+
+    :param name: the name of the rate limit; the owner follows it.
+    :param limit: how many requests may begin in ``per`` seconds; ``burst`` and the other options
+        are those of `LockClient.rate_limit`.
+    :param who: the owner of a request, given that: the user, the tenant, the address, as a str. May
+        be async. None: one bucket for all requests.
+    """
+    rate = RateOf[web.Request](name, limit, who, **options)
+
+    def decorate(
+        handler: Callable[[Source], Awaitable[Response_co]],
+    ) -> Callable[[Source], Coroutine[Any, Any, Response_co]]:
+        check_async(handler, "rate_limited")
+
+        @functools.wraps(handler)
+        async def call(source: Source) -> Response_co:
+            request = _request_of(source)
+            await rate.admit(client_of(request), request)
+            return await handler(source)
+
+        return call
+
+    return decorate
 
 
 def _answers(begun: Container[AbstractStreamWriter]) -> Middleware:

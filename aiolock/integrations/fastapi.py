@@ -25,17 +25,26 @@ from fastapi.dependencies.models import Dependant
 from starlette.requests import HTTPConnection
 from starlette.routing import BaseRoute, WebSocketRoute
 
-from aiolock import Lease, LockClient, connect
+from aiolock import Lease, LockClient, Verdict, connect
 from aiolock.integrations._asgi import leases_of
 from aiolock.integrations._exchange import begin, exchange_of, keys_in
 from aiolock.integrations._kept import HEADER, check_options, key_of, once_of
 from aiolock.integrations._leases import SEND_TIMEOUT, LeaseScope, RequestLock
 from aiolock.integrations._parameters import check_values, values_of
+from aiolock.integrations._rates import RequestRate
 from aiolock.integrations.starlette import NO_HTTP, set_up
 from aiolock.integrations.starlette import client_of as _client_of
-from aiolock.options import LockOptions, Seconds
+from aiolock.options import LockOptions, RateLimitOptions, Seconds
 
-__all__ = ["Client", "Idempotent", "client_of", "idempotent", "locked", "setup"]
+__all__ = [
+    "Client",
+    "Idempotent",
+    "client_of",
+    "idempotent",
+    "locked",
+    "rate_limited",
+    "setup",
+]
 
 _MARK: Final = "__aiolock__"
 
@@ -190,6 +199,39 @@ def idempotent(
             inspect.Parameter("key", kind, annotation=header, default=None),
         ]
     )
+    return Depends(of_request)
+
+
+def rate_limited(
+    name: str,
+    limit: int,
+    *,
+    who: Callable[..., Any] | None = None,
+    **options: Unpack[RateLimitOptions],
+) -> Any:
+    """A dependency: not more than ``limit`` requests in ``per`` seconds; gives the `Verdict`.
+
+    It takes a token before it begins, from a bucket that all processes share: of each owner, if
+    ``who`` gives one. A request that finds none is answered with 429 and ``Retry-After``, by
+    `setup`; with ``timeout=2`` it waits for one, in the queue, for two seconds at most.
+
+    :param name: the name of the rate limit; the owner follows it.
+    :param limit: how many requests may begin in ``per`` seconds; ``burst`` and the other options
+        are those of `LockClient.rate_limit`.
+    :param who: the owner of a request: a dependency, which gives the user, the tenant or the
+        address as a str: ``str(user.id)``. None: one bucket for all requests.
+    """
+    rate = RequestRate(name, limit, **options)
+
+    async def of_request(request: Request, whose: str | None = None) -> Verdict:
+        return await rate.admit(client_of(request), whose)
+
+    kind = inspect.Parameter.KEYWORD_ONLY
+    parameters = [inspect.Parameter("request", kind, annotation=Request)]
+    if who is not None:
+        owner = Annotated[str, Depends(who)]
+        parameters.append(inspect.Parameter("whose", kind, annotation=owner))
+    of_request.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # for inspect
     return Depends(of_request)
 
 

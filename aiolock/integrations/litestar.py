@@ -23,6 +23,8 @@ from typing import Any, Final, TypeVar, Unpack, get_type_hints
 
 from litestar import Litestar, Request, Response
 from litestar.config.app import AppConfig
+from litestar.connection import ASGIConnection
+from litestar.handlers import BaseRouteHandler
 from litestar.plugins import InitPlugin
 
 from aiolock import Lease, LockClient
@@ -30,9 +32,10 @@ from aiolock.integrations._asgi import Held, Interrupted, leases_of
 from aiolock.integrations._functions import LEASE, Locked, checked_client
 from aiolock.integrations._leases import SEND_TIMEOUT, LeaseScope, RequestLock
 from aiolock.integrations._problems import CONTENT_TYPE, ERRORS, problem
-from aiolock.options import LockOptions, Seconds
+from aiolock.integrations._rates import RateOf
+from aiolock.options import LockOptions, RateLimitOptions, Seconds
 
-__all__ = ["Locks", "client_of", "locked"]
+__all__ = ["Locks", "client_of", "locked", "rate_limited"]
 
 R = TypeVar("R")
 
@@ -129,6 +132,34 @@ def locked(
         return call
 
     return decorate
+
+
+def rate_limited(
+    name: str,
+    limit: int,
+    *,
+    who: Callable[[Request[Any, Any, Any]], str | Awaitable[str]] | None = None,
+    **options: Unpack[RateLimitOptions],
+) -> Callable[[ASGIConnection[Any, Any, Any, Any], BaseRouteHandler], Awaitable[None]]:
+    """A guard, for a handler, a router or an application: so many requests in ``per`` seconds.
+
+    It takes a token before it begins, from a bucket that all processes share: of each owner, if
+    ``who`` gives one. A request that finds none is answered with 429 and ``Retry-After``, by
+    `Locks`; with ``timeout=2`` it waits for one, in the queue, for two seconds at most.
+
+    :param name: the name of the rate limit; the owner follows it.
+    :param limit: how many requests may begin in ``per`` seconds; ``burst`` and the other options
+        are those of `LockClient.rate_limit`.
+    :param who: the owner of a request, given that: the user, the tenant, the address, as a str. May
+        be async. None: one bucket for all requests.
+    """
+    rate = RateOf[Request[Any, Any, Any]](name, limit, who, **options)
+
+    async def guard(connection: ASGIConnection[Any, Any, Any, Any], _: BaseRouteHandler) -> None:
+        request: Any = connection
+        await rate.admit(client_of(request), request)
+
+    return guard
 
 
 def _held_for(

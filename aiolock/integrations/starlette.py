@@ -39,9 +39,10 @@ from aiolock.integrations._kept import check_options, key_of, once_of, owner
 from aiolock.integrations._leases import SEND_TIMEOUT, LeaseScope, RequestLock
 from aiolock.integrations._names import LockOf
 from aiolock.integrations._problems import CONTENT_TYPE, ERRORS, problem
-from aiolock.options import LockOptions, Seconds
+from aiolock.integrations._rates import RateOf
+from aiolock.options import LockOptions, RateLimitOptions, Seconds
 
-__all__ = ["client_of", "idempotent", "locked", "setup"]
+__all__ = ["client_of", "idempotent", "locked", "rate_limited", "setup"]
 
 R = TypeVar("R")
 
@@ -203,6 +204,43 @@ def idempotent(
                 exchange_of(request.scope).afterwards.append(response.background)
                 response.background = None
             return response
+
+        return call
+
+    return decorate
+
+
+def rate_limited(
+    name: str,
+    limit: int,
+    *,
+    who: Callable[[Request], str | Awaitable[str]] | None = None,
+    **options: Unpack[RateLimitOptions],
+) -> Callable[[Callable[[Request], Awaitable[R]]], Callable[[Request], Coroutine[Any, Any, R]]]:
+    """Decorate an endpoint: not more than ``limit`` requests in ``per`` seconds.
+
+    It takes a token before it begins, from a bucket that all processes share: of each owner, if
+    ``who`` gives one. A request that finds none is answered with 429 and ``Retry-After``, by
+    `setup`; with ``timeout=2`` it waits for one, in the queue, for two seconds at most.
+
+    :param name: the name of the rate limit; the owner follows it.
+    :param limit: how many requests may begin in ``per`` seconds; ``burst`` and the other options
+        are those of `LockClient.rate_limit`.
+    :param who: the owner of a request, given that: the user, the tenant, the address, as a str. May
+        be async. None: one bucket for all requests.
+    """
+    rate = RateOf[Request](name, limit, who, **options)
+
+    def decorate(
+        endpoint: Callable[[Request], Awaitable[R]],
+    ) -> Callable[[Request], Coroutine[Any, Any, R]]:
+        check_async(endpoint, "rate_limited")
+        check_parameters(endpoint, "request", follow_wrapped=False)
+
+        @functools.wraps(endpoint)
+        async def call(request: Request) -> R:
+            await rate.admit(client_of(request), request)
+            return await endpoint(request)
 
         return call
 

@@ -17,6 +17,7 @@ from aiolock.protocol import (
     Rule,
     WaiterId,
 )
+from aiolock.stores._bucket import Bucket
 from aiolock.stores._holders import FOREVER, Grant, Holder
 from aiolock.stores.machine import NameState, Push
 
@@ -75,6 +76,9 @@ def encode(state: NameState) -> str:
             state.value,
             [(token, *known) for token, known in state.resized.items()],
         ]
+    if (bucket := state.bucket) is not None:
+        granted = [(*waiter, until) for waiter, until in bucket.granted.items()]
+        data["bucket"] = (bucket.full_at, bucket.outdated, bucket.told, granted)
     shares = state.holders.shares
     if shares is not None and (saved := list(shares.saved())):
         data["shares"] = saved
@@ -125,6 +129,10 @@ def decode(text: str) -> NameState:
         ) = data["numbers"]
         state.tokens.update(tokens)
         state.resized = {token: (before, until) for token, before, until in resized}
+    if "bucket" in data:
+        bucket = state.bucket = Bucket()
+        bucket.full_at, bucket.outdated, bucket.told, granted = data["bucket"]
+        bucket.granted = {WaiterId(client, seq): until for client, seq, until in granted}
     return state
 
 

@@ -21,8 +21,10 @@ from dataclasses import replace
 from typing import Any, Final, Literal, NamedTuple, Protocol, TypeVar
 
 from aiolock import protocol
+from aiolock._rate import Rate, is_rate, rate_of
 from aiolock.protocol import (
     FEW,
+    LOOKED_AHEAD,
     MAX_AHEAD,
     PRIORITY,
     WAS_ABSENT,
@@ -66,11 +68,14 @@ from aiolock.protocol import (
     WaiterId,
     detached,
 )
+from aiolock.stores._bucket import Bucket
 from aiolock.stores._holders import FOREVER, RESERVED, Grant, Holder, Holders, Session, opens_at
 from aiolock.stores._shares import Waiting, placed
 
 Value = TypeVar("Value")
 
+_IN_STEPS: Final = (Rule.ALWAYS, Rule.PERMITS, Rule.RATE)
+"""The rules of waiters that enter in several steps, if they are many."""
 _ALL: Final = 1 << 60
 """More waiters than a queue ever has."""
 
@@ -121,6 +126,7 @@ class NameState:
     """The state of one name."""
 
     __slots__ = (
+        "bucket",
         "count",
         "declared",
         "holders",
@@ -147,6 +153,8 @@ class NameState:
         """For each token, the number of permits before, and until when (ms) that is remembered."""
         # The numbers below are remembered until `until` (ms), and as long as there is a holder.
         self.until = 0
+        self.bucket: Bucket | None = None
+        """That of a rate limit."""
         self.limit: int | None = None
         """The number of permits, or the number that was declared."""
         self.declared = 0
@@ -227,7 +235,7 @@ class NameState:
 
     def forget(self) -> None:
         """Forget all numbers: they were kept for long enough."""
-        self.limit = None
+        self.limit = self.bucket = None
         self.declared = self.count = self.until = 0
         self.value = ""
         self.tokens.clear()
@@ -425,6 +433,7 @@ class Step:
         if not fence:
             if state.dequeue(waiter):
                 if state.queue and state.open:
+                    self._moved_up()
                     self._advance()
                 return WAS_QUEUED
             held = state.holders.of(waiter)
@@ -585,6 +594,11 @@ class Step:
             state.declared = other
         state.limit = limit
         state.keep(self._ms + asked.remember)
+        if is_rate(limit):
+            bucket = state.bucket = state.bucket or Bucket()
+            bucket.see(rate_of(before), self._now, self._slack)
+            bucket.resize(rate_of(before), rate_of(limit), self._now)
+            self._moved_up()
         self._advance()
         return before
 
@@ -731,8 +745,11 @@ class Step:
         state = self._state
         if self._gave_up(waiter):
             return Busy(0)
-        if form.declared and self._differs(form.declared):
-            return Differs(state.limit or 0)
+        if form.declared:
+            if self._differs(form.declared):
+                return Differs(state.limit or 0)
+            if form.rule is Rule.RATE and (granted := self._got_tokens(waiter, form)):
+                return granted
         if self._more_ended:
             self.reap(waiter)
         if holder := state.holders.of(waiter):
@@ -760,6 +777,8 @@ class Step:
         state = self._state
         first = state.holders.first
         if first is None:
+            if form.rule is Rule.RATE:
+                return self._not_yet(waiter, form, wait=wait, displaced=displaced)
             until = 0 if self.rest else protocol.KEEP_ALIVE
         else:
             until = self._left(first) if first.session else max(0, first.end - self._past)
@@ -851,6 +870,7 @@ class Step:
             state.dequeue(head)
             # Its client is gone, so it is skipped: a dead waiter costs nothing.
             if not self._is_there(head.client):
+                self._moved_up()
                 continue
             if not self._fits(form):
                 over.append((ticket, head, form))
@@ -881,6 +901,8 @@ class Step:
         for each in over:
             state.enqueue(*each)
         self._passing = 0
+        if state.bucket is not None:
+            self._tell_first(state.bucket, asking)
         return mine
 
     def _waits_on(self, head: WaiterId, form: Form, *, enough: bool) -> bool:
@@ -900,7 +922,7 @@ class Step:
 
     def _is_enough(self, form: Form) -> bool:
         """Whether such waiters enter in several steps, if they are many."""
-        return form.rule in (Rule.ALWAYS, Rule.PERMITS) or (form.counts and self._in_parts)
+        return form.rule in _IN_STEPS or (form.counts and self._in_parts)
 
     def _request(self, behind: int) -> None:
         """Ask holders with higher fences to release the lock, not too many in one step."""
@@ -954,11 +976,13 @@ class Step:
         return state.remove(goes, places), behind
 
     def _grant(self, waiter: WaiterId, form: Form, lease: int, *, claim: bool = False) -> int:
+        if form.share and self._state.holders.shares is not None:
+            self._state.holders.shares.charge(form)
+        if form.shared and form.rule is Rule.RATE:
+            return self._take(waiter, form)
         # The clock lets fences grow even if the last one was forgotten, or lost in a fail-over; the
         # "+ 1", even if the clock was set back.
         self.fence = max(self.fence + 1, self._now)
-        if form.share and self._state.holders.shares is not None:
-            self._state.holders.shares.charge(form)
         grant, until = Grant(waiter, self.fence), self._ms + lease
         session = ""
         if self._sessions is not None:
@@ -982,7 +1006,78 @@ class Step:
             return state.count >= form.number
         if form.rule is Rule.PERMITS:
             return state.holders.permits + form.number <= self._permits(form.declared)
+        if form.rule is Rule.RATE:
+            return self._due(form, 0) <= self._now
         return True
+
+    # Of a rate limit
+
+    def _bucket(self, form: Form) -> tuple[Bucket, Rate]:
+        bucket = self._state.bucket
+        if bucket is None:
+            bucket = self._state.bucket = Bucket()
+        rate = rate_of(self._permits(form.declared))
+        bucket.see(rate, self._now, self._slack)
+        return bucket, rate
+
+    def _got_tokens(self, waiter: WaiterId, form: Form) -> Granted | None:
+        """The grant of a waiter that got its tokens before, as long as that is remembered."""
+        bucket, _ = self._bucket(form)
+        if bucket.granted.get(waiter, 0) <= self._past:
+            return None
+        return Granted(max(bucket.full(self._now) - self._now, 1), form.claim)
+
+    def _take(self, waiter: WaiterId, form: Form) -> int:
+        """Give it its tokens, which are there; see `Rule.RATE` for the number that it gets."""
+        (bucket, rate), until = self._bucket(form), self._ms + form.claim
+        left = bucket.take(rate, form.number, self._now)
+        bucket.remember(waiter, until, self._past)
+        self._state.keep(max(bucket.full_at // 1000 + 1, until) + protocol.A_MINUTE)
+        return left
+
+    def _due(self, form: Form, before: int) -> int:
+        """When its tokens are there, after ``before`` others were taken (µs)."""
+        bucket, rate = self._bucket(form)
+        return bucket.due(rate, form.number, before, self._now)
+
+    def _not_yet(self, waiter: WaiterId, form: Form, *, wait: bool, displaced: bool) -> Answer:
+        """The answer with the time at which its tokens are there, if all before it take theirs."""
+        state = self._state
+        rank = state.place(waiter) - 1 if waiter in state.waiting else len(state.queue)
+        ahead = [state.waiting[each][1].number for _, each in state.queue[:LOOKED_AHEAD][:rank]]
+        due = self._due(form, sum(ahead) + rank - len(ahead))
+        _, first = state.next(0) if wait else (0, waiter)
+        if wait and state.waiting[first][1].share and first.client == waiter.client:
+            due = self._due(state.waiting[first][1], 0)  # its client asks for the one that is next
+        left = 0 if self.rest else max(due - self._now, 1)
+        if not wait:
+            return Busy(left or -1)
+        ticket, _ = state.waiting[waiter]
+        return Queued(ticket, rank + 1, -(-left // 1000), self._now, displaced)
+
+    def _moved_up(self) -> None:
+        """Waiters of a rate limit come earlier than they were told: some before them have left."""
+        state = self._state
+        if state.bucket is not None and state.queue:
+            state.bucket.outdated = state.queue[-1][0]
+
+    def _tell_first(self, bucket: Bucket, asking: WaiterId | None) -> None:
+        """Let the first waiter ask, if it was told a later time than that of its tokens.
+
+        With a share, whoever is next may have been told any time; an answer to its client says it.
+        """
+        state = self._state
+        if state.queue:
+            ticket, first = state.next(0)
+            if state.waiting[first][1].share:
+                of_it = asking is not None and asking.client == first.client
+                answered = of_it and asking in state.waiting
+                outdated = True
+            else:
+                answered, outdated = first == asking, ticket <= bucket.outdated
+            if outdated and bucket.told != ticket and not answered:
+                bucket.told = ticket
+                self._ask_again(first.client)
 
     def _is_full(self, others: int) -> bool:
         """Whether ``others`` more of its group are in the queue, or the group is passing now."""

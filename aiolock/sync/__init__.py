@@ -23,6 +23,7 @@ from aiolock.sync._lease import Flag, Lease, MultiLease, Term
 from aiolock.sync._locks import Lock, MultiLock, RWLock, Semaphore
 from aiolock.sync._meeting import Barrier, Event, Latch
 from aiolock.sync._own_client import lock
+from aiolock.sync._rate_limit import RateLimit
 
 __all__ = [
     "Adoption",
@@ -41,6 +42,7 @@ __all__ = [
     "Once",
     "Periodic",
     "RWLock",
+    "RateLimit",
     "Semaphore",
     "Shard",
     "Shards",

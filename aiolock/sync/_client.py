@@ -27,7 +27,7 @@ from aiolock.errors import ClientClosed
 from aiolock.lease_token import LeaseToken
 from aiolock.naming import checked_result, describe_each, describer, family_of
 from aiolock.observer import Deadlock
-from aiolock.options import ConnectOptions, LockOptions, OnLost, Seconds
+from aiolock.options import ConnectOptions, LockOptions, OnLost, RateLimitOptions, Seconds
 from aiolock.protocol import Status
 from aiolock.signatures import spelled_out, unexpected
 from aiolock.store import ServerStatus, Store
@@ -39,6 +39,7 @@ from aiolock.sync._jobs import Election, Once, Periodic
 from aiolock.sync._locks import Lock, MultiLock, RWLock, Semaphore
 from aiolock.sync._meeting import Barrier, Event, Latch
 from aiolock.sync._portal import Portal, process
+from aiolock.sync._rate_limit import RateLimit
 from aiolock.sync._thread import caller, check_thread
 
 if TYPE_CHECKING:
@@ -364,6 +365,11 @@ class LockClient(Uncopyable, instead=aiolock.LockClient._instead):
         """``limit`` permits for all processes: as `aiolock.LockClient.semaphore`."""
         return Semaphore(self, semaphore)
 
+    @_as_for_tasks(aiolock.LockClient.rate_limit)
+    def rate_limit(self, rate_limit: aiolock.RateLimit) -> RateLimit:
+        """``limit`` tokens in ``per`` seconds, for all: as `aiolock.LockClient.rate_limit`."""
+        return RateLimit(self, rate_limit)
+
     @_as_for_tasks(aiolock.LockClient.multilock)
     def multilock(self, multilock: aiolock.MultiLock) -> MultiLock:
         """Several locks as one, without deadlock: as `aiolock.LockClient.multilock`."""
@@ -445,6 +451,32 @@ class LockClient(Uncopyable, instead=aiolock.LockClient._instead):
             def call(*args: P.args, **kwargs: P.kwargs) -> R:
                 with lock_of(*args, **kwargs):
                     return checked_result(function(*args, **kwargs), function)
+
+            return call
+
+        return decorate
+
+    @spelled_out(aiolock.LockClient.rate_limit, RateLimitOptions)
+    def rate_limited(
+        self, name: str, limit: int, **options: Unpack[RateLimitOptions]
+    ) -> Callable[[Callable[P, R]], Callable[P, R]]:
+        """Decorate a function so that each call takes a token before it begins.
+
+        As `aiolock.LockClient.rate_limited`. The client need not be open yet.
+        """
+        options.setdefault("family", family_of(name))
+        share = options.get("share")
+        describe = describe_each(functools.partial(self.rate_limit, limit=limit, **options), name)
+
+        def decorate(function: Callable[P, R]) -> Callable[P, R]:
+            limit_of = describer(
+                *(describe, name, function, "rate_limited"), share=share, is_async=False
+            )
+
+            @functools.wraps(function)
+            def call(*args: P.args, **kwargs: P.kwargs) -> R:
+                limit_of(*args, **kwargs).acquire()
+                return checked_result(function(*args, **kwargs), function)
 
             return call
 

@@ -32,6 +32,7 @@ from aiolock.testing._faulty import FaultyStore, Operation
 from aiolock.testing._lock import LockContract
 from aiolock.testing._once import OnceContract
 from aiolock.testing._peer import Peer
+from aiolock.testing._rates import RatesContract
 from aiolock.testing._readers import ReadersContract
 from aiolock.testing._runs import RunsContract
 from aiolock.testing._sessions import SessionContract
@@ -45,6 +46,7 @@ __all__ = [
     "OnceContract",
     "Operation",
     "Peer",
+    "RatesContract",
     "ReadersContract",
     "RunsContract",
     "SessionContract",

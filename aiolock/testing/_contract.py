@@ -6,6 +6,7 @@ from aiolock.testing._board import BoardContract
 from aiolock.testing._handing_on import HandingOnContract
 from aiolock.testing._lock import LockContract
 from aiolock.testing._once import OnceContract
+from aiolock.testing._rates import RatesContract
 from aiolock.testing._server import ServerContract
 from aiolock.testing._shared import SharedContract
 from aiolock.testing._shares import SharesContract
@@ -19,6 +20,7 @@ class StoreContract(
     SharedContract,
     SharesContract,
     HandingOnContract,
+    RatesContract,
 ):
     """The requirements of every store, one test for each, for a store's author to inherit.
 

@@ -35,7 +35,7 @@ class LocksAlone(MemoryStore):
 GIVEN: Final[dict[str, Any]] = {
     "name": "a",
     **dict.fromkeys(("limit", "count", "parties"), 2),
-    **dict.fromkeys(("every", "remember"), 60),
+    **dict.fromkeys(("every", "remember", "per"), 60),
 }
 """What a method of a client needs, by the name of the parameter."""
 

@@ -31,7 +31,7 @@ def test_limits_of_one_length_share_a_timer_and_each_ends_in_time() -> None:
             for _ in range(10):
                 tasks.append(asyncio.create_task(waits(client.lock("a", ttl=60), 5)))
                 await asyncio.sleep(0.1)
-            limits = client._engine.acquirer._limits
+            limits = client._engine.acquirer.limits
             ((length, line),) = limits._lines.items()
             assert (length, len(line.limits), line.armed) == (5, 10, True)
             for task in (tasks[0], tasks[4]):
@@ -59,7 +59,7 @@ def test_limits_of_many_lengths_have_timers_that_end_with_them(
             tasks = [asyncio.create_task(waits(lock, length)) for length in lengths]
             await asyncio.sleep(0)
             engine = client._engine
-            assert len(engine.acquirer._limits._lines) == 2
+            assert len(engine.acquirer.limits._lines) == 2
             waited = await asyncio.gather(*tasks)
             assert waited == pytest.approx(lengths, abs=0.01)
             free = client.lock("b")

@@ -255,7 +255,10 @@ def test_passing_kinds_of_the_labels_are_those_of_the_engine() -> None:
     once, periodic = client.once("a", remember=60), client.periodic("a", every=60)
     for held in (client.election("a"), once, periodic):
         assert not held._lock._policy.passes
-    assert len(_labels.PASSES) == 3
+    limit = client.rate_limit("a", 1, per=1)
+    assert limit._policy.passes
+    assert limit._policy.kind in _labels.PASSES
+    assert len(_labels.PASSES) == 4
 
 
 def test_families_new_for_a_known_family_returns_the_same(scraped: Scraped) -> None:

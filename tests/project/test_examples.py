@@ -85,6 +85,17 @@ async def test_worker_example_told_to_end_while_waiting_finishes_its_message(
     assert own_server.call("EXISTS", "signups", "taken") == 0
 
 
+async def test_upstream_example_has_no_call_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Twenty workers, and an API that counts in any window."""
+    for name, value in (("AIOLOCK_URL", "memory://"), ("SECONDS", "2"), ("JOBS", "150")):
+        monkeypatch.setenv(name if name == "AIOLOCK_URL" else f"UPSTREAM_{name}", value)
+    async with Worker(str(EXAMPLES / "upstream.py")) as script:
+        assert await script.wait() == 0
+        while "all 150 jobs" not in (said := (await script.expect("print"))["text"]):
+            assert said.startswith("job ")
+        assert said == "all 150 jobs are done, 0 calls were refused"
+
+
 async def test_script_example_takes_its_lock_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     """The script takes its lock and says so."""
     monkeypatch.delenv("AIOLOCK_URL", raising=False)

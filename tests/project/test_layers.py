@@ -35,6 +35,7 @@ CORE = [
     "aiolock._turns",
     "aiolock.text",
     "aiolock.status",
+    "aiolock._rate",
     "aiolock.protocol",
     "aiolock.store",
     "aiolock.errors",
@@ -67,6 +68,7 @@ CORE = [
     "aiolock._engine.error_factories",
     "aiolock._engine.acquisition",
     "aiolock._engine.backstop",
+    "aiolock._engine.rate_queue",
     "aiolock._engine.diagnostics.events",
     "aiolock._engine.diagnostics.labels",
     "aiolock._engine.diagnostics.deadlock",
@@ -91,6 +93,7 @@ CORE = [
     "aiolock._engine.time_limit",
     "aiolock._engine.not_acquired",
     "aiolock._engine.acquirer",
+    "aiolock._engine.tokens",
     "aiolock._engine.engine",
     "aiolock._engine.adopting",
     "aiolock._locks",
@@ -113,7 +116,8 @@ CORE = [
 STORE = {
     *("aiolock._clock", "aiolock._futures", "aiolock.backoff", "aiolock.copying"),
     *("aiolock.kinds", "aiolock._prompt", "aiolock._turns", "aiolock._urls"),
-    *("aiolock.text", "aiolock.status", "aiolock.protocol", "aiolock.store", "aiolock.errors"),
+    *("aiolock.text", "aiolock.status", "aiolock._rate", "aiolock.protocol"),
+    *("aiolock.store", "aiolock.errors"),
 }
 # What authors of wrappers need as well.
 WRAPPERS = [
@@ -125,6 +129,7 @@ WRAPPERS = [
     "aiolock.async_library",
 ]
 HOLDERS = "aiolock.stores._holders"
+BUCKET = "aiolock.stores._bucket"
 SHARES = "aiolock.stores._shares"
 MACHINE = "aiolock.stores.machine"
 # What several stores have in common; the lower knows nothing of the higher.
@@ -132,6 +137,7 @@ SHARED = [
     "aiolock.stores",
     SHARES,
     HOLDERS,
+    BUCKET,
     MACHINE,
     "aiolock.stores._retry_window",
     "aiolock.stores._codec",
@@ -158,6 +164,7 @@ SYNC = [
     "aiolock.sync._locks",
     "aiolock.sync._adoption",
     "aiolock.sync._meeting",
+    "aiolock.sync._rate_limit",
     "aiolock.sync._jobs",
     "aiolock.sync._group",
     "aiolock.sync._client",
@@ -174,6 +181,7 @@ WEB = [
     "aiolock.integrations._waiting",
     "aiolock.integrations._leases",
     "aiolock.integrations._kept",
+    "aiolock.integrations._rates",
     "aiolock.integrations._problems",
     "aiolock.integrations._asgi",
     "aiolock.integrations._exchange",
@@ -310,13 +318,14 @@ def test_redis_stores_without_cluster_import_no_cluster_modules() -> None:
 
 def test_machine_module_imports_only_the_protocol_and_pure_modules() -> None:
     """The protocol's state machine has no clock, no event loop and no I/O."""
-    assert ours(MACHINE) == {"aiolock.protocol", HOLDERS, SHARES}
+    assert ours(MACHINE) == {"aiolock.protocol", "aiolock._rate", HOLDERS, BUCKET, SHARES}
     assert ours(HOLDERS) == {"aiolock.protocol", "aiolock.status", SHARES}
+    assert ours(BUCKET) == {"aiolock.protocol", "aiolock._rate"}
     assert ours(SHARES) == {"aiolock.protocol"}
-    each = imports(MACHINE) | imports(HOLDERS) | imports(SHARES)
+    each = imports(MACHINE) | imports(HOLDERS) | imports(BUCKET) | imports(SHARES)
     beside = {name for name in each if not name.startswith("aiolock")}
-    pure = ("__future__", "bisect", "collections", "collections.abc", "dataclasses", "typing")
-    assert beside == {*pure}
+    pure = ("__future__", "bisect", "collections", "collections.abc", "dataclasses", "math")
+    assert beside == {*pure, "typing"}
 
 
 @pytest.mark.parametrize("module", [m for m in MODULES if m.startswith("aiolock.testing")])
@@ -331,7 +340,13 @@ def test_testing_modules_import_no_store_and_no_core(module: str) -> None:
 def test_locks_and_engine_import_only_layers_below_and_no_store(module: str) -> None:
     """What users hold may know the engine, which knows nothing of that; neither knows a store."""
     below_all = ["aiolock.observer", "aiolock._dropped", "aiolock.lease_token", *WRAPPERS, *STORE]
-    layers = ["aiolock._client", "aiolock._locks", "aiolock._engine", *below_all]
+    layers = [
+        "aiolock._connect",
+        "aiolock._client",
+        "aiolock._locks",
+        "aiolock._engine",
+        *below_all,
+    ]
     below = tuple(layers[layers.index(module) :])
     for name in MODULES:
         if name.startswith(module):

@@ -20,6 +20,7 @@ import pytest
 
 import aiolock
 from aiolock import protocol
+from aiolock._rate import Rate
 from aiolock.protocol import (
     LOOKERS,
     STANDS_STILL,
@@ -152,6 +153,7 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
 
 NAME = "n"
 PLAIN = Form(claim=3000)
+RATE, SLOWER = Rate(400_000, 5).declared, Rate(700_001, 2).declared
 
 
 def _permits(taken: int, *, share: str = "", weight: int = 1000, priority: int = 0) -> Form:
@@ -191,6 +193,28 @@ FORMS = {
         Form(claim=3000, shared=True, rule=Rule.COUNT, number=4, declared=4),
     ],
     "once": [Form(claim=3000, once=True), PLAIN],
+    "rates": [
+        Form(
+            claim=3000, shared=True, rule=Rule.RATE, number=taken, declared=rate, priority=priority
+        )
+        for taken, rate, priority in ((1, RATE, 0), (3, RATE, 0), (2, RATE, -1), (1, SLOWER, 0))
+    ],
+    "quotas": [
+        Form(
+            claim=3000,
+            shared=True,
+            rule=Rule.RATE,
+            number=taken,
+            declared=RATE,
+            share=share,
+            weight=weight,
+            priority=priority,
+        )
+        for taken, share, weight, priority in (
+            *((1, "a", 1000, 0), (3, "a", 4000, 0), (1, "b", 300, 0), (2, "c", 1000, 0)),
+            *((1, "a", 1000, -1), (2, "d", 1000, -1), (1, "", 1000, 0)),
+        )
+    ],
     "turns": [
         Form(claim=3000, share="a"),
         Form(claim=3000, share="a", weight=4000),
@@ -503,7 +527,10 @@ class Both:
         self.check(f"discard {key} {fence}", int(text), ours, step, told)
 
     def resize(self) -> None:
-        declared, limit = self.dice.choice([(3, 2), (3, 4), (2, 3), (3, 3)])
+        choices = [(3, 2), (3, 4), (2, 3), (3, 3)]
+        if self.forms[0].rule is Rule.RATE:
+            choices = [(RATE, SLOWER), (RATE, RATE), (SLOWER, RATE)]
+        declared, limit = self.dice.choice(choices)
         self.resize_to(declared, limit, self.dice.choice(["a", "b", f"t{self.seqs}"]))
 
     def resize_to(self, declared: int, limit: int, token: str) -> None:
@@ -713,6 +740,8 @@ def agree(
     seldom = ["renew", "downgrade", "request", "break_", "status", "read"]
     if forms == "once":
         seldom += ["finish"] * 3
+    if forms == "rates":
+        seldom += ["resize"] * 2
     if forms in {"permits", "groups", "tenants"}:
         seldom += ["post"] * 3 + ["resize"] * 2
     seldom += more

@@ -371,6 +371,34 @@ def test_semaphore_for_threads_gives_several_permits_and_resizes(
     assert not api.break_()
 
 
+def test_rate_limit_for_threads_gives_tokens_and_verdicts(
+    client: aiolock.sync.LockClient, threads: ThreadPoolExecutor
+) -> None:
+    """Tokens that nobody holds; a thread waits for some, and is told when there are others."""
+    api = client.rate_limit("api", 20, per=1, burst=2)
+    assert (api.name, api.burst, api.interval) == ("api", 2, 0.05)
+    with api as verdict:
+        assert (verdict.ok, verdict.remaining) == (True, 1)
+    api.acquire()
+    assert not api.try_acquire()
+    assert result(threads.submit(api.acquire, 2))
+    with pytest.raises(AcquireTimeout):
+        api.acquire(2, timeout=0)
+    with pytest.raises(ValueError, match="nobody can take 3"):
+        api.acquire(3)
+    with pytest.raises(TypeError, match="unexpected"):
+        api.try_acquire(blocking=False)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]  # as elsewhere
+    api.resize(1, per=3600, burst=5)
+    assert (api.status().limit, api.status().interval) == (5, 3600)
+
+    @client.rate_limited("call:{who}", 1, per=3600)
+    def call(who: str) -> str:
+        return who
+
+    assert call("ann") == "ann"
+    assert not client.rate_limit("call:ann", 1, per=3600).try_acquire()
+
+
 def test_multilock_for_threads_holds_all_names_or_none(
     client: aiolock.sync.LockClient, threads: ThreadPoolExecutor
 ) -> None:
@@ -1224,6 +1252,8 @@ def test_sync_module_has_all_classes_of_the_async_one() -> None:
         "Participant",
         "ServerStatus",
         "Status",
+        "TokensContext",
+        "Verdict",
     }
     beside |= {"Changed", "GroupChange", "Joined", "Left", "Member", "Members"}
     errors = {name for name in aiolock.__all__ if hasattr(aiolock.errors, name)}

@@ -209,6 +209,13 @@ async def sharing(client: aiolock.LockClient) -> None:
         assert_type(permits, aiolock.Lease)
     async with AsyncExitStack() as stack:
         assert_type(await stack.enter_async_context(api), aiolock.Lease)
+    limit = client.rate_limit("a", 100, per=timedelta(minutes=1), burst=20)
+    assert_type(await limit.acquire(2, timeout=1), aiolock.Verdict)
+    assert_type(await limit.try_acquire(), aiolock.Verdict)
+    async with limit as verdict, limit.acquire(3) as other:
+        assert_type(verdict, aiolock.Verdict)
+        assert_type(other.retry_after, float)
+    client.rate_limit("a", 100)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]  # per what?
     client.semaphore("a")  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]  # how many?
     latch = client.latch("a", 3)
     assert_type(await latch.count_down("part 1"), int)
@@ -305,6 +312,7 @@ def threads(client: aiolock.sync.LockClient) -> None:
     assert_type(lock.try_acquire(timeout=1), aiolock.sync.Lease | None)
     assert_type(client.semaphore("s", 3).acquire(2), aiolock.sync.Lease)
     assert_type(client.semaphore("s", 3, share="acme", weight=2).acquire(), aiolock.sync.Lease)
+    assert_type(client.rate_limit("r", 3, per=1).acquire(2), aiolock.Verdict)
     assert_type(client.semaphore("s", 3).acquire(2, timeout=1), aiolock.sync.Lease)
     assert_type(client.semaphore("s", 3).try_acquire(2), aiolock.sync.Lease | None)
     with lock.acquire() as lease, client.semaphore("s", 3) as permit:

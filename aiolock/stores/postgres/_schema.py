@@ -17,7 +17,7 @@ _CONSTANTS: Final = {
     name: str(getattr(protocol, name))
     for name in (
         *("A_MINUTE", "CHECKS", "CHECKS_IF_FULL", "COST", "GRANTS", "KEEP_ALIVE", "LOOKERS"),
-        *("MAX_AHEAD", "MOST_AHEAD", "PART", "PRIORITY", "RESIZED", "STANDS_STILL"),
+        *("LOOKED_AHEAD", "MAX_AHEAD", "MOST_AHEAD", "PART", "PRIORITY", "RESIZED", "STANDS_STILL"),
     )
 }
 """The constants of the protocol that the file names; the database has their values."""

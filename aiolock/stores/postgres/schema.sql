@@ -67,6 +67,7 @@ CREATE TABLE IF NOT EXISTS aiolock.names (
     given_up jsonb, -- what is in `tombstones` now, by "client:seq": of an earlier schema
     resized jsonb, -- token -> [permits before, until when that is remembered]
     later bigint NOT NULL DEFAULT 0, -- when a sweep looks at it again, in ms: it was in use
+    bucket bigint[], -- of a rate limit: when it is full (us), and `outdated` and `told` of `Bucket`
     -- The minute since 1970 after which a sweep may forget it. It has an index, and most updates do not
     -- change it: so they need not write to an index.
     due bigint GENERATED ALWAYS AS (greatest(keep_until, fence / 1000 + 600000, later) / 60000) STORED
@@ -80,7 +81,7 @@ CREATE TABLE IF NOT EXISTS aiolock.waiters (
     seq bigint NOT NULL,
     claim bigint NOT NULL,
     shares boolean NOT NULL,
-    rule text NOT NULL, -- '', '*' permits, '&' group, '^' count
+    rule text NOT NULL, -- '', '*' permits, '&' group, '^' count, '|' rate
     number bigint NOT NULL,
     declared bigint NOT NULL,
     fixed boolean NOT NULL,
@@ -148,7 +149,8 @@ CREATE TABLE IF NOT EXISTS aiolock.virtual_times (
     PRIMARY KEY (name, priority)
 ) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000);
 
--- Waiters that gave up, and until when, in ms, copies of their questions may come.
+-- Waiters that gave up, and until when, in ms, copies of their questions may come. With a `seq` of
+-- -1 or below, a waiter of a rate limit (-1 - seq) that got its tokens, and until when that is remembered.
 CREATE TABLE IF NOT EXISTS aiolock.tombstones (
     name bytea NOT NULL,
     client text COLLATE "C" NOT NULL,
@@ -224,6 +226,13 @@ BEGIN
     CREATE INDEX IF NOT EXISTS names_by_due ON aiolock.names (due, name);
     CREATE INDEX IF NOT EXISTS clients_by_seen ON aiolock.clients (seen);
 END $$;
+DO $$
+BEGIN
+    IF NOT EXISTS (SELECT FROM pg_attribute
+        WHERE attrelid = 'aiolock.names'::regclass AND attname = 'bucket') THEN
+        ALTER TABLE aiolock.names ADD COLUMN bucket bigint[];
+    END IF;
+END $$;
 INSERT INTO aiolock.swept DEFAULT VALUES ON CONFLICT DO NOTHING;
 
 
@@ -269,7 +278,7 @@ END $$;
 CREATE OR REPLACE FUNCTION aiolock._forget(n bytea, us bigint) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
     UPDATE aiolock.names SET permits = NULL, declared = 0, count = 0, tokens = '{}', value = '',
-            given_up = NULL, resized = NULL, keep_until = 0
+            given_up = NULL, resized = NULL, keep_until = 0, bucket = NULL
         WHERE name = n AND keep_until BETWEEN 1 AND us / 1000;
 END $$;
 
@@ -453,6 +462,102 @@ BEGIN
         AND d <> (SELECT declared FROM aiolock.names WHERE name = n);
 END $$;
 
+-- The rate for which a number stands, see `Rate` of the client: its interval in us, and its burst.
+CREATE OR REPLACE FUNCTION aiolock._rate(d bigint, OUT every bigint, OUT burst bigint)
+LANGUAGE sql AS $$
+    SELECT (d & 2251799813685247) >> (5 + (d & 31)::int),
+        (d & 2251799813685247) >> 5 & (1::bigint << (d & 31)::int) - 1
+$$;
+
+-- When the bucket of a rate limit is full again, in us, not before now. If the clock was set back, it is
+-- empty now, at the worst; and not at each moment from now on.
+CREATE OR REPLACE FUNCTION aiolock._full_at(n bytea, d bigint, us bigint) RETURNS bigint
+LANGUAGE plpgsql AS $$
+DECLARE
+    r record := aiolock._rate(aiolock._permits(n, d, us));
+    full_at bigint := (SELECT bucket[1] FROM aiolock.names WHERE name = n);
+BEGIN
+    IF full_at > us + r.every * r.burst THEN
+        full_at := us + r.every * r.burst;
+        UPDATE aiolock.names SET bucket[1] = full_at WHERE name = n;
+    END IF;
+    RETURN greatest(full_at, us);
+END $$;
+
+-- When the tokens of this waiter are there, in us, after `before` others were taken.
+CREATE OR REPLACE FUNCTION aiolock._due(n bytea, w aiolock.waiters, before bigint, us bigint)
+RETURNS bigint LANGUAGE sql AS $$
+    SELECT CASE WHEN w.number > r.burst THEN us + KEEP_ALIVE * 1000 -- since a resize
+        ELSE aiolock._full_at(n, w.declared, us) + (before + w.number - r.burst) * r.every END
+        FROM aiolock._rate(aiolock._permits(n, w.declared, us)) r
+$$;
+
+-- Take the tokens of this waiter, which are there, and remember that it got them; two of those that
+-- are remembered for long enough go with it. Returns in how many us the bucket is full.
+CREATE OR REPLACE FUNCTION aiolock._take(n bytea, w aiolock.waiters, us bigint) RETURNS bigint
+LANGUAGE plpgsql AS $$
+DECLARE
+    full_at bigint := aiolock._full_at(n, w.declared, us)
+        + w.number * (aiolock._rate(aiolock._permits(n, w.declared, us))).every;
+    until bigint := us / 1000 + w.claim;
+BEGIN
+    UPDATE aiolock.names SET bucket = ARRAY[full_at, coalesce(bucket[2], 0), coalesce(bucket[3], 0)],
+        keep_until = greatest(keep_until, greatest(full_at / 1000 + 1, until) + A_MINUTE)
+        WHERE name = n;
+    DELETE FROM aiolock.tombstones WHERE ctid = ANY (ARRAY(
+        SELECT ctid FROM aiolock.tombstones WHERE name = n AND ends <= us / 1000
+            ORDER BY name, ends LIMIT 2));
+    INSERT INTO aiolock.tombstones VALUES (n, w.client, -1 - w.seq, until)
+        ON CONFLICT (name, client, seq) DO UPDATE SET ends = excluded.ends;
+    RETURN full_at - us;
+END $$;
+
+-- A waiter has left the queue of a rate limit without an entry: those in the queue come earlier than
+-- they were told, see `_tell_first`.
+CREATE OR REPLACE FUNCTION aiolock._moved_up(n bytea) RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+    UPDATE aiolock.names SET bucket = ARRAY[coalesce(bucket[1], 0), w.ticket, coalesce(bucket[3], 0)]
+        FROM (SELECT ticket FROM aiolock.waiters WHERE name = n
+            ORDER BY name DESC, ticket DESC, client DESC, seq DESC LIMIT 1) w
+        WHERE name = n;
+END $$;
+
+-- Let the first waiter of a rate limit ask, if it was told a later time than that of its tokens; once,
+-- and not the one that is answered now. With a share, whoever is next may have been told any time; an
+-- answer to its client says it.
+CREATE OR REPLACE FUNCTION aiolock._tell_first(n bytea, me text, asking bigint) RETURNS void
+LANGUAGE plpgsql AS $$
+DECLARE
+    w aiolock.waiters;
+    b bigint[] := (SELECT bucket FROM aiolock.names WHERE name = n);
+BEGIN
+    SELECT * INTO w FROM aiolock.waiters WHERE name = n ORDER BY name, ticket, client, seq LIMIT 1;
+    IF w.share <> '' THEN
+        w := aiolock._next(n, w);
+    END IF;
+    IF (w.share <> '' OR w.ticket <= b[2]) AND w.ticket <> coalesce(b[3], 0)
+            AND NOT (w.client = me AND (w.seq = asking OR w.share <> '' AND EXISTS (
+                SELECT FROM aiolock.waiters WHERE name = n AND client = me AND seq = asking))) THEN
+        UPDATE aiolock.names SET bucket = ARRAY[coalesce(b[1], 0), coalesce(b[2], 0), w.ticket]
+            WHERE name = n;
+        PERFORM aiolock._push(n, w.client, me, concat_ws(' ', 'done', w.seq));
+    END IF;
+END $$;
+
+-- Give a rate limit another rate: as many tokens are missing as before, but never more than all.
+CREATE OR REPLACE FUNCTION aiolock._resize_bucket(n bytea, d bigint, now_ bigint, us bigint)
+RETURNS void LANGUAGE plpgsql AS $$
+DECLARE
+    missing double precision := (aiolock._full_at(n, d, us) - us)::double precision
+        / (aiolock._rate(aiolock._permits(n, d, us))).every;
+BEGIN
+    UPDATE aiolock.names SET bucket = ARRAY[
+            us + least(ceil(missing * r.every), r.every * r.burst)::bigint,
+            coalesce(bucket[2], 0), coalesce(bucket[3], 0)]
+        FROM aiolock._rate(now_) r WHERE name = n;
+    PERFORM aiolock._moved_up(n);
+END $$;
+
 -- The shares of a name. Of those with waiters of one priority, the next is the one that holds least
 -- for its weight; among equals, the one that starts first, by the virtual time of the priority; among
 -- these, the one whose first waiter came first: that is the order of `accounts_in_turn`. A grant moves
@@ -557,10 +662,11 @@ END $$;
 CREATE OR REPLACE FUNCTION aiolock._charge(n bytea, w aiolock.waiters) RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE
-    permits bigint := CASE w.rule WHEN '*' THEN w.number ELSE 0 END;
+    number bigint := CASE WHEN w.rule IN ('*', '|') THEN w.number ELSE 1 END;
 BEGIN
     PERFORM aiolock._account(n, w.priority, w.share,
-        greatest(1, greatest(1, permits) * COST * 1000 / w.weight), permits);
+        greatest(1, greatest(1, number) * COST * 1000 / w.weight),
+        CASE w.rule WHEN '*' THEN w.number ELSE 0 END);
 END $$;
 
 -- The grant of a share has ended.
@@ -638,6 +744,9 @@ DECLARE
     until bigint := aiolock._kept_for(w, lease, us);
     done text;
 BEGIN
+    IF w.rule = '|' THEN
+        RETURN aiolock._take(n, w, us);
+    END IF;
     -- Mostly there is a row, and this is cheaper than ON CONFLICT: that locks the row on its own.
     UPDATE aiolock.names SET fence = greatest(fence + 1, us), keep_until = greatest(keep_until, until)
         WHERE name = n RETURNING fence INTO f;
@@ -749,6 +858,8 @@ BEGIN
         WHEN '*' THEN
             fits := coalesce(taken, aiolock._taken(n)) + w.number
                 <= aiolock._permits(n, w.declared, us);
+        WHEN '|' THEN
+            fits := aiolock._due(n, w, 0, us) <= us;
         ELSE
             NULL;
     END CASE;
@@ -817,6 +928,7 @@ DECLARE
     permits_ bigint;
     count_ bigint;
     there text; -- a client that is there
+    of_rate boolean := false; -- whether these are waiters of a rate limit
     granted bigint := 0;
     charged bigint := 0; -- how many more these are worth, as shares cost more
     group_ record;
@@ -855,6 +967,10 @@ BEGIN
             DELETE FROM aiolock.waiters
                 WHERE name = n AND ticket = w.ticket AND client = w.client AND seq = w.seq;
             done := aiolock._account(n, w.priority, w.share, NULL, 0);
+            IF w.rule = '|' THEN
+                done := aiolock._moved_up(n);
+                of_rate := true;
+            END IF;
             w.ticket := head.ticket; w.client := head.client; w.seq := head.seq - 1;
             CONTINUE;
         ELSE
@@ -872,6 +988,10 @@ BEGIN
             DELETE FROM aiolock.waiters WHERE name = n
                 AND (ticket, client, seq) >= (first.ticket, first.client, first.seq)
                 AND (ticket, client, seq) <= (w.ticket, w.client, w.seq);
+            IF w.rule = '|' THEN
+                done := aiolock._moved_up(n);
+                of_rate := true;
+            END IF;
             CONTINUE;
         END IF;
         IF w.rule = '*' AND taken IS NULL THEN
@@ -883,12 +1003,13 @@ BEGIN
         -- Most of many need no look at the tables: the holders share if the last one that came does.
         IF w.rule = '^' AND count_ < w.number THEN
             room := NULL;
-        ELSIF granted = 0 OR w.rule = '&' OR w.rule = '*' AND permits_ IS NULL THEN
+        ELSIF granted = 0 OR w.rule IN ('&', '|') OR w.rule = '*' AND permits_ IS NULL THEN
             room := aiolock._room(n, w, us, me, passing, taken);
         ELSE
             room := CASE WHEN w.shares AND (w.rule <> '*' OR taken + w.number <= permits_)
                 THEN passing END;
         END IF;
+        of_rate := of_rate OR w.rule = '|';
         IF room IS NULL THEN
             EXIT WHEN NOT (counted AND w.rule = '^' AND w.declared = 0);
             behind := w.ticket;
@@ -910,6 +1031,21 @@ BEGIN
         passing := room;
         DELETE FROM aiolock.waiters
             WHERE name = n AND ticket = w.ticket AND client = w.client AND seq = w.seq;
+        IF w.rule = '|' THEN
+            f := aiolock._take(n, w, us);
+            IF w.client = me AND w.seq = asking THEN
+                mine := f;
+            ELSE
+                done := aiolock._push(n, w.client, me,
+                    concat_ws(' ', 'granted', w.seq, aiolock._form(w), f, w.claim, us));
+            END IF;
+            IF w.share <> '' THEN
+                done := aiolock._charge(n, w);
+                charged := 3 + charged; -- as below
+                w.ticket := head.ticket; w.client := head.client; w.seq := head.seq - 1;
+            END IF;
+            CONTINUE;
+        END IF;
         -- The last fence is written once, below: each write of a row leaves one behind.
         IF granted = 1 THEN
             SELECT fence INTO f FROM aiolock.names WHERE name = n;
@@ -950,7 +1086,9 @@ BEGIN
             w.ticket := head.ticket; w.client := head.client; w.seq := head.seq - 1;
         END IF;
     END LOOP;
-    IF granted > 0 THEN
+    IF of_rate THEN
+        done := aiolock._tell_first(n, me, asking);
+    ELSIF granted > 0 THEN
         INSERT INTO aiolock.names AS x (name, fence, keep_until) VALUES (n, f, until)
             ON CONFLICT (name) DO UPDATE SET fence = f, keep_until = greatest(x.keep_until, until);
     END IF;
@@ -1275,6 +1413,11 @@ BEGIN
     IF w.declared > 0 AND aiolock._differs(n, w.declared, us) THEN
         RETURN 'differs ' || (SELECT permits FROM aiolock.names WHERE name = n);
     END IF;
+    IF w.rule = '|' AND EXISTS (SELECT FROM aiolock.tombstones
+            WHERE name = n AND client = me AND seq = -1 - s AND ends > ms) THEN -- it got its tokens
+        RETURN concat_ws(' ', 'granted', greatest(aiolock._full_at(n, w.declared, us) - us, 1),
+            w.claim, 0, 0);
+    END IF;
     SELECT ends INTO ends_next FROM aiolock.grants WHERE name = n ORDER BY name, fence LIMIT 1;
     held := FOUND;
     IF held THEN
@@ -1408,6 +1551,34 @@ BEGIN
         RETURN concat_ws(' ', 'granted', f, ttl, displaced, 0) || aiolock._own();
     END IF;
 
+    IF w.rule = '|' THEN -- when its tokens are there: see LOOKED_AHEAD
+        SELECT coalesce((SELECT ticket FROM aiolock.waiters WHERE name = n AND client = me AND seq = s),
+            9223372036854775807) INTO w.ticket;
+        SELECT count(*) INTO waiting FROM aiolock.waiters
+            WHERE name = n AND (ticket, client, seq) < (w.ticket, me, s);
+        SELECT waiting + coalesce(sum(number - 1), 0)::bigint INTO t FROM (
+            SELECT number FROM aiolock.waiters
+                WHERE name = n AND (ticket, client, seq) < (w.ticket, me, s)
+                ORDER BY name, ticket, client, seq LIMIT LOOKED_AHEAD) x;
+        SELECT * INTO behind FROM aiolock.waiters WHERE name = n
+            ORDER BY name, ticket, client, seq LIMIT 1;
+        w.number := form[4];
+        IF behind.share <> '' AND wait THEN
+            behind := aiolock._next(n, behind);
+            IF behind.client = me THEN -- its client asks for the one that is next
+                w.number := behind.number;
+                t := 0;
+            END IF;
+        END IF;
+        t := CASE WHEN strpos(aiolock._own(), E'\nrest ') > 0 THEN 0
+            ELSE greatest(aiolock._due(n, w, t, us) - us, 1) END;
+        IF NOT wait THEN
+            RETURN concat_ws(' ', 'busy', CASE WHEN t = 0 THEN -1 ELSE t END) || aiolock._own();
+        END IF;
+        RETURN concat_ws(' ', 'queued', w.ticket, waiting + 1, (t + 999) / 1000, us, displaced)
+            || aiolock._own();
+    END IF;
+
     -- The lock is taken.
     IF (opened OR NOT wait) AND NOT (reaped AND coalesce(ends_next <= ms, false)) THEN
         SELECT * INTO g FROM aiolock.grants WHERE name = n AND fence = (
@@ -1468,6 +1639,7 @@ DECLARE
     share_ bytea;
     lost bigint;
     line boolean; -- whether anybody waits
+    rule_ text;
 BEGIN
     IF bury > 0 THEN
         PERFORM aiolock._forget(n, us);
@@ -1475,10 +1647,13 @@ BEGIN
     END IF;
     IF f = 0 THEN
         DELETE FROM aiolock.waiters WHERE name = n AND client = me AND seq = s
-            RETURNING priority, share INTO p, share_;
+            RETURNING rule, priority, share INTO rule_, p, share_;
         IF FOUND THEN
             IF share_ <> '' THEN
                 PERFORM aiolock._account(n, p, share_, NULL, 0);
+            END IF;
+            IF rule_ = '|' THEN
+                PERFORM aiolock._moved_up(n);
             END IF;
             IF NOT EXISTS (SELECT FROM aiolock.grants WHERE name = n AND NOT shared) THEN
                 PERFORM aiolock._forget(n, us);
@@ -1872,6 +2047,9 @@ BEGIN
     END IF;
     before := aiolock._permits(n, d, us);
     other := CASE WHEN d = permits_now THEN before ELSE d END;
+    IF permits_now >= 2251799813685248 THEN -- the least that stands for a rate
+        PERFORM aiolock._resize_bucket(n, d, permits_now, us);
+    END IF;
     -- Recognized, after the last copy may have come, for as long as the client may send another.
     until := (CASE WHEN late > 0 THEN late ELSE us END + 999) / 1000 + RESIZED;
     UPDATE aiolock.names SET permits = permits_now,
@@ -1962,7 +2140,7 @@ BEGIN
             FROM held GROUP BY name
     ), grouped_waiting AS (
         SELECT name, json_agg(json_build_array(client, seq, shares,
-            CASE WHEN rule = '*' THEN number ELSE 0 END,
+            CASE WHEN rule IN ('*', '|') THEN number ELSE 0 END,
             ticket - priority * PRIORITY, ticket)
             ORDER BY ticket, client, seq) AS parties,
             CASE WHEN bool_or(share <> '') THEN json_agg(

@@ -41,6 +41,10 @@ from aiolock.stores.quorum._session import Session
 
 Value = TypeVar("Value")
 
+_NO_BUCKET: Final = (
+    "each server would have a bucket of its own, and a majority of counts is no count: use one"
+    " server"
+)
 _NOT_COUNTED: Final = (
     "what different servers count does not add up, where each knows of some only: use one server"
 )
@@ -78,6 +82,7 @@ class QuorumStore(Uncopyable):
             "latch": _NOT_COUNTED,
             "event": _NOT_COUNTED,
             "barrier": _NOT_COUNTED,
+            "rate_limit": _NO_BUCKET,
             "share": (
                 "each server would keep accounts of its own, and the orders of a majority are no"
                 " order: use one server"

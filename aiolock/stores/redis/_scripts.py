@@ -33,7 +33,7 @@ KEPT: Final = 60_000
 reaped, and its client notified, rather than forgotten."""
 _SHARED: Final = {
     protocol: "PRIORITY MAX_AHEAD STANDS_STILL LOOKERS CHECKS CHECKS_IF_FULL GRANTS PART KEEP_ALIVE"
-    " COST MOST_AHEAD",
+    " LOOKED_AHEAD COST MOST_AHEAD",
     _member: "REMEMBERED LOOKED_AT COUNTED",
 }
 _CONSTANTS: Final = {"KEPT": str(KEPT)} | {

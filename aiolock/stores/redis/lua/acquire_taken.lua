@@ -5,8 +5,12 @@
 --@include busy
 --@include with_placeholder
 --@include acquire_general
+--@include acquire_rate
 local function acquire_taken(waiter, ticket, ttl, most)
   local shared = waiter:byte() == SHARED
+  if shared and waiter:find(TOKENS) then
+    return acquire_rate(waiter, ticket, ttl, most)
+  end
   local first = redis.call('ZRANGE', HOLDERS, 0, shared and '0' or '1', 'WITHSCORES')
   local holder, lease_left = first[1], first[2] and tonumber(first[2]) - NOW
   if shared or not holder or lease_left <= 0 or holder:byte() ~= EXCLUSIVE then

@@ -22,6 +22,8 @@
 --@include grant_exclusive
 --@include grant_shared
 --@include leave_rest
+--@include moved_up
+--@include tell_first
 --@include shares/next_waiter
 --@include shares/leave
 --@include shares/pay
@@ -77,6 +79,9 @@ local function advance(step, free, asking, ttl, counted, behind)
         end
       end
       redis.call('ZREM', QUEUE, waiter)
+      if not there then
+        moved_up(step, waiter)
+      end
     end
     if enters then
       free, granted = false, granted + weight
@@ -110,6 +115,9 @@ local function advance(step, free, asking, ttl, counted, behind)
       end
     end
     waiter = redis.pcall('ZRANGE', QUEUE, passed_over, passed_over)[1]
+  end
+  if step.bucket or step.moved_up then
+    tell_first(step, asking)
   end
   return fence_of_asking, first_end, push_with_reply
 end

@@ -1,9 +1,11 @@
 -- fits(step, waiter, queued): whether it may enter beside the holders. `queued`: 1 if it stands in the
 -- queue, else nil.
 --   *n  while n permits are free       &n  once n stand in the queue, all together
---   ^n  once the count is n            no rule: alone, or beside others that share
+--   ^n  once the count is n            |n  once n tokens are there
+--   no rule: alone, or beside others that share
 --@include read_permits
 --@include remove_dead
+--@include tokens_due
 local function fits(step, waiter, queued)
   local rule, number, declared = waiter:match(RULE_NUMBER_DECLARED)
   if rule == '*' then
@@ -24,6 +26,9 @@ local function fits(step, waiter, queued)
     end
     step.passing = redis.call('ZCARD', QUEUE) >= enough and others or 0
     return step.passing == others
+  end
+  if rule == '|' then
+    return tokens_due(step, tonumber(number), declared, 0) <= tonumber(STAMP)
   end
   local first = redis.call('ZRANGE', HOLDERS, 0, 0, 'WITHSCORES')
   if not first[1] or tonumber(first[2]) >= COUNTERS then

@@ -4,7 +4,11 @@
 --@include closes_for
 --@include keep
 --@include count_permits
+--@include take_tokens
 local function grant_shared(step, waiter, lease, mark)
+  if waiter:find(TOKENS) then
+    return take_tokens(step, waiter)
+  end
   local fence = next_fence(step.floor)
   redis.call('ZADD', HOLDERS, NOW + lease + mark, waiter .. ':' .. fence, fence, waiter)
   keep(lease + KEPT + closes_for(waiter), 1000)

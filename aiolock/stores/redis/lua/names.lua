@@ -10,7 +10,7 @@
 -- shared has none but tombstones.
 --   `<waiter>`  the fence of its grant, so that it is found among many holders when it asks again
 --   `used`      how many permits are taken
---   `limit`     how many permits there are, or the number that was declared
+--   `limit`     how many permits there are, or the number that was declared; from RATES on, it is a `Rate`
 --   `declared`  another number that may be declared since a `resize`
 --   `count`     the count (see `post`)
 --   `%<account>`  how many permits a share holds, if any (see `account_of`)
@@ -18,6 +18,8 @@
 --   `t:…`       a token that was counted, so that it is not counted again
 --   `!…`        a tombstone: given up or done, while copies may still come; its score is COUNTERS and
 --               until when, so from TOMBSTONES on (see `leave_tombstone`)
+--   `tat`       when the bucket of a rate limit is full again (µs); `outdated`, `told`: see `tell_first`
+--   `<waiter>`  of a rate limit, which holds nothing: it got tokens, and GRANTED and until when that is remembered
 --   `!`         nothing: it keeps the key from vanishing in the middle of a script, see `with_placeholder`
 local HOLDERS = KEYS[1]
 local QUEUE = KEYS[2]
@@ -25,6 +27,8 @@ local FENCE = KEYS[3]
 local UNCONFIRMED = 0.5
 local COUNTERS = 1e15
 local TOMBSTONES = 1.001e15
+local RATES = 2251799813685248
+local GRANTED = 6e15
 local QUEUE_LASTS = 300000 -- ms since a waiter last asked
 
 -- The order among waiters that have a share. A script is given these keys if it may need them; where it has none, the
@@ -58,7 +62,8 @@ local DONE = 'xfo0:-:' -- how such a grant begins that was left by `finish`
 local CLIENT = '^%a+%d+[^:]*:([^:]+):'
 local FLAGS_CLIENT = '^%a(%a*)%d+[^:]*:([^:]+):'
 local MODE_FLAGS_CLAIM_RULE_CLIENT = '^(%a)(%a*)(%d+)([^:]?)[^:]*:([^:]+):'
-local RULE_NUMBER_DECLARED = '^s%a*%d+([*&^])(%d+)/?(%d*)'
+local RULE_NUMBER_DECLARED = '^s%a*%d+([*&^|])(%d+)/?(%d*)'
+local TOKENS = '^s%a*(%d+)|(%d+)/(%d+)'
 local PERMITS = '^s%a*%d+%*(%d+)'
 local COSTS = '^s%a*%d+[*|](%d+)' -- permits, or tokens of a rate
 local SHARE_WEIGHT = '^[^:]*%%([%w_-]+)%$?(%d*)'

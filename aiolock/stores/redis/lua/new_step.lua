@@ -4,6 +4,8 @@
 --   floor        the highest fence that has ended in this call: the next one is above it
 --   used, limit  how many permits are taken, and how many there are; nil until `read_permits`
 --   passing      how many more waiters of a full group may enter
+--   bucket       of a rate limit, see `read_bucket`; nil until that
+--   moved_up     whether a waiter of a rate limit has left without an entry
 --   rest         what is left to another call, see `with_rest`; nil: nothing
 --   front        how many waiters are in front of those that are left to another call; nil if none are
 local function new_step(asker)

@@ -6,6 +6,7 @@
 --@include leave_tombstone
 --@include remove_holder
 --@include close
+--@include moved_up
 --@include advance
 --@include shares/leave
 local function release_general(waiter, fence, closes, copies)
@@ -24,6 +25,7 @@ local function release_general(waiter, fence, closes, copies)
     if first and first:byte() == EXCLUSIVE then
       return 2
     end
+    moved_up(step, waiter)
     advance(step)
     return 2, step.rest
   end

@@ -16,6 +16,7 @@ local CHANNELS = ARGV[4]
 --@include keep
 --@include read_permits
 --@include leave_tombstone
+--@include resize_bucket
 --@include advance
 --@include with_rest
 
@@ -45,6 +46,9 @@ if other ~= limit then
   redis.call('ZADD', HOLDERS, COUNTERS + other, 'declared')
 end
 redis.call('ZADD', HOLDERS, COUNTERS + limit, 'limit')
+if limit >= RATES then
+  resize_bucket(step, declared, limit)
+end
 step.limit = limit
 advance(step)
 return with_rest(before, step.rest)

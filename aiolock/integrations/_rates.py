@@ -1,0 +1,60 @@
+"""The rate limits of requests: one for each user, tenant, address, or whatever they are of."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Generic, TypeVar, Unpack
+
+from aiolock import LockClient, RateLimit, Verdict, connect
+from aiolock.integrations._kept import owner
+from aiolock.options import RateLimitOptions
+
+Request_contra = TypeVar("Request_contra", contravariant=True)
+Who = Callable[[Request_contra], str | Awaitable[str]]
+"""A function that gives the owner of a request; it may be async."""
+
+
+class RequestRate:
+    """A rate limit for the requests of each owner; checked when it is made.
+
+    `ValueError` and `TypeError` for an invalid name or option.
+    """
+
+    def __init__(self, name: str, limit: int, **options: Unpack[RateLimitOptions]) -> None:
+        if not isinstance(name, str):
+            raise TypeError(f"the name of a rate limit must be a str, not {name!r}")
+        options.setdefault("timeout", 0)  # a client of a web service waits by itself
+        options.setdefault("family", name[:100])
+        self._name, self._limit, self._options = name, limit, options
+        # This client is never opened, but checks the options as any other does.
+        self.of(connect("memory://"), "x")
+
+    def of(self, client: LockClient, whose: str | None) -> RateLimit:
+        """That of this owner; None if there is one for all. No I/O."""
+        if whose is None:
+            return client.rate_limit(self._name, self._limit, **self._options)
+        if not isinstance(whose, str):
+            raise TypeError(f"the owner of a request must be a str, not {whose!r}")
+        return client.rate_limit(f"{self._name}:{whose}", self._limit, **self._options)
+
+    async def admit(self, client: LockClient, whose: str | None) -> Verdict:
+        """Take a token for a request; `AcquireTimeout` and `QueueFull` are answered with 429."""
+        return await self.of(client, whose).acquire()
+
+
+class RateOf(Generic[Request_contra]):
+    """A `RequestRate`, and the function that gives the owner of a request."""
+
+    def __init__(
+        self,
+        name: str,
+        limit: int,
+        who: Who[Request_contra] | None,
+        **options: Unpack[RateLimitOptions],
+    ) -> None:
+        self._rate, self._who = RequestRate(name, limit, **options), who
+
+    async def admit(self, client: LockClient, request: Request_contra) -> Verdict:
+        """As `RequestRate.admit`."""
+        whose = None if self._who is None else await owner(self._who(request))
+        return await self._rate.admit(client, whose)

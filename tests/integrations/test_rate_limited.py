@@ -1,0 +1,156 @@
+"""Requests that come too often are answered with 429, and with when to come again."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
+from typing import Annotated, Any
+
+import httpx
+import pytest
+from aiohttp import web
+from fastapi import FastAPI, Header, Request
+from litestar import Litestar, get
+from starlette.applications import Starlette
+from starlette.requests import Request as StarletteRequest
+from starlette.responses import JSONResponse
+from starlette.routing import Route
+
+import aiolock
+from aiolock.integrations import aiohttp, fastapi, litestar, starlette
+from tests.support.webapps.servers import serving
+
+FEW: dict[str, Any] = {"per": 3600, "burst": 2}
+"""Two requests, and no other for half a minute."""
+
+
+async def who(request: Any) -> str:
+    """The user of a request."""
+    return str(request.headers.get("Authorization", ""))
+
+
+def with_starlette(client: aiolock.LockClient) -> Any:
+    """Two routes in Starlette."""
+
+    @starlette.rate_limited("quotes", 120, who=who, **FEW)
+    async def quotes(request: StarletteRequest) -> JSONResponse:
+        return JSONResponse({})
+
+    @starlette.rate_limited("all", 10, per=1, burst=1, timeout=5)
+    async def patient(request: StarletteRequest) -> JSONResponse:
+        return JSONResponse({})
+
+    app = Starlette(routes=[Route("/quotes", quotes), Route("/patient", patient)])
+    starlette.setup(app, client)
+    return app
+
+
+def with_fastapi(client: aiolock.LockClient) -> Any:
+    """The same in FastAPI."""
+    app = FastAPI()
+    fastapi.setup(app, client)
+
+    def user(authorization: Annotated[str, Header()]) -> str:
+        return authorization
+
+    quota = fastapi.rate_limited("quotes", 120, who=user, **FEW)
+
+    @app.get("/quotes")
+    async def quotes(
+        request: Request, verdict: Annotated[aiolock.Verdict, quota]
+    ) -> dict[str, Any]:
+        assert verdict.remaining in {0, 1}
+        return {}
+
+    @app.get("/patient", dependencies=[fastapi.rate_limited("all", 10, per=1, burst=1, timeout=5)])
+    async def patient() -> dict[str, Any]:
+        return {}
+
+    return app
+
+
+def with_litestar(client: aiolock.LockClient) -> Any:
+    """The same in Litestar."""
+
+    @get("/quotes", guards=[litestar.rate_limited("quotes", 120, who=who, **FEW)])
+    async def quotes() -> dict[str, Any]:
+        return {}
+
+    @get("/patient", guards=[litestar.rate_limited("all", 10, per=1, burst=1, timeout=5)])
+    async def patient() -> dict[str, Any]:
+        return {}
+
+    return Litestar([quotes, patient], plugins=[litestar.Locks(client)])
+
+
+def with_aiohttp(client: aiolock.LockClient) -> Any:
+    """The same in aiohttp."""
+
+    @aiohttp.rate_limited("quotes", 120, who=who, **FEW)
+    async def quotes(request: web.Request) -> web.Response:
+        return web.json_response({})
+
+    class Patient(web.View):
+        @aiohttp.rate_limited("all", 10, per=1, burst=1, timeout=5)
+        async def get(self) -> web.Response:
+            return web.json_response({})
+
+    app = web.Application()
+    app.router.add_get("/quotes", quotes)
+    app.router.add_view("/patient", Patient)
+    aiohttp.setup(app, client)
+    return app
+
+
+FRAMEWORKS: dict[str, Callable[[aiolock.LockClient], Any]] = {
+    "starlette": with_starlette,
+    "fastapi": with_fastapi,
+    "litestar": with_litestar,
+    "aiohttp": with_aiohttp,
+}
+
+
+@asynccontextmanager
+async def opened(framework: str) -> AsyncGenerator[httpx.AsyncClient]:
+    """A client of the service."""
+    client = aiolock.connect("memory://")
+    async with (
+        serving(framework, FRAMEWORKS[framework](client)) as url,
+        httpx.AsyncClient(base_url=url, timeout=30) as http,
+    ):
+        yield http
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+async def test_request_that_comes_too_often_is_answered_429_with_retry_after(
+    framework: str,
+) -> None:
+    """Each owner has a bucket of its own; what the client is told names nobody."""
+    async with opened(framework) as http:
+        for user in ("ann", "bob"):
+            headers = {"Authorization": user}
+            replies = [await http.get("/quotes", headers=headers) for _ in range(3)]
+            assert [reply.status_code for reply in replies] == [200, 200, 429]
+            refused = replies[-1]
+            assert 1 <= int(refused.headers["Retry-After"]) <= 30
+            assert refused.headers["Content-Type"] == "application/problem+json"
+            assert refused.json()["code"] == "rate_limited"
+            assert user not in refused.text
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+async def test_request_with_a_timeout_waits_for_its_token(framework: str) -> None:
+    """They come one after the other."""
+    async with opened(framework) as http:
+        replies = await asyncio.gather(*(http.get("/patient") for _ in range(4)))
+        assert [reply.status_code for reply in replies] == [200] * 4
+
+
+@pytest.mark.parametrize("decorate", [starlette.rate_limited, aiohttp.rate_limited])
+def test_rate_limited_with_invalid_arguments_raises_where_it_is_written(decorate: Any) -> None:
+    """Not when the first request comes."""
+    with pytest.raises(ValueError, match="limit must be from 1"):
+        decorate("quotes", 0, per=1)
+    with pytest.raises(TypeError, match="must be a str"):
+        decorate(7, 1, per=1)
+    with pytest.raises(TypeError, match="decorates async functions"):
+        decorate("quotes", 1, per=1)(lambda request: None)
