@@ -130,6 +130,8 @@ class Rule(Enum):
     """Once ``number`` tokens are there, which it takes; it holds nothing then (`stores._bucket`).
     Its ``declared`` is a `Rate`. In place of a fence, it gets the µs until the bucket is full; and
     `Busy.until` is in µs, too."""
+    ALIKE = "="
+    """Beside those that share and have the same number, or another rule: see `aiolock.trees`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,14 +179,15 @@ class Form:
     plain: bool = field(init=False, repr=False, compare=False)
     """Whether the lock is exclusive, renewed, and open again as soon as the grant has ended."""
     permits: int = field(init=False, repr=False, compare=False)
-    """How many permits, or tokens, it takes; 0 for a waiter of another kind."""
+    """How many permits, or tokens, it takes, or its number with `Rule.ALIKE`; 0 with another rule."""
 
     def __post_init__(self) -> None:
         closes = max(self.after_loss, self.after_grant, self.period)
         odd = self.shared or self.fixed or self.once or self.downgrades or self.declared
         object.__setattr__(self, "closes", closes)  # frozen
         object.__setattr__(self, "plain", not odd and not closes and not self.share)
-        permits = self.number if self.rule in (Rule.PERMITS, Rule.RATE) else 0
+        counted = self.rule in (Rule.PERMITS, Rule.RATE, Rule.ALIKE)
+        permits = self.number if counted else 0
         object.__setattr__(self, "permits", permits)
 
     @property

@@ -71,10 +71,11 @@ from aiolock.protocol import (
 from aiolock.stores._bucket import Bucket
 from aiolock.stores._holders import FOREVER, RESERVED, Grant, Holder, Holders, Session, opens_at
 from aiolock.stores._shares import Waiting, placed
+from aiolock.trees import MANY, ONE, MakeFence
 
 Value = TypeVar("Value")
 
-_IN_STEPS: Final = (Rule.ALWAYS, Rule.PERMITS, Rule.RATE)
+_IN_STEPS: Final = (Rule.ALWAYS, Rule.PERMITS, Rule.RATE, Rule.ALIKE)
 """The rules of waiters that enter in several steps, if they are many."""
 _ALL: Final = 1 << 60
 """More waiters than a queue ever has."""
@@ -618,6 +619,11 @@ class Step:
         self._advance(counted=state.count > before)
         return state.count
 
+    def make_fence(self, _: MakeFence) -> int:
+        """See `MakeFence`."""
+        self.fence = max(self.fence + 1, self._now)
+        return self.fence
+
     def read(self, _: ReadPosted) -> Posted:
         """See `ReadPosted`."""
         return Posted(self._state.count, self._state.value)
@@ -894,7 +900,8 @@ class Step:
                 fence = self._grant(head, form, form.claim, claim=True)
                 granting = GrantPushed(self._name, head, form, fence, form.claim, self._now)
                 self._push(head.client, granting)
-            all_taken = form.permits and state.holders.permits >= (state.limit or 0)
+            permits = form.rule is Rule.PERMITS
+            all_taken = permits and state.holders.permits >= (state.limit or 0)
             if not form.shared or all_taken:
                 break  # no other fits beside it
         # They keep their places: they did not fit, or their turn is in the next step.
@@ -1008,6 +1015,9 @@ class Step:
             return state.holders.permits + form.number <= self._permits(form.declared)
         if form.rule is Rule.RATE:
             return self._due(form, 0) <= self._now
+        if form.rule is Rule.ALIKE:  # the sum is of 1s, or of `MANY`s
+            alike = state.holders.permits
+            return alike < MANY - 1 if form.number == ONE else alike % MANY == 0
         return True
 
     # Of a rate limit
@@ -1226,6 +1236,7 @@ _METHODS: Final[dict[type[Operation[Any]], Callable[[Step, Any], Any]]] = {
     Discard: Step.release,
     Resize: Step.resize,
     Post: Step.post,
+    MakeFence: Step.make_fence,
     ReadPosted: Step.read,
     Break: Step.break_,
 }

@@ -6,6 +6,7 @@ from aiolock.testing._board import BoardContract
 from aiolock.testing._handing_on import HandingOnContract
 from aiolock.testing._lock import LockContract
 from aiolock.testing._once import OnceContract
+from aiolock.testing._paths import PathsContract
 from aiolock.testing._rates import RatesContract
 from aiolock.testing._server import ServerContract
 from aiolock.testing._shared import SharedContract
@@ -21,6 +22,7 @@ class StoreContract(
     SharesContract,
     HandingOnContract,
     RatesContract,
+    PathsContract,
 ):
     """The requirements of every store, one test for each, for a store's author to inherit.
 

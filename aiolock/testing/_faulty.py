@@ -13,6 +13,7 @@ from aiolock import protocol
 from aiolock.errors import StoreError
 from aiolock.protocol import Deliver, Event
 from aiolock.store import Store
+from aiolock.trees import MakeFence
 
 Value = TypeVar("Value")
 
@@ -31,6 +32,7 @@ Operation = Literal[
     "discard",
     "resize",
     "post",
+    "make_fence",
     "read",
     "break_",
     "open",
@@ -53,6 +55,7 @@ _NAMES: Final[dict[type[protocol.Operation[Any]], Operation]] = {
     protocol.Discard: "discard",
     protocol.Resize: "resize",
     protocol.Post: "post",
+    MakeFence: "make_fence",
     protocol.ReadPosted: "read",
     protocol.Break: "break_",
 }

@@ -53,6 +53,11 @@ def permits(number: int, declared: int) -> Form:
     return Form(CLAIM, shared=True, rule=Rule.PERMITS, number=number, declared=declared)
 
 
+def alike(number: int) -> Form:
+    """The form of a waiter that shares with those of the same number, 1 or `MANY`, or of none."""
+    return Form(CLAIM, shared=True, rule=Rule.ALIKE, number=number)
+
+
 def group_of(number: int) -> Form:
     """The form of a waiter that enters with others, this many in all."""
     return Form(CLAIM, shared=True, rule=Rule.GROUP, number=number, declared=number)

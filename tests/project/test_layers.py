@@ -20,7 +20,7 @@ PRIMITIVES = sorted(
     for path in (ROOT / "_locks").glob("*.py")
     if path.stem
     not in {"__init__", "async_only", "acquire_context", "adoption", "finishing", "lock"}
-    and path.stem not in {"passing", "placement", "group_view", "group"}
+    and path.stem not in {"passing", "placement", "group_view", "group", "multilock"}
 )
 # Each module of the core imports only those before it: the lower knows nothing of the higher.
 CORE = [
@@ -37,6 +37,7 @@ CORE = [
     "aiolock.status",
     "aiolock._rate",
     "aiolock.protocol",
+    "aiolock.trees",
     "aiolock.store",
     "aiolock.errors",
     "aiolock.observer",
@@ -106,6 +107,7 @@ CORE = [
     "aiolock._locks.placement",
     "aiolock._locks.group_view",
     "aiolock._locks.group",
+    "aiolock._locks.multilock",
     *PRIMITIVES,
     "aiolock._target",
     "aiolock._client",
@@ -117,7 +119,7 @@ STORE = {
     *("aiolock._clock", "aiolock._futures", "aiolock.backoff", "aiolock.copying"),
     *("aiolock.kinds", "aiolock._prompt", "aiolock._turns", "aiolock._urls"),
     *("aiolock.text", "aiolock.status", "aiolock._rate", "aiolock.protocol"),
-    *("aiolock.store", "aiolock.errors"),
+    *("aiolock.trees", "aiolock.store", "aiolock.errors"),
 }
 # What authors of wrappers need as well.
 WRAPPERS = [
@@ -318,7 +320,8 @@ def test_redis_stores_without_cluster_import_no_cluster_modules() -> None:
 
 def test_machine_module_imports_only_the_protocol_and_pure_modules() -> None:
     """The protocol's state machine has no clock, no event loop and no I/O."""
-    assert ours(MACHINE) == {"aiolock.protocol", "aiolock._rate", HOLDERS, BUCKET, SHARES}
+    low = {"aiolock.protocol", "aiolock._rate", "aiolock.trees"}
+    assert ours(MACHINE) == low | {HOLDERS, BUCKET, SHARES}
     assert ours(HOLDERS) == {"aiolock.protocol", "aiolock.status", SHARES}
     assert ours(BUCKET) == {"aiolock.protocol", "aiolock._rate"}
     assert ours(SHARES) == {"aiolock.protocol"}

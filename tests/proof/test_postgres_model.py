@@ -55,6 +55,7 @@ from aiolock.stores._holders import Grant
 from aiolock.stores.machine import NameState, Push, Rest, Step
 from aiolock.stores.postgres import _codec as codec
 from aiolock.stores.postgres import _schema
+from aiolock.trees import MANY, ONE, MakeFence
 from tests.support.databases import PostgresServer
 
 INSTALLED = "site-packages" in Path(aiolock.__file__).parts
@@ -233,6 +234,13 @@ FORMS = {
         _permits(1, share="d", priority=-1, weight=100_000),
         _permits(2, share="d"),
         _permits(2),
+    ],
+    "nodes": [
+        Form(claim=3000, shared=True),
+        Form(claim=3000, shared=True, rule=Rule.ALIKE, number=ONE),
+        Form(claim=3000, shared=True, rule=Rule.ALIKE, number=MANY),
+        Form(claim=2000, shared=True, rule=Rule.ALIKE, number=ONE, fixed=True),
+        PLAIN,
     ],
 }
 
@@ -549,6 +557,12 @@ class Both:
         text, told = self.ask("post", self.key, "nobody", count, token, declared, publish, 9000, 0)
         self.check(f"post {count} {token} {declared}", int(text), ours, step, told)
 
+    def make_fence(self) -> None:
+        step = self.step()
+        ours = step.run(MakeFence(NAME))
+        text, told = self.ask("make_fence", self.key)
+        self.check("make a fence", int(text), ours, step, told)
+
     def read(self) -> None:
         step = self.step()
         text, told = self.ask("read", self.key)
@@ -742,6 +756,8 @@ def agree(
         seldom += ["finish"] * 3
     if forms == "rates":
         seldom += ["resize"] * 2
+    if forms == "nodes":
+        seldom += ["make_fence"] * 3
     if forms in {"permits", "groups", "tenants"}:
         seldom += ["post"] * 3 + ["resize"] * 2
     seldom += more
@@ -760,7 +776,7 @@ def agree(
 
 @pytest.mark.skipif(INSTALLED, reason="on the tree only: it is the same source")
 @pytest.mark.usefixtures("few")
-@pytest.mark.parametrize("forms", ["readers", "permits", "groups"])
+@pytest.mark.parametrize("forms", ["readers", "permits", "groups", "nodes"])
 def test_postgres_functions_agree_with_the_machine_if_few_enter_at_once(
     stage: psycopg.Connection[Any], forms: str
 ) -> None:

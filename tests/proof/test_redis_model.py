@@ -85,6 +85,7 @@ from aiolock.stores.redis._rest import left
 from aiolock.stores.redis._scripts import KEPT
 from aiolock.stores.redis._sharing import keys_with_shares
 from aiolock.stores.redis._status import status
+from aiolock.trees import MakeFence
 from tests.support import looks
 from tests.support.copies import run_copy
 from tests.support.scripted import ScriptedServer
@@ -178,6 +179,9 @@ TENANTS_OF_PERMITS = ids(
 )
 PARTIES = ids("sf10000&3/3", "sf10000&3/3", "sf9000&3/3", "sf5000&2/2")
 WATCHERS = ids("sf10000^2/2", "sf10000^2/2", "sf9000^1", "sf5000^4", "sf5000^3/3")
+NODES = ids(
+    "s10000", "s10000=1", "s9000=1", "sf10000=1", "s10000=1000000", "s9000=1000000!-3", "x10000"
+)
 GARBAGE = ["nobody's", "?10000:ada:1", "x:ada:1", "10000:bob:1"]
 LONG_AGO = 1_000
 MINUTE = 60_000_000
@@ -542,6 +546,9 @@ class Scripts:
         counted: int | Late = self._call(scripts.POST, [*self.three, self.value], *values)
         return counted
 
+    def make_fence(self) -> int:
+        return int(self._call(scripts.MAKE_FENCE, self.three))
+
     def read(self) -> Posted:
         posted: Posted = self._call(scripts.READ, [self.keys[0], self.value])
         return posted
@@ -686,6 +693,7 @@ class Differential(RuleBasedStateMachine):
         forms = [decode_any(text)[1] for text in self.waiters]
         self.once = any(form.once for form in forms)
         self.downgrades = any(form.downgrades for form in forms)
+        self.nodes = any(form.rule is Rule.ALIKE for form in forms)
         self.plain = any(form.plain for form in forms)
         self.crowds = crowds(self.waiters)
         self.counts = any(form.rule is not Rule.ALWAYS for form in forms)
@@ -835,6 +843,13 @@ class Differential(RuleBasedStateMachine):
         real = next((f for w, f in self.real.holders() if w in as_now), 12345)
         model = next((f for w, f in self.model.holders() if w in as_now), 12345)
         return real, model
+
+    @precondition(lambda self: self.nodes)
+    @rule()
+    def make_fence(self) -> None:
+        self.learn()
+        self.real_fences.learn([self.real.make_fence()])
+        self.model_fences.learn([self.model.run(MakeFence(NAME))])
 
     @precondition(lambda self: self.once)
     @rule(
@@ -1202,9 +1217,9 @@ def as_granted(text: str) -> str:
 @pytest.mark.timeout(60 + EXAMPLES)
 @pytest.mark.parametrize(
     "those",
-    [WAITERS, READERS, TO_BE_DONE, PERMITS, PARTIES, WATCHERS, TENANTS, TENANTS_OF_PERMITS],
+    [WAITERS, READERS, TO_BE_DONE, PERMITS, PARTIES, WATCHERS, NODES, TENANTS, TENANTS_OF_PERMITS],
     ids=[
-        *("locks", "readers", "to_be_done", "permits", "parties", "watchers"),
+        *("locks", "readers", "to_be_done", "permits", "parties", "watchers", "nodes"),
         *("tenants", "tenants_of_permits"),
     ],
 )
@@ -1218,8 +1233,8 @@ def test_redis_scripts_agree_with_the_machine(
 @pytest.mark.timeout(60 + EXAMPLES)
 @pytest.mark.parametrize(
     "those",
-    [READERS, PERMITS, PARTIES, WATCHERS, TENANTS_OF_PERMITS],
-    ids=["readers", "permits", "parties", "watchers", "tenants_of_permits"],
+    [READERS, PERMITS, PARTIES, WATCHERS, NODES, TENANTS_OF_PERMITS],
+    ids=["readers", "permits", "parties", "watchers", "nodes", "tenants_of_permits"],
 )
 def test_redis_scripts_agree_with_the_machine_if_few_enter_at_once(
     redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch, those: list[str]
@@ -1232,9 +1247,9 @@ def test_redis_scripts_agree_with_the_machine_if_few_enter_at_once(
 @pytest.mark.timeout(60 + EXAMPLES)
 @pytest.mark.parametrize(
     "those",
-    [WAITERS, READERS, TO_BE_DONE, PERMITS, PARTIES, WATCHERS, TENANTS, TENANTS_OF_PERMITS],
+    [WAITERS, READERS, TO_BE_DONE, PERMITS, PARTIES, WATCHERS, NODES, TENANTS, TENANTS_OF_PERMITS],
     ids=[
-        *("locks", "readers", "to_be_done", "permits", "parties", "watchers"),
+        *("locks", "readers", "to_be_done", "permits", "parties", "watchers", "nodes"),
         *("tenants", "tenants_of_permits"),
     ],
 )

@@ -29,6 +29,7 @@ from aiolock.protocol import (
 )
 from aiolock.stores.postgres import _codec as codec
 from aiolock.stores.postgres._codec import Value, number, numbers
+from aiolock.trees import MakeFence
 
 Decode = Callable[[str, bool], Any]
 """A function that decodes an answer; it also gets whether an earlier copy may have been carried
@@ -159,6 +160,9 @@ class Encoder:
         )
         return Call("post", asked.name, arguments, count, expires=True)
 
+    def make_fence(self, asked: MakeFence) -> Call:
+        return Call("make_fence", asked.name, (self.key(asked.name),), count)
+
     def read(self, asked: ReadPosted) -> Call:
         return Call("read", asked.name, (self.key(asked.name),), _posted)
 
@@ -178,6 +182,7 @@ ENCODE: Final[Mapping[type, Callable[[Encoder, Any], Call]]] = {
     Discard: Encoder.discard,
     Resize: Encoder.resize,
     Post: Encoder.post,
+    MakeFence: Encoder.make_fence,
     ReadPosted: Encoder.read,
     Break: Encoder.break_,
 }

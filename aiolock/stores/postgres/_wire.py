@@ -34,6 +34,7 @@ FUNCTIONS: Final = {
     "adopt": 8,
     "resize": 8,
     "post": 9,
+    "make_fence": 1,
     "read": 1,
     "status": 7,
     "snapshot": 4,

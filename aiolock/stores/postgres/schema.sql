@@ -81,7 +81,7 @@ CREATE TABLE IF NOT EXISTS aiolock.waiters (
     seq bigint NOT NULL,
     claim bigint NOT NULL,
     shares boolean NOT NULL,
-    rule text NOT NULL, -- '', '*' permits, '&' group, '^' count, '|' rate
+    rule text NOT NULL, -- '', '*' permits, '&' group, '^' count, '|' rate, '=' alike
     number bigint NOT NULL,
     declared bigint NOT NULL,
     fixed boolean NOT NULL,
@@ -860,6 +860,9 @@ BEGIN
                 <= aiolock._permits(n, w.declared, us);
         WHEN '|' THEN
             fits := aiolock._due(n, w, 0, us) <= us;
+        WHEN '=' THEN -- all that have a number have the same, so one of them tells
+            fits := coalesce((SELECT number = w.number FROM aiolock.grants
+                WHERE name = n AND rule = '=' LIMIT 1), true);
         ELSE
             NULL;
     END CASE;
@@ -1003,7 +1006,7 @@ BEGIN
         -- Most of many need no look at the tables: the holders share if the last one that came does.
         IF w.rule = '^' AND count_ < w.number THEN
             room := NULL;
-        ELSIF granted = 0 OR w.rule IN ('&', '|') OR w.rule = '*' AND permits_ IS NULL THEN
+        ELSIF granted = 0 OR w.rule IN ('&', '|', '=') OR w.rule = '*' AND permits_ IS NULL THEN
             room := aiolock._room(n, w, us, me, passing, taken);
         ELSE
             room := CASE WHEN w.shares AND (w.rule <> '*' OR taken + w.number <= permits_)
@@ -1622,7 +1625,7 @@ BEGIN
     SELECT * INTO c FROM aiolock.clients WHERE id = g.client;
     RETURN concat_ws(' ', aiolock._shown(g.client), g.seq, g.fence,
         CASE WHEN g.ends > 0 THEN g.ends * 1000 - us ELSE 0 END, g.shared::int,
-        CASE WHEN g.rule = '*' THEN g.number ELSE 0 END, coalesce(c.pid, 0),
+        CASE WHEN g.rule IN ('*', '=') THEN g.number ELSE 0 END, coalesce(c.pid, 0),
         encode(convert_to(coalesce(c.host, ''), 'UTF8'), 'hex'),
         CASE WHEN g.share <> '' THEN concat_ws(' ', encode(g.share, 'hex'), g.weight) END);
 END $$;
@@ -2094,6 +2097,18 @@ BEGIN
     RETURN m.count || aiolock._own();
 END $$;
 
+-- A fence that is higher than any before of this name, without a grant.
+CREATE OR REPLACE FUNCTION aiolock.make_fence(n bytea) RETURNS text
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    us bigint := aiolock._begin(n, false);
+    f bigint;
+BEGIN
+    INSERT INTO aiolock.names AS x (name, fence) VALUES (n, us)
+        ON CONFLICT (name) DO UPDATE SET fence = greatest(x.fence + 1, us) RETURNING fence INTO f;
+    RETURN f;
+END $$;
+
 CREATE OR REPLACE FUNCTION aiolock.read(n bytea) RETURNS text
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -2133,14 +2148,14 @@ BEGIN
             ORDER BY ticket, client, seq LIMIT ws) w
     ), grouped_held AS (
         SELECT name, json_agg(json_build_array(aiolock._shown(client), seq, shared,
-            CASE WHEN rule = '*' THEN number ELSE 0 END, fence,
+            CASE WHEN rule IN ('*', '=') THEN number ELSE 0 END, fence,
             greatest(ends, us / 1000 + 1)) ORDER BY fence) AS parties,
             CASE WHEN bool_or(share <> '') THEN json_agg(
                 json_build_array(encode(share, 'hex'), weight) ORDER BY fence) END AS shares
             FROM held GROUP BY name
     ), grouped_waiting AS (
         SELECT name, json_agg(json_build_array(client, seq, shares,
-            CASE WHEN rule IN ('*', '|') THEN number ELSE 0 END,
+            CASE WHEN rule IN ('*', '|', '=') THEN number ELSE 0 END,
             ticket - priority * PRIORITY, ticket)
             ORDER BY ticket, client, seq) AS parties,
             CASE WHEN bool_or(share <> '') THEN json_agg(

@@ -29,6 +29,7 @@ from aiolock.stores.redis._encoding import Call, Texts
 from aiolock.stores.redis._names import Names
 from aiolock.stores.redis._scripts import bulk
 from aiolock.stores.redis._sharing import RELEASE, with_shares
+from aiolock.trees import MakeFence
 
 
 class RareEncoding:
@@ -51,6 +52,7 @@ class RareEncoding:
             Resize: self._resize,
             Post: self._post,
             ReadPosted: self._read_posted,
+            MakeFence: self._make_fence,
             Break: self._break,
         }
         """The function that encodes an operation, by the operation's type."""
@@ -112,6 +114,9 @@ class RareEncoding:
     def _read_posted(self, operation: ReadPosted) -> Call:
         keys = (2, self._names.keys(operation.name)[0], self._names.value(operation.name))
         return Call(scripts.READ, 3, b"".join(map(bulk, keys)))
+
+    def _make_fence(self, operation: MakeFence) -> Call:
+        return Call(scripts.MAKE_FENCE, 4, self._names.three(operation.name))
 
     def _break(self, operation: Break) -> Call:
         values = b"".join(map(bulk, operation.fences))

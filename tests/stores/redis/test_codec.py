@@ -51,6 +51,7 @@ def forms(draw: st.DrawFn) -> Form:
         ("xf200", Form(200, fixed=True)),
         ("xfo3000", Form(CLAIM, fixed=True, once=True)),
         ("xd3000", Form(CLAIM, downgrades=True)),
+        ("s3000=1", Form(CLAIM, shared=True, rule=Rule.ALIKE, number=1)),
         ("x3000+1~2@3", Form(CLAIM, after_loss=1, after_grant=2, period=3)),
         ("x3000~2", Form(CLAIM, after_grant=2)),
         ("xf3000@86400000", Form(CLAIM, fixed=True, period=86_400_000)),
@@ -132,7 +133,7 @@ def test_decode_passes_over_unknown_letters_and_text(
     """Other letters before the claim, and other text behind it and its rule, change nothing."""
     letters, before, behind = more
     head, client, seq = encode(waiter, form, blind=blind).split(":")
-    found = re.fullmatch(r"(\w)([a-z]*)([0-9]+(?:[*&^][0-9/]+)?)(.*)", head)
+    found = re.fullmatch(r"(\w)([a-z]*)([0-9]+(?:[*&^=][0-9/]+)?)(.*)", head)
     assert found is not None
     mode, flags, rule, terms = found.groups()
     later = f"{mode}{letters}{flags}{letters}{rule}{before}{terms}{behind}:{client}:{seq}"
@@ -180,7 +181,7 @@ def test_decode_of_no_waiter_raises_and_decode_any_returns_an_empty_form(text: s
     st.one_of(
         st.text(),
         st.from_regex(
-            r"\A[xsy][a-z]{0,4}[0-9]{1,3}([*&^][0-9]{1,2}(/[0-9]{1,2})?)?[+~@!%/*&^0-9-]{0,12}"
+            r"\A[xsy][a-z]{0,4}[0-9]{1,3}([*&^=][0-9]{1,2}(/[0-9]{1,2})?)?[+~@!%/*&^0-9-]{0,12}"
             r":[a-z:]{1,3}:[0-9]{1,3}\Z"
         ),
     )

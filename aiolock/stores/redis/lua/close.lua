@@ -23,7 +23,7 @@ local function close(step, grant, lost, claim)
   if opens <= NOW then
     return false
   end
-  rule = rule:match('^[*&^|]%d+/?%d*') or ''
+  rule = rule:match('^[*&^|=]%d+/?%d*') or ''
   local closed = mode .. 'f0' .. rule .. ':' .. RESERVED .. ':0:' .. fence
   redis.call('ZADD', HOLDERS, opens, closed)
   count_permits(step, closed, 1)

@@ -1,5 +1,5 @@
--- count_permits(step, waiter, sign): counts the permits of this waiter, or grant, as taken (1) or free (-1).
--- Does nothing for a waiter of anything but a semaphore.
+-- count_permits(step, waiter, sign): counts the permits of this waiter, or grant, as taken (1) or free (-1), or its
+-- number with the rule `=`. Does nothing for any other waiter.
 --@include count_held
 local function count_permits(step, waiter, sign)
   local permits = waiter:match(PERMITS)

@@ -2,8 +2,10 @@
 -- queue, else nil.
 --   *n  while n permits are free       &n  once n stand in the queue, all together
 --   ^n  once the count is n            |n  once n tokens are there
+--   =n  beside others that share, of which none has `=` with another n
 --   no rule: alone, or beside others that share
 --@include read_permits
+--@include is_alike
 --@include remove_dead
 --@include tokens_due
 local function fits(step, waiter, queued)
@@ -26,6 +28,8 @@ local function fits(step, waiter, queued)
     end
     step.passing = redis.call('ZCARD', QUEUE) >= enough and others or 0
     return step.passing == others
+  elseif rule == '=' and not is_alike(step, number) then
+    return false
   end
   if rule == '|' then
     return tokens_due(step, tonumber(number), declared, 0) <= tonumber(STAMP)

@@ -9,7 +9,7 @@
 -- lease ever ends: so they expire with the key of the grants, and only with that. A lock that is never
 -- shared has none but tombstones.
 --   `<waiter>`  the fence of its grant, so that it is found among many holders when it asks again
---   `used`      how many permits are taken
+--   `used`      how many permits are taken, or the sum of the numbers with the rule `=`
 --   `limit`     how many permits there are, or the number that was declared; from RATES on, it is a `Rate`
 --   `declared`  another number that may be declared since a `resize`
 --   `count`     the count (see `post`)
@@ -29,6 +29,7 @@ local COUNTERS = 1e15
 local TOMBSTONES = 1.001e15
 local RATES = 2251799813685248
 local GRANTED = 6e15
+local MANY = 1000000 -- the second number with the rule `=`: see aiolock/trees.py
 local QUEUE_LASTS = 300000 -- ms since a waiter last asked
 
 -- The order among waiters that have a share. A script is given these keys if it may need them; where it has none, the
@@ -62,9 +63,9 @@ local DONE = 'xfo0:-:' -- how such a grant begins that was left by `finish`
 local CLIENT = '^%a+%d+[^:]*:([^:]+):'
 local FLAGS_CLIENT = '^%a(%a*)%d+[^:]*:([^:]+):'
 local MODE_FLAGS_CLAIM_RULE_CLIENT = '^(%a)(%a*)(%d+)([^:]?)[^:]*:([^:]+):'
-local RULE_NUMBER_DECLARED = '^s%a*%d+([*&^|])(%d+)/?(%d*)'
+local RULE_NUMBER_DECLARED = '^s%a*%d+([*&^|=])(%d+)/?(%d*)'
 local TOKENS = '^s%a*(%d+)|(%d+)/(%d+)'
-local PERMITS = '^s%a*%d+%*(%d+)'
+local PERMITS = '^s%a*%d+[*=](%d+)'
 local COSTS = '^s%a*%d+[*|](%d+)' -- permits, or tokens of a rate
 local SHARE_WEIGHT = '^[^:]*%%([%w_-]+)%$?(%d*)'
 local HAS_TERMS = '^%a+%d+[^:+~@]*[+~@]'
