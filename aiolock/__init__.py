@@ -7,9 +7,10 @@
             ...  # ours alone, in all processes; cancelled when the lease is lost
 
 `connect` makes a client, one for each process. The client makes descriptions, which any number of
-tasks share: `lock`, `rwlock`, `semaphore`, `multilock`, `once`, `periodic`, `election`, `group`,
-`shards`, `event`, `latch` and `barrier` (see `LockClient`). ``memory://`` needs no server and works
-within one event loop. A script that takes one lock does so with `aiolock.lock`, without a client.
+tasks share: `lock`, `rwlock`, `semaphore`, `rate_limit`, `multilock`, `path_lock`, `once`,
+`periodic`, `election`, `group`, `shards`, `event`, `latch` and `barrier` (see `LockClient`).
+``memory://`` needs no server and works within one event loop. A script that takes one lock does so
+with `aiolock.lock`, without a client.
 """
 
 import typing
@@ -30,6 +31,7 @@ from aiolock._locks.latch import Latch
 from aiolock._locks.lock import Lock
 from aiolock._locks.multilock import MultiLease, MultiLock
 from aiolock._locks.once import Once, Outcome
+from aiolock._locks.path import PathLease, PathLock
 from aiolock._locks.periodic import Periodic
 from aiolock._locks.rate_limit import RateLimit, TokensContext, Verdict
 from aiolock._locks.rwlock import RWLock
@@ -98,6 +100,8 @@ __all__ = [
     "Once",
     "Outcome",
     "Participant",
+    "PathLease",
+    "PathLock",
     "Periodic",
     "QueueFull",
     "QuorumMismatch",

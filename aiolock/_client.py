@@ -37,6 +37,7 @@ from aiolock._locks.lock import Lock, caller
 from aiolock._locks.multilock import MultiLock
 from aiolock._locks.once import Once
 from aiolock._locks.passing import passing
+from aiolock._locks.path import PathLock, nodes
 from aiolock._locks.periodic import Periodic
 from aiolock._locks.rate_limit import RateLimit, checked_rate
 from aiolock._locks.rwlock import RWLock
@@ -54,6 +55,7 @@ from aiolock.observer import Deadlock, Observer
 from aiolock.options import (
     ElectionOptions,
     LockOptions,
+    Mode,
     MultiLockOptions,
     OnLost,
     OnMembershipLost,
@@ -61,6 +63,7 @@ from aiolock.options import (
     RWLockOptions,
     Seconds,
     SemaphoreOptions,
+    _NodeOptions,
 )
 from aiolock.protocol import WAS_ABSENT, Rule, Status
 from aiolock.signatures import NoOptions, spelled_out, unexpected, without_unknown
@@ -620,6 +623,18 @@ class LockClient(
         if share is not None:
             self._engine.limits.check_kind("share", name)
         return RateLimit(self._engine, policy, rate)
+
+    @spelled_out(lock, _NodeOptions)
+    def path_lock(
+        self, path: str, *, mode: Mode = "exclusive", **options: Unpack[_NodeOptions]
+    ) -> PathLock:
+        """A node of a tree with all that is below it, as ``"acme/7/doc/42"``: see `PathLock`.
+
+        ``path`` is 1 to 16 segments with a ``/`` between them, none of them empty. The other
+        parameters and the errors are those of `lock`; ``timeout`` is for all nodes together.
+        """
+        lock = self.lock(nodes(path)[-1], **options)
+        return PathLock(self._described("path", replace(lock._policy, kind="path")), mode)
 
     def latch(
         self,

@@ -25,14 +25,16 @@ KINDS: Final = {
     "once": Kind(blocks=True),
     "group": Kind(),
     "shards": Kind(),
+    "path": Kind(blocks=True),
     "periodic": Kind(),
     "latch": Kind(passes=True, not_yet="is not open", not_in_time="did not open"),
     "event": Kind(passes=True, not_yet="is not set", not_in_time="was not set"),
     "rate_limit": Kind(passes=True, not_yet="has too few tokens", not_in_time="had too few tokens"),
     "barrier": Kind(passes=True, not_yet="is not complete", not_in_time="was not complete"),
 }
-"""By their names, which are those of the methods of `LockClient`. A `RWLock` is a ``lock``, and
-each of the shards of `LockClient.shards` is of the kind ``shards``."""
+"""By their names, which are those of the methods of `LockClient`; ``path`` is that of `path_lock`.
+A `RWLock` is a ``lock``, and each of the shards of `LockClient.shards` is of the kind ``shards``.
+"""
 
 NEWS: Final = frozenset({"elected", "epoch"})
 """The kinds for which a client waits to learn of changes: of a leader, of the members of a group.

@@ -112,6 +112,8 @@ def _has(blocker: Participant) -> str:
     if blocker.permits:  # the waiter needs permits, of any of their holders
         permits = f"{blocker.permits} permit" + "s" * (blocker.permits > 1)
         return f"holds {permits} of it, and nobody else will release enough"
+    if blocker.below:
+        return "reads below it" if blocker.below == "reader" else "writes below it"
     return "reads it" if blocker.shared else "holds it"
 
 

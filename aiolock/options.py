@@ -24,10 +24,12 @@ __all__ = [
     "LatchOptions",
     "LeaseOptions",
     "LockOptions",
+    "Mode",
     "MultiLockOptions",
     "OnLost",
     "OnMembershipLost",
     "OnceOptions",
+    "PathLockOptions",
     "PeriodicOptions",
     "RWLockOptions",
     "RateLimitOptions",
@@ -37,6 +39,9 @@ __all__ = [
 
 Seconds = float | timedelta
 """A duration: a number of seconds, or a `datetime.timedelta`."""
+
+Mode = Literal["exclusive", "shared"]
+"""Whether a node of a tree is taken alone, or beside others that share it."""
 
 OnLost = Literal["cancel", "signal"]
 """The effect of a loss: the body of ``async with`` is cancelled, or only `Lease.lost` is set."""
@@ -85,6 +90,20 @@ class MultiLockOptions(LeaseOptions, total=False):
 
     renew: bool
     """Whether the lease is renewed while it is held."""
+
+
+class _NodeOptions(MultiLockOptions, total=False):
+    """Those of a path lock that a lock has, too."""
+
+    reentrant: bool
+    """Whether the task that holds the lock may acquire it again."""
+
+
+class PathLockOptions(_NodeOptions, total=False):
+    """Options of a node of a tree, with all that is below it."""
+
+    mode: Mode
+    """``"exclusive"``, or ``"shared"`` with all others that share the node, or what is below it."""
 
 
 class _ShareOptions(TypedDict, total=False):

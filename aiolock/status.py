@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from typing import Final, NamedTuple
+from typing import Final, Literal, NamedTuple, TypeAlias
 
 from aiolock.text import plain
 
 DETACHED: Final = "="
 """The first character of the client of a detached grant; its key follows, which is a secret."""
+
+
+Below: TypeAlias = Literal["", "reader", "writer"]
+"""What a participant of a path does below its node; empty: it has, or wants, the node itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +59,8 @@ class Participant:
     """The share that it belongs to; empty for none."""
     weight: float = 1.0
     """The weight of its share, as it has given it."""
+    below: Below = ""
+    """Whether it reads or writes below this node of a path, and not the node itself."""
 
     def __post_init__(self) -> None:
         if self.client.startswith(DETACHED):  # whoever sees the key could take the lock
@@ -72,7 +78,9 @@ class Participant:
         facts = [whose, f"since {since}"]
         if not self.place:
             facts += [f"fence {self.fence}", f"{self.remaining:.1f} s left"]
-        if self.permits:
+        if self.below:
+            facts.append(f"{self.below} below")
+        elif self.permits:
             facts.append(f"{self.permits} permit" + "s" * (self.permits > 1))
         elif self.shared:
             facts.append("shared")
@@ -109,6 +117,13 @@ class Status:
     interval: float | None = None
     """The seconds from one token of a rate limit to the next; None for anything else."""
 
+    @property
+    def below(self) -> str:
+        """Of a node of a path: the holders below it, as in ``"12 readers, 3 writers"``."""
+        roles = [holder.below for holder in self.holders]
+        counts = ((role, roles.count(role)) for role in ("reader", "writer"))
+        return ", ".join(f"{count} {role}{'s' * (count > 1)}" for role, count in counts if count)
+
     def __str__(self) -> str:
         return "\n".join(self._lines())
 
@@ -117,6 +132,7 @@ class Status:
         facts = "" if self.limit is None else f", limit {self.limit}"
         facts += "" if self.interval is None else f", a token every {self.interval:g} s"
         facts += f", closed for {self.closed:.1f} s" if self.closed else ""
+        facts += f", below: {self.below}" if self.below else ""
         nobody = "" if self.holders or self.waiters else ": nobody holds it or waits"
         yield f"{self.kind} {self.name!r}{facts}{nobody}".lstrip()
         yield from self._shares()
@@ -133,6 +149,29 @@ class Status:
                 waiting[holder.share] += 0
         for share, waiters in waiting.most_common():
             yield f"  share {plain(share)}: {held[share]} held, {waiters} waiting"
+
+
+def named(status: Status, kind: str, name: str) -> Status:
+    """A status that comes from a store, with the kind and the name that the user knows."""
+    return replace(
+        status,
+        kind=kind,
+        name=name,
+        holders=of_kind(status.holders, kind),
+        waiters=of_kind(status.waiters, kind),
+    )
+
+
+def of_kind(parties: tuple[Participant, ...], kind: str) -> tuple[Participant, ...]:
+    """Participants that come from a store, where those of a path look as if they had permits."""
+    return tuple(map(_of_path, parties)) if kind == "path" else parties
+
+
+def _of_path(party: Participant) -> Participant:
+    if not party.shared:
+        return party
+    below: Below = "" if party.permits > 1 else "writer" if party.permits else "reader"
+    return replace(party, permits=0, below=below)
 
 
 _SHORT: Final = 6

@@ -55,6 +55,9 @@ class Features:
     """The shard of a name, as far as it is known, if one shard may fail while others serve. The
     leases of one `Renew` are then all of one shard, so that a shard that fails does not delay the
     answers of the others."""
+    in_order: Callable[[], bool] = bool
+    """Whether it carries out what a client submits in that order, also if it is about several
+    names; and what an earlier connection has left unanswered comes again before what follows."""
     servers: Callable[[], Sequence[ServerStatus]] = tuple
     """The present state of each server, if there are several of which some may fail; no I/O."""
     protocols: Callable[[], tuple[int, ...]] = tuple

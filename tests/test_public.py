@@ -94,6 +94,10 @@ SIGNATURES = {
         "(self, *names, ttl=None, timeout=None, renew=True, max_waiters=None, max_hold=None,"
         " on_lost='cancel', family=None)"
     ),
+    "LockClient.path_lock": (
+        "(self, path, *, mode='exclusive', ttl=None, timeout=None, renew=True, reentrant=False,"
+        " max_waiters=None, max_hold=None, on_lost='cancel', family=None)"
+    ),
     "LockClient.once": "(self, name, *, remember, ttl=None, wait=True, timeout=None)",
     "LockClient.periodic": ("(self, name, *, every, min_hold=None, max_hold=None, ttl=None)"),
     "LockClient.rwlock": (
@@ -240,6 +244,16 @@ SIGNATURES = {
     "Shard.lost": "property",
     "Shard.giving_up": "property",
     "Shard.release": "async (self)",
+    "PathLock.name": "property",
+    "PathLock.nodes": "property",
+    "PathLock.mode": "property",
+    "PathLock.acquire": "async (self, *, timeout=the lock's own, label=None)",
+    "PathLock.try_acquire": "async (self, *, timeout=0, label=None)",
+    "PathLock.locked": "async (self)",
+    "PathLock.status": "async (self)",
+    "PathLock.break_": "async (self, fence=None)",
+    "PathLease.name": "property",
+    "PathLease.fence": "property",
     "Once.name": "property",
     "Once.outcome": "async (self, work, *, token=None)",
     "Once.status": "async (self)",
@@ -252,7 +266,8 @@ SIGNATURES = {
     "Periodic.run": "async (self, job)",
     "Participant": (
         "(client, host, pid, since, place, fence=0, remaining=0.0, shared=False, permits=0, seq=0,"
-        " alive=True, label='', task=0, detached=False, share='', weight=1.0)"
+        " alive=True, label='', task=0, detached=False, share='', weight=1.0,"
+        " below='')"
     ),
     "Status": (
         "(name, holders, waiters, closed=0.0, limit=None, kind='', now=0.0, more_holders=0,"
@@ -299,6 +314,7 @@ OPTIONS = {
     "LockOptions": "lock",
     "MultiLockOptions": "multilock",
     "OnceOptions": "once",
+    "PathLockOptions": "path_lock",
     "PeriodicOptions": "periodic",
     "RWLockOptions": "rwlock",
     "RateLimitOptions": "rate_limit",
@@ -306,6 +322,7 @@ OPTIONS = {
 }
 """The method that takes what each class has."""
 TYPES = ["DEFAULT", "Default", "LeaseOptions", "OnLost", "OnMembershipLost", "Seconds"]
+TYPES = ["DEFAULT", "Default", "LeaseOptions", "Mode", "OnLost", "Seconds"]
 """The other names of that module."""
 
 

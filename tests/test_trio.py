@@ -84,6 +84,7 @@ ENTRIES: dict[str, Entry] = {
     "rwlock": lambda client: entered(client.rwlock("a").write()),
     "semaphore": lambda client: entered(client.semaphore("s", 2)),
     "multilock": lambda client: entered(client.multilock("a", "b")),
+    "path_lock": lambda client: entered(client.path_lock("a/b")),
     "once": lambda client: entered(client.once("o", remember=5)),
     "event": lambda client: client.event("e", remember=5).wait(),
     "latch": lambda client: client.latch("l", 2, remember=5).wait(),

@@ -424,7 +424,8 @@ async def test_option_of_another_library_suggests_ours(
 ) -> None:
     """A `TypeError` with what is meant, of each kind of lock that has it."""
     options: dict[str, Any] = {wrong: 5}
-    for describe in (client.lock, client.multilock, client.rwlock, client.locked):
+    locks = client.lock, client.multilock, client.path_lock, client.rwlock, client.locked
+    for describe in locks:
         call: Any = describe
         with pytest.raises(TypeError, match=match):
             call("a", **options)
@@ -437,8 +438,9 @@ async def test_option_of_another_library_suggests_ours(
 def test_misspelled_option_for_threads_suggests_ours(kind: str) -> None:
     """A `TypeError` with what is meant, of each kind that has it."""
     wrong: dict[str, Any] = {"tmeout": 5}
-    with pytest.raises(TypeError, match=rf"^{kind}\(\) .*'tmeout': did you mean timeout="):
-        getattr(aiolock.sync.connect("memory://"), kind)("a", **wrong)
+    method = "path_lock" if kind == "path" else kind
+    with pytest.raises(TypeError, match=rf"^{method}\(\) .*'tmeout': did you mean timeout="):
+        getattr(aiolock.sync.connect("memory://"), method)("a", **wrong)
 
 
 @pytest.mark.one_loop
@@ -470,8 +472,10 @@ async def test_acquire_option_of_another_library_suggests_ours(client: aiolock.L
             _ = call(**wrong)
         with pytest.raises(TypeError, match=r"'expire'$"):
             _ = call(expire=5)
-    with pytest.raises(TypeError, match="did you mean timeout="):
-        await client.multilock("a").acquire(**wrong)
+    for several in (client.multilock("a"), client.path_lock("a")):
+        for ask in (several.acquire, several.try_acquire):
+            with pytest.raises(TypeError, match="did you mean timeout="):
+                await ask(**wrong)
 
 
 @pytest.mark.one_loop
@@ -506,7 +510,7 @@ async def test_with_instead_of_async_with_raises_type_error(client: aiolock.Lock
     each: list[Any] = [
         *(client, lock, acquisition, client.rwlock("a").read(), client.rwlock("a").write()),
         *(client.semaphore("a", 2), client.multilock("a", "b"), client.once("a", remember=60)),
-        client.periodic("a", every=60),
+        *(client.periodic("a", every=60), client.path_lock("a/b")),
     ]
     for one in each:
         with pytest.raises(TypeError, match="with `async with`, not `with`"), one:

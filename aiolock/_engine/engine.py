@@ -10,7 +10,6 @@ import asyncio
 import os
 import secrets
 from collections.abc import Sequence
-from dataclasses import replace
 from enum import Enum
 from typing import Any, Final, TypeVar
 
@@ -32,6 +31,7 @@ from aiolock.entering import Entered, current_task
 from aiolock.errors import ClientClosed
 from aiolock.observer import Observer
 from aiolock.protocol import Operation, ReadStatus, Status
+from aiolock.status import named
 from aiolock.store import ServerStatus, Store
 
 Value = TypeVar("Value")
@@ -203,7 +203,7 @@ class Engine(Uncopyable):
             status = await self.handoff.submit(ReadStatus(policy.key, waiters=waiters))
         if waiters:
             (status,) = await labelled(self.handoff, [status])
-        return shown(replace(status, kind=policy.kind, name=policy.name))
+        return shown(named(status, policy.kind, policy.name))
 
     async def aclose(self, caller: asyncio.Task[Any] | None) -> None:
         """Give up all waiters, release all holds, wait for both, disconnect."""

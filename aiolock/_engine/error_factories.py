@@ -10,6 +10,7 @@ from aiolock._rate import named
 from aiolock.errors import AcquireTimeout, LimitMismatch, QueueFull, StoreError, WouldDeadlock
 from aiolock.kinds import KINDS, OTHER
 from aiolock.protocol import Differs, Full, Participant
+from aiolock.status import of_kind
 from aiolock.store import ServerStatus
 from aiolock.text import one_line, plain
 
@@ -45,7 +46,7 @@ def not_in_time(  # noqa: PLR0917  # each is a part of the text
 
 def _timeout(policy: Policy, text: str, holders: tuple[Participant, ...]) -> AcquireTimeout:
     error = AcquireTimeout(f"{policy.called} {text}")
-    error.holders = holders
+    error.holders = of_kind(holders, policy.kind)
     return policy.with_name(error)
 
 

@@ -175,6 +175,7 @@ def _party(party: Participant, now: float) -> dict[str, Any]:
         "shared": party.shared,
         "permits": party.permits,
         "share": party.share,
+        "below": party.below,
     }
 
 

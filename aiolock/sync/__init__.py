@@ -19,8 +19,8 @@ from aiolock.sync._adoption import Adoption
 from aiolock.sync._client import LockClient, connect
 from aiolock.sync._group import Group, Membership, Shard, Shards
 from aiolock.sync._jobs import Election, Once, Periodic
-from aiolock.sync._lease import Flag, Lease, MultiLease, Term
-from aiolock.sync._locks import Lock, MultiLock, RWLock, Semaphore
+from aiolock.sync._lease import Flag, Lease, MultiLease, PathLease, Term
+from aiolock.sync._locks import Lock, MultiLock, PathLock, RWLock, Semaphore
 from aiolock.sync._meeting import Barrier, Event, Latch
 from aiolock.sync._own_client import lock
 from aiolock.sync._rate_limit import RateLimit
@@ -40,6 +40,8 @@ __all__ = [
     "MultiLease",
     "MultiLock",
     "Once",
+    "PathLease",
+    "PathLock",
     "Periodic",
     "RWLock",
     "RateLimit",

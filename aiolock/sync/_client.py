@@ -36,7 +36,7 @@ from aiolock.sync._body import Bodies
 from aiolock.sync._greenlets import check_no_greenlets
 from aiolock.sync._group import Group, Membership, Shards
 from aiolock.sync._jobs import Election, Once, Periodic
-from aiolock.sync._locks import Lock, MultiLock, RWLock, Semaphore
+from aiolock.sync._locks import Lock, MultiLock, PathLock, RWLock, Semaphore
 from aiolock.sync._meeting import Barrier, Event, Latch
 from aiolock.sync._portal import Portal, process
 from aiolock.sync._rate_limit import RateLimit
@@ -374,6 +374,11 @@ class LockClient(Uncopyable, instead=aiolock.LockClient._instead):
     def multilock(self, multilock: aiolock.MultiLock) -> MultiLock:
         """Several locks as one, without deadlock: as `aiolock.LockClient.multilock`."""
         return MultiLock(self, multilock)
+
+    @_as_for_tasks(aiolock.LockClient.path_lock)
+    def path_lock(self, path: aiolock.PathLock) -> PathLock:
+        """A node of a tree with all that is below it: as `aiolock.LockClient.path_lock`."""
+        return PathLock(self, path)
 
     @_as_for_tasks(aiolock.LockClient.latch)
     def latch(self, latch: aiolock.Latch) -> Latch:

@@ -298,6 +298,26 @@ class MultiLease(Uncopyable, instead=aiolock.Lease._instead):
         return caller(self._portal).call(self._multi.verify)
 
 
+class PathLease(MultiLease):
+    """One hold of a node by a thread, with all that is below it; made by `PathLock`."""
+
+    __slots__ = ("_path",)
+
+    def __init__(self, portal: Portal, path: aiolock.PathLease) -> None:
+        super().__init__(portal, path)
+        self._path = path
+
+    @property
+    def name(self) -> str:
+        """The path."""
+        return self._path.name
+
+    @property
+    def fence(self) -> int:
+        """The fencing token, one for the whole tree; as `aiolock.PathLease.fence`."""
+        return self._path.fence
+
+
 class Term(Uncopyable, instead=aiolock.Lease._instead):
     """One term of a leader, as its thread has it; made by `Election.campaign`."""
 

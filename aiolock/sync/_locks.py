@@ -11,11 +11,11 @@ from typing import Any, Generic, TypeVar, Unpack
 import aiolock
 from aiolock.copying import CopiedAsItself
 from aiolock.errors import ClientClosed
-from aiolock.options import DEFAULT, Default, Seconds
+from aiolock.options import DEFAULT, Default, Mode, Seconds
 from aiolock.protocol import Status
 from aiolock.signatures import NoOptions, unexpected, without_unknown
 from aiolock.sync._body import Entrance, Opened
-from aiolock.sync._lease import Lease, MultiLease, give_up
+from aiolock.sync._lease import Lease, MultiLease, PathLease, give_up
 from aiolock.sync._portal import Portal
 from aiolock.sync.transactions import check_released, refuse_in_transaction
 
@@ -326,3 +326,47 @@ class MultiLock(_Acquirable[aiolock.MultiLease, MultiLease]):
     def names(self) -> tuple[str, ...]:
         """The names, in the order in which the locks are taken."""
         return self._multi.names
+
+
+class PathLock(_Acquirable[aiolock.PathLease, PathLease]):
+    """A node of a tree, with all that is below it: as `aiolock.PathLock`, for threads."""
+
+    __slots__ = ("__weakref__", "_path_lock")
+
+    def __init__(self, client: Opened, path: aiolock.PathLock) -> None:
+        super().__init__(
+            *(client, path, PathLease),
+            acquisition=lambda timeout, _, label: path.acquire(timeout=timeout, label=label),
+            attempt=lambda timeout, _, label: path.try_acquire(timeout=timeout, label=label),
+        )
+        self._path_lock = path
+
+    def __repr__(self) -> str:
+        return repr(self._path_lock)
+
+    @property
+    def name(self) -> str:
+        """The path."""
+        return self._path_lock.name
+
+    @property
+    def mode(self) -> Mode:
+        """``exclusive`` or ``shared``."""
+        return self._path_lock.mode
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        """The paths of all nodes that are held, the root first."""
+        return self._path_lock.nodes
+
+    def locked(self) -> bool:
+        """Whether anybody has the node, or a node below it; as `aiolock.PathLock.locked`."""
+        return self._client.call(self._path_lock.locked)
+
+    def status(self) -> Status:
+        """Who has the node or waits for it, or is below it; as `aiolock.PathLock.status`."""
+        return self._client.call(self._path_lock.status)
+
+    def break_(self, fence: int | None = None) -> bool:
+        """Take the node from all that have it, or from one; as `aiolock.PathLock.break_`."""
+        return self._client.call(lambda: self._path_lock.break_(fence))

@@ -225,6 +225,45 @@ async def test_cancel_at_any_step_of_verify_and_extend_leaves_nothing(
     await _everywhere(stand, kind, scenario, least=4)
 
 
+@pytest.mark.parametrize("how", ["entered", "awaited", "tried", "entered, busy", "tried, busy"])
+@pytest.mark.parametrize("kind", KINDS, ids=KIND_IDS)
+async def test_cancel_at_any_step_of_a_path_lock_leaves_none_of_its_nodes(
+    stand: Stand, kind: Kind, how: str
+) -> None:
+    """Free, or after a wait for a node in its middle: of no step is it left with some of them."""
+    path, how_taken = stand.ours.path_lock(f"{NAME}/a/b", ttl=60), how.removesuffix(", busy")
+    middle = stand.other.path_lock(f"{NAME}/a", ttl=60)
+
+    async def hold_the_middle(held: asyncio.Event) -> None:
+        async with middle:
+            held.set()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(0.1):  # or it was cancelled before it waited
+                    await queued(middle, 1)
+
+    async def scenario() -> None:
+        if how != how_taken:
+            _ = stand.later(hold_the_middle(held := asyncio.Event()))
+            await held.wait()
+        if how_taken == "entered":
+            async with path:
+                await asyncio.sleep(0)
+        else:
+            taking = path.acquire(timeout=30) if how == "awaited" else path.try_acquire(timeout=30)
+            lease = await taking
+            assert lease is not None
+            await lease.release()
+
+    async def nodes_are_free() -> None:
+        await stand.settle()
+        await stand.lock.status()  # answered after all that was sent before
+        for node in path.nodes:
+            assert not await stand.other.path_lock(node).locked()
+        assert not stand.ours._engine.entered
+
+    await _everywhere(stand, kind, scenario, nodes_are_free, least=2)
+
+
 @pytest.mark.parametrize("how", ["entered", "awaited", "tried"])
 @pytest.mark.parametrize("kind", KINDS, ids=KIND_IDS)
 async def test_cancel_at_any_step_of_a_multilock_leaves_none_of_its_locks(

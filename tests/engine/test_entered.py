@@ -42,6 +42,7 @@ EXCLUSIVE: dict[str, Make] = {
     "lock": lambda client: client.lock("a", ttl=1),
     "writer": lambda client: client.rwlock("a", ttl=1).write(),
     "multilock": lambda client: client.multilock("a", "b", ttl=1),
+    "path_lock": lambda client: client.path_lock("a/b", ttl=1),
     "once": lambda client: client.once("a", remember=1, ttl=1),
     "periodic": lambda client: client.periodic("a", every=1, ttl=1),
 }
@@ -831,6 +832,7 @@ def test_sync_exit_in_another_thread_releases_the_right_lease(kind: str) -> None
             "lock": client.lock,
             "writer": lambda name: client.rwlock(name).write(),
             "multilock": lambda name: client.multilock(name, "b"),
+            "path_lock": lambda name: client.path_lock(f"{name}/b"),
             "once": lambda name: client.once(name, remember=60),
             "periodic": lambda name: client.periodic(name, every=60),
         }

@@ -33,16 +33,20 @@ class LocksAlone(MemoryStore):
 
 
 GIVEN: Final[dict[str, Any]] = {
-    "name": "a",
+    **dict.fromkeys(("name", "path"), "a"),
     **dict.fromkeys(("limit", "count", "parties"), 2),
     **dict.fromkeys(("every", "remember", "per"), 60),
 }
 """What a method of a client needs, by the name of the parameter."""
 
 
+METHODS: Final = {"path": "path_lock"}
+"""The methods of kinds that have another name."""
+
+
 def describe(kind: str, client: Any) -> object:
     """A description of this kind, with what its method needs and nothing else."""
-    method = getattr(client, kind)
+    method = getattr(client, METHODS.get(kind, kind))
     parameters = inspect.signature(method).parameters.values()
     return method(**{p.name: GIVEN[p.name] for p in parameters if p.default is p.empty})
 
@@ -64,8 +68,8 @@ def test_all_kinds_are_what_methods_of_a_client_describe() -> None:
             getattr(aiolock, str(inspect.signature(method).return_annotation), None)
         )
     }
-    others = {"multilock", "adopt", "_described", "_named", "_passing", "_plain_lock"}
-    assert described - others == ALL_KINDS
+    others = {"adopt", "multilock", "_described", "_named", "_passing", "_plain_lock"}
+    assert described - others == {METHODS.get(kind, kind) for kind in ALL_KINDS}
 
 
 LASTING: dict[str, Callable[[Any, float], object]] = {
@@ -74,6 +78,7 @@ LASTING: dict[str, Callable[[Any, float], object]] = {
     "rwlock": lambda client, ttl: client.rwlock("a", ttl=ttl),
     "semaphore": lambda client, ttl: client.semaphore("a", 2, ttl=ttl),
     "multilock": lambda client, ttl: client.multilock("a", "b", ttl=ttl),
+    "path_lock": lambda client, ttl: client.path_lock("a/b", ttl=ttl),
     "election": lambda client, ttl: client.election("a", ttl=ttl),
     "periodic": lambda client, ttl: client.periodic("a", every=60, ttl=ttl),
     "once": lambda client, ttl: client.once("a", remember=60, ttl=ttl),

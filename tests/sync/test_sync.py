@@ -148,14 +148,16 @@ def test_acquire_in_threads_raises_the_errors_of_tasks_and_leaves_nothing(
     client: aiolock.sync.LockClient, threads: ThreadPoolExecutor
 ) -> None:
     """Those that tasks get, for the same reasons; and no more is left behind."""
-    with client.lock("a"), client.semaphore("a", 1):
+    with client.lock("a"), client.semaphore("a", 1), client.path_lock("a"):
         for acquiring, refused in (
             (lambda: client.lock("a").try_acquire(timeout=0.1), None),
             (lambda: client.semaphore("a", 1).try_acquire(timeout=0.1), None),
             (lambda: client.multilock("a").try_acquire(), None),
+            (lambda: client.path_lock("a/b").try_acquire(), None),
             (lambda: client.lock("a").acquire(timeout=0.1), AcquireTimeout),
             (lambda: client.semaphore("a", 1).acquire(timeout=0), AcquireTimeout),
             (lambda: client.multilock("a").acquire(timeout=0.1), AcquireTimeout),
+            (lambda: client.path_lock("a/b").acquire(timeout=0.1), AcquireTimeout),
             (lambda: client.lock("a").try_acquire(), None),
             (lambda: client.lock("a", timeout=0.1).acquire(), AcquireTimeout),
             (lambda: client.lock("a", timeout=0.1).__enter__(), AcquireTimeout),
@@ -417,6 +419,29 @@ def test_multilock_for_threads_holds_all_names_or_none(
     assert taken.release()
     with pytest.raises(LeaseLost), both as lease:  # noqa: PT012
         client.lock("b").break_()
+        assert lease.lost.wait(PATIENCE)
+    assert client.names() == []
+
+
+def test_path_lock_for_threads_excludes_what_is_below_and_above(
+    client: aiolock.sync.LockClient, threads: ThreadPoolExecutor
+) -> None:
+    """As for tasks, with one fence; lost when an intent is."""
+    tenant, document = client.path_lock("acme/7"), client.path_lock("acme/7/doc/42")
+    assert (document.name, document.mode, len(document.nodes)) == ("acme/7/doc/42", "exclusive", 4)
+    with document as first:
+        assert first.name == "acme/7/doc/42"
+        assert result(threads.submit(tenant.try_acquire, timeout=0.1)) is None
+        assert tenant.locked()
+        assert tenant.status().below == "1 writer"
+        assert first.verify()
+        first.check()
+    taken = tenant.acquire()
+    assert taken.fence > first.fence
+    assert result(threads.submit(document.try_acquire)) is None
+    assert taken.release()
+    with pytest.raises(LeaseLost), document as lease:  # noqa: PT012
+        assert client.path_lock("acme").break_()
         assert lease.lost.wait(PATIENCE)
     assert client.names() == []
 
@@ -1199,6 +1224,7 @@ EXTRAS = {
     ("LockClient", "begin_close"),
     ("Lease", "check"),
     ("MultiLease", "check"),
+    ("PathLease", "check"),
     ("Term", "check"),
     ("Adoption", "acquire"),
 }
@@ -1280,6 +1306,7 @@ def test_reprs_of_sync_objects_begin_with_their_class_name(client: aiolock.sync.
         client.rwlock("a"),
         client.semaphore("a", 2),
         client.multilock("a"),
+        client.path_lock("a"),
         client.event("a"),
         client.latch("a", 1),
         client.barrier("a", 1),

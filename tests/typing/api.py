@@ -81,6 +81,17 @@ async def describing_more(client: aiolock.LockClient) -> None:
         assert_type(lease, aiolock.MultiLease)
         assert_type(lease.leases["a"], aiolock.Lease)
         assert_type(await lease.release(), bool)
+    node = client.path_lock("acme/7", mode="shared", timeout=1, reentrant=True)
+    assert_type(node, aiolock.PathLock)
+    assert_type(node.nodes, tuple[str, ...])
+    assert_type(await node.acquire(timeout=1), aiolock.PathLease)
+    assert_type(await node.try_acquire(), aiolock.PathLease | None)
+    assert_type((await node.status()).below, str)
+    async with node as below:
+        assert_type(below, aiolock.PathLease)
+        assert_type(below.fence, int)
+        assert_type(await below.release(), bool)
+    client.path_lock("a", mode="write")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]  # no such
     job = client.periodic("job", every=60, max_hold=5)
     assert_type(job, aiolock.Periodic)
     async with job as run:
@@ -323,6 +334,11 @@ def threads(client: aiolock.sync.LockClient) -> None:
         assert_type(both.leases["a"], aiolock.sync.Lease)
     assert_type(client.multilock("a").acquire(timeout=1), aiolock.sync.MultiLease)
     assert_type(client.multilock("a").try_acquire(timeout=1), aiolock.sync.MultiLease | None)
+    with client.path_lock("a/b", mode="shared") as node:
+        assert_type(node, aiolock.sync.PathLease)
+        assert_type(node.fence, int)
+    assert_type(client.path_lock("a").acquire(timeout=1), aiolock.sync.PathLease)
+    assert_type(client.path_lock("a").try_acquire(), aiolock.sync.PathLease | None)
     with client.once("a", remember=60) as mine:
         assert_type(mine, aiolock.sync.Lease | None)
     with client.rwlock("a").read() as reading, client.periodic("p", every=60) as run:

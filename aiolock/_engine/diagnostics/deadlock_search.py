@@ -7,7 +7,6 @@ confirms it: a holder or waiter that is there at both looks was there all the ti
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
 from typing import Final
 
 from aiolock._engine.diagnostics.labels import labelled
@@ -16,6 +15,7 @@ from aiolock._engine.diagnostics.wait_graph import cycles, lasting, stuck_on
 from aiolock._turns import clear_in_parts, in_parts
 from aiolock.observer import Deadlock
 from aiolock.protocol import ReadStatus, Status
+from aiolock.status import named
 from aiolock.store import Store
 
 _SURE: Final = 0.5
@@ -42,8 +42,7 @@ async def find_deadlocks(store: Store) -> list[Deadlock]:
             *(store.submit(ReadStatus(f"{kind}:{name}")) for kind, name in keys)
         )
         again += [
-            replace(status, kind=kind, name=name)
-            for (kind, name), status in zip(keys, found, strict=True)
+            named(status, kind, name) for (kind, name), status in zip(keys, found, strict=True)
         ]
     again = await labelled(store, again)
     both = await in_parts(lasting(statuses, again))

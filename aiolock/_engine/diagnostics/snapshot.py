@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import heapq
-from dataclasses import replace
 from fnmatch import translate
 from operator import attrgetter
 from re import compile as compiled
@@ -14,6 +13,7 @@ from aiolock._rate import shown
 from aiolock._turns import turns
 from aiolock.kinds import NEWS
 from aiolock.protocol import ReadPage, Status
+from aiolock.status import named
 from aiolock.store import Store
 
 _PAUSE: Final = 0.005
@@ -38,7 +38,7 @@ async def snapshot(store: Store, pattern: str, kind: str | None) -> list[Status]
             if not (status.holders or status.waiters):
                 continue  # a name that is only closed or remembered is left out
             if (its_kind not in NEWS if kind is None else its_kind == kind) and matches(name):
-                found.append(shown(replace(status, kind=its_kind, name=name)))
+                found.append(shown(named(status, its_kind, name)))
         found.sort(key=_by_name)
         pages.append(found)
         start = page.more

@@ -86,6 +86,9 @@ class _Name:
         """The waiters of each share, if there are any."""
         # Of the holders that are stuck: how many are exclusive and shared, and all their permits.
         self._exclusive = self._shared = self._permits = 0
+        # Of a path: how many are writers below the node, and how many read all of it.
+        self._writers = self._readers = 0
+        self._is_path = status.kind == "path"
 
     def fill(
         self, status: Status, graph: _Graph, has: dict[_Task, list[tuple[_Name, Participant]]]
@@ -95,6 +98,8 @@ class _Name:
             self._exclusive += not holder.shared
             self._shared += holder.shared
             self._permits += holder.permits
+            self._writers += holder.below == "writer"
+            self._readers += holder.shared and not holder.below
             has.setdefault(_task(holder), []).append((self, holder))
             yield 1
         for waiter in status.waiters:
@@ -114,6 +119,8 @@ class _Name:
         self._exclusive -= not participant.shared
         self._shared -= participant.shared
         self._permits -= participant.permits
+        self._writers -= participant.below == "writer"
+        self._readers -= participant.shared and not participant.below
 
     def next(self, stuck: Collection[_Task]) -> Iterator[_Wait]:
         """The waiters that may be next, of those whose tasks are stuck.
@@ -132,6 +139,9 @@ class _Name:
         """Whether this waiter can enter beside the holders that are stuck."""
         if self._needs_permits(waiter):
             return not self._permits or self._permits + waiter.permits <= (self._limit or 0)
+        if self._is_path and waiter.shared and waiter.below != "reader":
+            others = self._readers if waiter.below else self._writers
+            return not self._exclusive and not others
         return not self._exclusive and (waiter.shared or not self._shared)
 
     def _needs_permits(self, waiter: Participant) -> bool:
@@ -156,6 +166,7 @@ class _Name:
                 # the first in the queue. Otherwise the holders do; of a shared lock, only the
                 # exclusive ones.
                 shares = wait.waiter.shared and not self._needs_permits(wait.waiter)
+                shares = shares and (not self._is_path or wait.waiter.below == "reader")
                 fits = self.admits(wait.waiter)
                 before = first.get(wait.waiter.share) or first.get("", [])
                 wait.blockers = before if fits else exclusive if shares else holders

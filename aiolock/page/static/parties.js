@@ -50,6 +50,7 @@ class Line {
     const lease = party.detached ? `${duration(party.lease)} left` : `lease ${duration(party.lease)}`;
     if (!party.place) facts.push(lease, `fence ${party.fence}`);
     if (party.permits) facts.push(`${party.permits} permit${party.permits > 1 ? "s" : ""}`);
+    else if (party.below) facts.push(`${party.below} below`);
     else if (party.shared) facts.push("shared");
     if (party.share) facts.push(`share ${plain(party.share)}`);
     put(this.facts, facts.join(", "));

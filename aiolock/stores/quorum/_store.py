@@ -38,6 +38,7 @@ from aiolock.store import Features, ServerStatus
 from aiolock.stores._member import Member, QuorumConfig
 from aiolock.stores._opening import Opening
 from aiolock.stores.quorum._session import Session
+from aiolock.trees import MakeFence
 
 Value = TypeVar("Value")
 
@@ -86,6 +87,10 @@ class QuorumStore(Uncopyable):
             "share": (
                 "each server would keep accounts of its own, and the orders of a majority are no"
                 " order: use one server"
+            ),
+            "path": (
+                "who shares a node is counted there, and "
+                f"{_NOT_COUNTED}, or an rwlock for each subtree"
             ),
             "semaphore": (
                 f"of {n} servers, 3 holders of 2 permits may each have a majority, which is {most}:"
@@ -183,7 +188,7 @@ def _not_handed_on(_: Session, operation: Detach | Adopt | Discard) -> asyncio.F
     return _unsupported(f"{operation.name!r}: {_NO_HANDING_ON}")
 
 
-def _not_offered(_: Session, __: Resize | ReportHandoff) -> asyncio.Future[int]:
+def _not_offered(_: Session, __: Resize | MakeFence | ReportHandoff) -> asyncio.Future[int]:
     """`ReportHandoff` is never submitted: no answer has a `before`; see `_handoffs`."""
     return _unsupported("a quorum of servers does not offer this: use one server")
 
@@ -204,6 +209,7 @@ _FUNCTIONS: Final[dict[type, Callable[[Session, Any], asyncio.Future[Any]]]] = {
     Adopt: _not_handed_on,
     Discard: _not_handed_on,
     Resize: _not_offered,
+    MakeFence: _not_offered,
     ReportHandoff: _not_offered,
 }
 

@@ -63,7 +63,7 @@ class ReplicatedStore(Uncopyable):
         self._replicas: Replicas = replicas
         self.store: RedisStore | None = None
         """That of the last opening."""
-        self.features = Features(protocols=self._protocols)
+        self.features = Features(in_order=self._in_order, protocols=self._protocols)
         self._confirming: dict[type[Operation[Any]], Callable[[Any], asyncio.Future[Any]]] = {
             Acquire: self._acquire,
             Renew: self._renew,
@@ -74,6 +74,9 @@ class ReplicatedStore(Uncopyable):
             Post: self._count,
         }
         """The operations of which the answer is confirmed before the client gets it."""
+
+    def _in_order(self) -> bool:
+        return self.store is not None and self.store.features.in_order()
 
     def _protocols(self) -> tuple[int, ...]:
         return self.store.features.protocols() if self.store else (PROTOCOL,)

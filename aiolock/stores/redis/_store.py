@@ -80,8 +80,8 @@ class RedisStore(Uncopyable):
         self._companion = companion
         self._session: Session | None = None
         self._slots_apart = False
-        """Whether a script may use keys of one slot only: see `_lone_node`."""
-        self.features = Features(protocols=self._protocols)
+        """Whether a script may use keys of one slot only (of one shard, then): see `_lone_node`."""
+        self.features = Features(in_order=lambda: not self._slots_apart, protocols=self._protocols)
 
     def _protocols(self) -> tuple[int, ...]:
         return PROTOCOL, *(self._session.health.others if self._session else ())
