@@ -271,6 +271,19 @@ async def test_packing_example_packs_an_accepted_order_before_it_can_be_cancelle
         assert (await web.delete("/orders/7")).status_code == 204
 
 
+async def test_tenants_example_leaves_no_document_of_a_deleted_tenant(
+    own_server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two processes edit documents and delete tenants: each is deleted once, with all it has."""
+    monkeypatch.setenv("AIOLOCK_URL", own_server.url)
+    path = str(EXAMPLES / "tenants.py")
+    async with Worker(path) as one, Worker(path) as other:
+        assert [await one.wait(within=30), await other.wait(within=30)] == [0, 0]
+    deleted = sorted(text.partition(" and ")[0] for text in texts(one, other))
+    assert deleted == [f"deleted tenant {number}" for number in range(5)]
+    assert own_server.call("KEYS", "doc:*") == []
+
+
 def consumer() -> Worker:
     """Start the consumer example in a process of its own."""
     return Worker(str(EXAMPLES / "consumer.py"))
