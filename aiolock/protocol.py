@@ -179,7 +179,7 @@ class Form:
     plain: bool = field(init=False, repr=False, compare=False)
     """Whether the lock is exclusive, renewed, and open again as soon as the grant has ended."""
     permits: int = field(init=False, repr=False, compare=False)
-    """How many permits, or tokens, it takes, or its number with `Rule.ALIKE`; 0 with another rule."""
+    """The permits or tokens that it takes, or its number with `Rule.ALIKE`; 0 with other rules."""
 
     def __post_init__(self) -> None:
         closes = max(self.after_loss, self.after_grant, self.period)

@@ -1002,7 +1002,7 @@ class Step:
             self._state.keep(until + protocol.A_MINUTE + form.closes)
         return self.fence
 
-    def _fits(self, form: Form) -> bool:
+    def _fits(self, form: Form) -> bool:  # noqa: PLR0911  # a table of the rules
         """Whether such a waiter, which is not in the queue now, may enter beside the holders."""
         state = self._state
         if not state.open or not (form.shared or not state.holders):

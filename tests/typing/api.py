@@ -344,14 +344,6 @@ def threads(client: aiolock.sync.LockClient) -> None:
     with client.rwlock("a").read() as reading, client.periodic("p", every=60) as run:
         assert_type(reading, aiolock.sync.Lease)
         assert_type(run, aiolock.sync.Lease)
-    with client.election("e").campaign("me") as term:
-        assert_type(term, aiolock.sync.Term)
-    for leader in client.election("e").observe():
-        assert_type(leader, aiolock.Leader)
-    with client.group("g", data={}) as me:
-        assert_type(me, aiolock.sync.Membership)
-        assert_type(me.members(), tuple[aiolock.Member, ...])
-    assert_type(client.shards("g", 4).count, int)
     assert_type(client.names(), list[str])
     assert_type(client.lock("a").status(), aiolock.Status)
 
@@ -368,3 +360,15 @@ def threads(client: aiolock.sync.LockClient) -> None:
     assert_type(delivered(1), str | None)
     client.lock("a", on_lost="kill")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]  # no such
     client.lock("a", 30)  # type: ignore[call-arg, arg-type, unused-ignore]  # pyright: ignore[reportCallIssue]  # by name only
+
+
+def threads_together(client: aiolock.sync.LockClient) -> None:
+    """Primitives with which threads see each other."""
+    with client.election("e").campaign("me") as term:
+        assert_type(term, aiolock.sync.Term)
+    for leader in client.election("e").observe():
+        assert_type(leader, aiolock.Leader)
+    with client.group("g", data={}) as me:
+        assert_type(me, aiolock.sync.Membership)
+        assert_type(me.members(), tuple[aiolock.Member, ...])
+    assert_type(client.shards("g", 4).count, int)
