@@ -321,8 +321,7 @@ OPTIONS = {
     "SemaphoreOptions": "semaphore",
 }
 """The method that takes what each class has."""
-TYPES = ["DEFAULT", "Default", "LeaseOptions", "OnLost", "OnMembershipLost", "Seconds"]
-TYPES = ["DEFAULT", "Default", "LeaseOptions", "Mode", "OnLost", "Seconds"]
+TYPES = ["DEFAULT", "Default", "LeaseOptions", "Mode", "OnLost", "OnMembershipLost", "Seconds"]
 """The other names of that module."""
 
 
