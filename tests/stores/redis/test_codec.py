@@ -133,7 +133,7 @@ def test_decode_passes_over_unknown_letters_and_text(
     """Other letters before the claim, and other text behind it and its rule, change nothing."""
     letters, before, behind = more
     head, client, seq = encode(waiter, form, blind=blind).split(":")
-    found = re.fullmatch(r"(\w)([a-z]*)([0-9]+(?:[*&^=][0-9/]+)?)(.*)", head)
+    found = re.fullmatch(r"(\w)([a-z]*)([0-9]+(?:[*&^|=][0-9/]+)?)(.*)", head)
     assert found is not None
     mode, flags, rule, terms = found.groups()
     later = f"{mode}{letters}{flags}{letters}{rule}{before}{terms}{behind}:{client}:{seq}"

@@ -8,7 +8,7 @@
 --@include shares/forget_starts
 local function pay(waiter, ticket)
   local account, priority, weight, permits = account_of(waiter)
-  local number = math.max(1, waiter:match(COSTS) or 1)
+  local number = math.max(1, tonumber(waiter:match(COSTS) or 1))
   if not account then
     return
   end
