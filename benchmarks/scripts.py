@@ -201,7 +201,7 @@ def measure(trees: Sequence[Path], size: Size) -> list[str]:
             for _, number in in_turn(range(len(sides)), size.rounds):
                 side = sides[number]
                 queues = [side.come(f"held{each}", each, size.batch) for each in size.lengths]
-                handed = [side.hand_off(size.lengths[2], each, size.batch) for each in size.shares]
+                handed = [side.hand_off(size.lengths[-1], each, size.batch) for each in size.shares]
                 for what, took in itertools.chain(side.free(), *queues, *handed):
                     found[number].setdefault(what, []).append(took)
     lines = ["| call | server, µs |", "| --- | ---: |"]

@@ -979,7 +979,10 @@ class Step:
         state = self._state
         start = state.rank(behind)
         places = range(start, min(start + self._part, len(state.queue)))
-        behind = None if places.stop == len(state.queue) else state.queue[places.stop - 1][0]
+        behind = None
+        if places.stop < len(state.queue):
+            last = state.queue[places.stop - 1][0]
+            behind = last if state.queue[-1][0] > last else None
         return state.remove(goes, places), behind
 
     def _grant(self, waiter: WaiterId, form: Form, lease: int, *, claim: bool = False) -> int:
