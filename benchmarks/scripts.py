@@ -56,6 +56,7 @@ class Size:
     batch: int = 400
     """Waiters that come."""
     lengths: tuple[int, ...] = (100, 1_000, 10_000, 100_000)
+    crowd: int = 10_000
     """Of the queue into which they come."""
     shares: tuple[int, ...] = (0, 20, 1_000)
     """Shares of the waiters to which a lock is released, of the third of these lengths."""
@@ -201,7 +202,7 @@ def measure(trees: Sequence[Path], size: Size) -> list[str]:
             for _, number in in_turn(range(len(sides)), size.rounds):
                 side = sides[number]
                 queues = [side.come(f"held{each}", each, size.batch) for each in size.lengths]
-                handed = [side.hand_off(size.lengths[-1], each, size.batch) for each in size.shares]
+                handed = [side.hand_off(size.crowd, each, size.batch) for each in size.shares]
                 for what, took in itertools.chain(side.free(), *queues, *handed):
                     found[number].setdefault(what, []).append(took)
     lines = ["| call | server, µs |", "| --- | ---: |"]

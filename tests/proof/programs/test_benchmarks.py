@@ -219,7 +219,7 @@ async def test_replicas_benchmark_prints_a_whole_table() -> None:
 
 def test_scripts_benchmark_prints_each_call_with_its_ratio() -> None:
     """The benchmark of the server's CPU time runs, and its table is whole."""
-    size = scripts.Size(servers=1, rounds=2, batch=8, lengths=(10,), shares=(0, 2))
+    size = scripts.Size(servers=1, rounds=2, batch=8, lengths=(10,), crowd=10, shares=(0, 2))
     head, rule, *rows = scripts.measure([scripts.ROOT, scripts.ROOT], size)
     assert [line.count("|") for line in (rule, *rows)] == [head.count("|")] * 8
     assert {row.split(" ")[1].strip("`,") for row in rows} == {"acquire", "release", "ZADD"}
