@@ -7,7 +7,6 @@ import contextlib
 import itertools
 import json
 import math
-import os
 import re
 import sqlite3
 import subprocess
@@ -454,36 +453,6 @@ async def test_memory_store_that_is_closed_refuses_operations() -> None:
             await ann.release("a", grant)
         assert raised.value.refused
         assert server.names() == ["a"]
-
-
-@pytest.mark.long
-@pytest.mark.one_loop
-@pytest.mark.timeout(180)
-def test_scripts_on_lua_5_4_pass_the_contract() -> None:
-    """The scripts pass on Lua 5.4 too, as some servers have it: its numbers are not of one kind."""
-    pytest.importorskip("lupa.lua54")
-    # In a process of its own: it dies of two versions of Lua.
-    tests = f"{__file__}::TestFakeRedis"
-    ran = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "pytest",
-            "-q",
-            "-x",
-            "-p",
-            "no:cacheprovider",
-            "-p",
-            "no:xdist",
-            tests,
-        ],
-        env={**os.environ, "FAKEREDIS_LUA_VERSION": "5.4"},
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert ran.returncode == 0, ran.stdout + ran.stderr
 
 
 # --- The store that fails on purpose

@@ -1,0 +1,42 @@
+"""The scripts on another version of Lua than that of Redis."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.mark.long
+@pytest.mark.one_loop
+@pytest.mark.timeout(180)
+def test_scripts_on_lua_5_4_pass_the_contract() -> None:
+    """The scripts pass on Lua 5.4 too, as some servers have it: its numbers are not of one kind."""
+    pytest.importorskip("lupa.lua54")
+    # In a process of its own: it dies of two versions of Lua.
+    tests = f"{ROOT}/tests/stores/test_contract.py::TestFakeRedis"
+    ran = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-q",
+            "-x",
+            "-p",
+            "no:cacheprovider",
+            "-p",
+            "no:xdist",
+            tests,
+        ],
+        env={**os.environ, "FAKEREDIS_LUA_VERSION": "5.4"},
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stdout + ran.stderr
