@@ -45,10 +45,7 @@ async def detach(lease: Lease, ttl: int, label: str) -> LeaseToken:
         )
     key = secrets.token_urlsafe(16)
     form, fence = policy.form, hold.fence
-    answer = watchdog.handoff.submit(Detach(policy.key, hold.waiter, form, fence, key, ttl))
-    if answer.done() and isinstance(failure := failure_of(answer), Unsupported):
-        raise policy.with_context(failure)  # and it is held as before
-    _end(lease)
+    # First, since nothing may raise between the command and what gives it up.
     token = token_of(
         key=key,
         kind=policy.kind,
@@ -58,8 +55,12 @@ async def detach(lease: Lease, ttl: int, label: str) -> LeaseToken:
         prefix=watchdog.limits.prefix,
         shared=hold.shared,
     )
-    posted = _post_label(lease, label, ttl) if label else None
+    answer = watchdog.handoff.submit(Detach(policy.key, hold.waiter, form, fence, key, ttl))
+    if answer.done() and isinstance(failure := failure_of(answer), Unsupported):
+        raise policy.with_context(failure)  # and it is held as before
     try:
+        _end(lease)
+        posted = _post_label(lease, label, ttl) if label else None
         with policy.errors_named():
             was = await answer
         if posted is not None and was != WAS_ABSENT:

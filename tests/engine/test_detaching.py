@@ -12,6 +12,7 @@ import pytest
 
 import aiolock
 from aiolock import LeaseLost, LeaseToken, NotHeld, StoreError, TokenSpent, Unsupported
+from aiolock._engine import detaching
 from aiolock.protocol import Break, ReadStatus
 from aiolock.stores.memory import MemoryServer, MemoryStore
 from aiolock.testing import FaultyStore
@@ -336,3 +337,21 @@ async def test_status_shows_a_detached_lease_with_its_label_and_without_its_key(
         assert token._key not in repr(status) + str(status)
         assert await worker.discard(token)
         await empty(web.lock("order"))
+
+
+@virtual
+async def test_detach_whose_label_cannot_be_sent_releases_the_lock(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Whatever raises after the command was sent: nobody has the token."""
+    async with scene() as (_, _, ours, theirs):
+        lease = await ours.lock("a").acquire()
+
+        def fails(*_: object) -> None:
+            raise MemoryError
+
+        monkeypatch.setattr(detaching, "_post_label", fails)
+        with pytest.raises(MemoryError):
+            await lease.detach(ttl=3600, label="for the worker")
+        async with theirs.lock("a", timeout=1):
+            pass
