@@ -56,10 +56,11 @@ class Size:
     batch: int = 400
     """Waiters that come."""
     lengths: tuple[int, ...] = (100, 1_000, 10_000, 100_000)
-    crowd: int = 10_000
     """Of the queue into which they come."""
+    crowd: int = 10_000
+    """Waiters to which a lock is released."""
     shares: tuple[int, ...] = (0, 20, 1_000)
-    """Shares of the waiters to which a lock is released, of the third of these lengths."""
+    """In how many shares these are."""
 
 
 QUICK = Size(servers=1, rounds=3, batch=100, lengths=(100, 1_000, 10_000))

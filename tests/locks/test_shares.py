@@ -18,13 +18,6 @@ from tests.support.cancel import KINDS, Kind, cancel_everywhere
 from tests.support.worlds import World, empty, queued, virtual
 
 
-def sharing(world: World) -> World:
-    """Skip what a store does not offer."""
-    if why := world.store().features.missing.get("share"):
-        pytest.skip(why)
-    return world
-
-
 class Pool:
     """Tasks that take a permit or a lock, each for its tenant, one after the other."""
 
@@ -51,7 +44,7 @@ class Pool:
 async def test_share_of_a_lock_has_its_turn_however_many_others_wait(world: World) -> None:
     """In each of two processes; a tenant with one waiter is not behind all of another."""
     pool = Pool()
-    async with sharing(world).client() as ours, world.client() as theirs:
+    async with world.client() as ours, world.client() as theirs:
         async with ours.lock("l", share="busy"):
             for number in range(4):
                 await pool.ask((ours, theirs)[number % 2].lock("l", share="busy"), "busy")
@@ -67,7 +60,7 @@ async def test_share_of_a_lock_has_its_turn_however_many_others_wait(world: Worl
 
 async def test_share_of_a_semaphore_that_holds_least_for_its_weight_is_next(world: World) -> None:
     """Of four permits, a tenant of weight 3 has three while another waits, too."""
-    async with sharing(world).client() as client:
+    async with world.client() as client:
         big = client.semaphore("s", 4, share="big", weight=3)
         small = client.semaphore("s", 4, share="small")
         leases = [await small.acquire() for _ in range(4)]
@@ -95,7 +88,7 @@ async def _acquire(semaphore: aiolock.Semaphore) -> aiolock.Lease:
 
 async def test_max_waiters_of_a_share_counts_that_share(world: World) -> None:
     """A flood of one tenant is refused, and no other one is."""
-    async with sharing(world).client() as client:
+    async with world.client() as client:
         busy = client.semaphore("s", 1, share="busy", max_waiters=2)
         quiet = client.semaphore("s", 1, share="quiet", max_waiters=2)
         pool = Pool()
@@ -111,7 +104,7 @@ async def test_max_waiters_of_a_share_counts_that_share(world: World) -> None:
 
 async def test_permit_that_is_handed_on_is_held_by_its_share_all_the_time(world: World) -> None:
     """While it is detached, and when it is adopted: another share is next until it is released."""
-    async with sharing(world).client() as ours, world.client() as theirs:
+    async with world.client() as ours, world.client() as theirs:
         busy = ours.semaphore("s", 2, share="busy", weight=0.5)
         quiet = ours.semaphore("s", 2, share="quiet")
         lease, other, pool = await busy.acquire(), await quiet.acquire(), Pool()
