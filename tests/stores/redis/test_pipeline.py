@@ -686,9 +686,11 @@ async def test_newcomers_after_a_script_flush_ask_together_again(
             for together in (False, True):
                 before = calls(redis_server)
                 tasks = await newcomers(client, 8)
-                await client._engine.store.submit(ReadStatus("lock:lock"))
+                # Not refused, the first is answered before those that are written again.
+                for _ in range(2):
+                    await client._engine.store.submit(ReadStatus("lock:lock"))
                 asked = calls(redis_server) - before
-                assert asked == 3 if together else asked > 8
+                assert asked == 4 if together else asked > 10
                 await one_after_the_other(tasks)
 
 
