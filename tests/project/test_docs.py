@@ -196,7 +196,7 @@ def test_readme_links_are_absolute_and_lead_to_existing_files() -> None:
 
 async def test_acl_rule_of_the_docs_suffices_for_a_client(own_server: RedisServer) -> None:
     """A user with the rule that the documentation names can do all that a client does."""
-    page = (ROOT / "docs/howto/server.md").read_text("utf-8")
+    page = (ROOT / "docs/stores/redis.md").read_text("utf-8")
     rule = re.search(r"^ACL SETUSER locks on >password (.+)$", page, re.MULTILINE)
     assert rule is not None
     own_server.call("ACL", "SETUSER", "locks", "on", ">password", *rule[1].split())

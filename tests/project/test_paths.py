@@ -33,8 +33,9 @@ TREES = ("tests", "docs", "docs-theme", "benchmarks", "examples", "pytest_aioloc
 # By page: what looks like the project's and is not.
 OTHERS = {
     "docs/howto/django.md": re.compile(r"asgi\.py|urls\.py"),  # files of a user
-    "docs/howto/tracing.md": re.compile(r"aiolock\.(?!sync\b).+"),  # attributes and metrics
-    "docs/howto/workers.md": re.compile(r"aiolock\.tasks"),  # a logger
+    # Attributes, metrics.
+    "docs/howto/observability.md": re.compile(r"aiolock\.(?!sync\b|observe\b).+"),
+    "docs/howto/task-queues.md": re.compile(r"aiolock\.tasks"),  # a logger
     "docs/stores/postgres.md": re.compile(r"aiolock\.in_parts"),  # a setting
 }
 
