@@ -1,7 +1,8 @@
 """What mkdocs is told about each page, so that pages in a repository viewer need no metadata.
 
 The first paragraph is what search engines show. In the search of the site, a guide comes before the
-reference, and that before what is about the inside of aiolock.
+reference, and that before what is about the inside of aiolock. The words that people type and the
+title does not have are the tags of a page: the search ranks them above all else.
 """
 
 from __future__ import annotations
@@ -22,21 +23,61 @@ HIDDEN = {  # what stands beside a page, where it needs the width
 }
 BOOSTS = {
     "index.md": 0.5,  # it names everything once
-    "changelog.md": 0.1,
-    "ablations.md": 0.1,
-    "chaos.md": 0.2,
-    "protocol-model.md": 0.2,
-    "protocol.md": 0.3,
-    "design.md": 0.3,
-    "benchmarks.md": 0.3,
+    "changelog.md": 0.05,
+    "ablations.md": 0.05,
+    "chaos.md": 0.1,
+    "protocol-model.md": 0.1,
+    "protocol.md": 0.1,
+    "design.md": 0.1,
+    "benchmarks.md": 0.2,
+    "policies.md": 0.5,
     "comparison.md": 0.5,
     "safety.md": 0.7,
     "reference/glossary.md": 0.7,
     "reference/store.md": 0.1,
+    "reference/wrappers.md": 0.1,
     "reference/errors.md": 1,
     "reference/": 0.2,
     "migrate/": 0.6,
 }
+WORDS = {
+    "tutorial.md": ["distributed lock", "mutex", "critical section", "race condition"],
+    "howto/timeouts.md": ["expire", "TTL", "try lock", "priority", "give up", "preemption"],
+    "howto/lost-locks.md": ["lease", "renewal", "heartbeat", "watchdog", "keepalive"],
+    "howto/fencing-tokens.md": ["stale write", "zombie", "fence"],
+    "howto/deadlocks.md": ["multilock", "lock ordering", "transfer"],
+    "howto/path-locks.md": ["hierarchical", "tree", "folder"],
+    "howto/semaphores.md": ["concurrency limit", "permits", "bulkhead", "max concurrent"],
+    "howto/fair-shares.md": ["tenant", "starvation", "noisy neighbour", "weight"],
+    "howto/rate-limits.md": ["rate limit", "throttle", "token bucket", "429", "quota"],
+    "howto/read-write-locks.md": ["rwlock", "shared lock", "exclusive lock", "readers"],
+    "howto/leader-election.md": ["singleton", "single instance", "active standby"],
+    "howto/groups.md": ["membership", "partition", "service discovery", "rebalance"],
+    "howto/scheduled-jobs.md": ["cron", "periodic", "APScheduler", "ShedLock", "nightly"],
+    "howto/idempotency.md": [
+        *("exactly once", "duplicate", "deduplicate", "double click"),
+        *("cache stampede", "thundering herd", "dogpile"),
+    ],
+    "howto/barriers.md": ["rendezvous", "countdown", "notify"],
+    "howto/handing-on.md": ["detach", "adopt", "transfer a lock"],
+    "howto/web.md": ["lifespan", "middleware"],
+    "howto/task-queues.md": ["worker", "consumer", "job queue", "message"],
+    "howto/threads.md": ["synchronous", "threading", "gevent"],
+    "howto/testing.md": ["mock", "fakeredis", "fixture"],
+    "howto/status.md": ["stuck lock", "force unlock", "who holds", "list locks"],
+    "howto/observability.md": ["monitoring", "alerts", "Grafana", "logging"],
+    "howto/shutdown.md": ["SIGTERM", "pod", "rolling update", "fork"],
+    "stores/connecting.md": ["URL", "TLS", "password", "Upstash"],
+    "stores/redis.md": ["ElastiCache", "Dragonfly", "ACL", "eviction", "noeviction"],
+    "stores/sentinel.md": ["failover", "WAIT", "standby"],
+    "stores/quorum.md": ["Redlock", "majority", "consensus"],
+    "stores/postgres.md": ["advisory lock", "pg_advisory_lock", "SELECT FOR UPDATE", "PgBouncer"],
+    "stores/mysql.md": ["GET_LOCK"],
+    "stores/sqlite.md": ["flock", "file lock", "in-memory"],
+    "stores/etcd.md": ["ZooKeeper", "Consul", "consensus"],
+    "migrate/redis-py.md": ["SETNX", "SET NX"],
+}
+"""What people type and the title does not say, by page."""
 
 
 def on_config(config: Any) -> None:
@@ -88,6 +129,7 @@ def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
     """Called by mkdocs for each page, before it is made HTML of."""
     page.meta.setdefault("description", first_paragraph(markdown))
     page.meta.setdefault("search", {"boost": boost_of(page.file.src_uri)})
+    page.meta.setdefault("tags", WORDS.get(page.file.src_uri, []))
     if page.file.src_uri == "index.md":
         page.meta.setdefault("title", "Distributed locks for asyncio")
     page.meta.setdefault("hide", HIDDEN.get(page.file.src_uri, []))

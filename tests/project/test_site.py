@@ -164,7 +164,7 @@ def test_errors_page_explains_each_error_loss_reason_and_state() -> None:
 def test_mkdocs_hooks_name_existing_pages_and_plain_descriptions() -> None:
     """Each page has a description, in plain words; what is said of single pages is of some."""
     names = [name_of(page) for page in PAGES]
-    for start in (*HOOKS.BOOSTS, *HOOKS.HIDDEN):
+    for start in (*HOOKS.BOOSTS, *HOOKS.HIDDEN, *HOOKS.WORDS):
         assert any(name.startswith(start) for name in names), f"{start} is no page"
     for page in PAGES:
         said = HOOKS.first_paragraph(page.read_text("utf-8"))
