@@ -25,10 +25,12 @@ from aiolock._locks.adoption import Adoption
 from aiolock._locks.barrier import Barrier
 from aiolock._locks.election import Election, Leader, Term
 from aiolock._locks.event import Event
-from aiolock._locks.group import Changed, Group, GroupChange, Joined, Left, Members, Membership
+from aiolock._locks.group import Group
+from aiolock._locks.group_changes import Changed, GroupChange, Joined, Left, Members
 from aiolock._locks.group_view import Member
 from aiolock._locks.latch import Latch
 from aiolock._locks.lock import Lock
+from aiolock._locks.membership import Membership
 from aiolock._locks.multilock import MultiLease, MultiLock
 from aiolock._locks.once import Once, Outcome
 from aiolock._locks.path import PathLease, PathLock

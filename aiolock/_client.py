@@ -31,9 +31,10 @@ from aiolock._locks.async_only import AsyncOnly
 from aiolock._locks.barrier import Barrier, describe_barrier
 from aiolock._locks.election import Election
 from aiolock._locks.event import Event, describe_event
-from aiolock._locks.group import Group, Membership, describe_group
+from aiolock._locks.group import Group, describe_group
 from aiolock._locks.latch import Latch, describe_latch
 from aiolock._locks.lock import Lock, caller
+from aiolock._locks.membership import Membership
 from aiolock._locks.multilock import MultiLock
 from aiolock._locks.once import Once
 from aiolock._locks.passing import passing
@@ -807,7 +808,8 @@ class LockClient(
         :param group: the membership with which this process takes part; None joins a group of the
             shards' own name.
         :param ttl: seconds after which the shards of a killed process are another's; 10, if None.
-        :param settle: seconds for which the group must stand still before shards move.
+        :param settle: seconds for which the group must stand still before shards move. Those of a
+            process that stops in order move at once.
         """
         return describe_shards(self._described, name, count, group=group, ttl=ttl, settle=settle)
 

@@ -10,6 +10,7 @@ from aiolock._engine.acquisition import Acquisition, Phase
 from aiolock._engine.diagnostics import deadlock
 from aiolock._engine.lease import Lease, LeaseWithoutBody, lease_of, not_entered
 from aiolock._engine.policy import Policy, interned
+from aiolock._prompt import following
 from aiolock.errors import LeaseLost, TokenSpent
 from aiolock.lease_token import LeaseToken
 from aiolock.options import OnLost
@@ -73,11 +74,23 @@ async def adopt(
     hold.lineage, hold.shared = deadlock.lineage.get(), token._shared
     hold.began = hold.last_asked = watchdog.time()
     engine.slow_monitor.wake()
+    adopting = Adopt(policy.key, waiter, policy.form, token.fence, token._key, policy.lease)
+    answer = watchdog.handoff.submit(adopting)
+
+    def give_up() -> None:
+        answer.cancel()  # or it could be sent again, behind the release
+        watchdog.give_up(hold)
+
     lease: Lease | None = None
     try:
+        engine.on_close.add(give_up)
+        try:
+            await following(answer)
+        finally:
+            engine.on_close.discard(give_up)
+        engine.check()  # while it closes, an answer comes too late
         with policy.errors_named():
-            adopting = Adopt(policy.key, waiter, policy.form, token.fence, token._key, policy.lease)
-            granted = await watchdog.handoff.submit(adopting)
+            granted = answer.result()
         if granted is not None:
             now = watchdog.time()
             hold.fence, hold.granted_for = granted.fence, granted.lease
@@ -98,7 +111,7 @@ async def adopt(
         if waiter in watchdog.holds:
             not_entered(watchdog, hold, lease)
         else:
-            watchdog.give_up(hold)
+            give_up()
         raise
     error = policy.with_name(
         TokenSpent(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from enum import Enum
 from typing import Any, Final, TypeVar
 
@@ -87,6 +87,8 @@ class Engine(Uncopyable):
         self.client = _new_client()
         self._pid = os.getpid()
         self.entered = Entered(current_task)
+        self.on_close = set[Callable[[], None]]()
+        """Called when it begins to close: by each something is given up that is under way."""
 
     @property
     def state(self) -> State:
@@ -208,6 +210,8 @@ class Engine(Uncopyable):
     async def aclose(self, caller: asyncio.Task[Any] | None) -> None:
         """Give up all waiters, release all holds, wait for both, disconnect."""
         self.state = State.CLOSING
+        for give_up in list(self.on_close):
+            give_up()
         try:
             await self.acquirer.aclose()
             await self.slow_monitor.aclose()

@@ -36,6 +36,8 @@ _EPOCH_KEPT: Final = 3600.0
 `View.announce`."""
 _TOGETHER: Final = 100
 """Posts that are read at a time."""
+MOST_DATA: Final = 4096
+"""Bytes of a member's data, as JSON."""
 _TRIES: Final = 8
 """How often an epoch is announced under another number, because others were quicker."""
 
@@ -108,6 +110,26 @@ def card_of(value: str) -> Card | None:
 def card_key(client: str, seq: int) -> str:
     """The name under which the member of this grant posts its card."""
     return f"member:{client}:{seq}"
+
+
+def checked_data(data: object) -> dict[str, Any]:
+    """A copy of a member's data: a dict that JSON can hold, of 4096 bytes at most."""
+    if data is None:
+        return {}
+    if not isinstance(data, Mapping):
+        raise TypeError(f"data must be a dict or None, not {data!r}")
+    given: dict[Any, Any] = {**data}
+    try:
+        text = json.dumps(given, separators=(",", ":"), allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise TypeError(f"data must be a dict that JSON can hold: {error}") from error
+    if len(text) > MOST_DATA:
+        raise ValueError(
+            f"data must have at most {MOST_DATA} bytes as JSON, not {len(text):,}: keep what is"
+            " large elsewhere, and give the place"
+        )
+    copy: dict[str, Any] = json.loads(text)
+    return copy
 
 
 class View:

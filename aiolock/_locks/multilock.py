@@ -34,6 +34,12 @@ _TOGETHER: Final = 50
 """Locks for which something is done in one part: see `Turns`. For so many, there is no pause."""
 
 
+_WORST: Final = (
+    *(LeaseState.LOST, LeaseState.RELEASED, LeaseState.DETACHED),
+    *(LeaseState.AT_RISK, LeaseState.HELD),
+)
+
+
 class _LostEventOfOne(LostEvent):
     """The lost event of one lease, which also sets that of the multilease."""
 
@@ -81,10 +87,11 @@ class MultiLease(Uncopyable, instead=Lease._instead):
 
     @property
     def state(self) -> LeaseState:
-        """`lost` if any lease is lost; else `released`, then `at_risk`, if any is; else `held`."""
+        """The worst of the leases' states, from `lost` over `released`, `detached` and `at_risk`
+        to `held`.
+        """
         states = {lease.state for lease in self._leases.values()}
-        worst = (LeaseState.LOST, LeaseState.RELEASED, LeaseState.AT_RISK, LeaseState.HELD)
-        return next(state for state in worst if state in states)
+        return next(state for state in _WORST if state in states)
 
     @property
     def lost(self) -> LostEvent:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
@@ -25,9 +25,10 @@ from aiolock._engine.policy import Policy, plain
 from aiolock._engine.scope import Scope, body_of
 from aiolock._futures import retrieve, was_cancelled
 from aiolock._locks.async_only import AsyncOnly
-from aiolock._locks.group import TTL, Group, Membership
+from aiolock._locks.group import TTL, Group
 from aiolock._locks.group_view import Card, Member
 from aiolock._locks.lock import Lock
+from aiolock._locks.membership import Membership
 from aiolock._locks.placement import placed, shard_of
 from aiolock._turns import in_parts
 from aiolock.backoff import Backoff
@@ -44,6 +45,8 @@ MOST_SHARDS: Final = 4096
 _LONGEST_SETTLE: Final = 300.0
 _SETTLES: Final = 5
 """If the group never stands still, it is looked at after so many times the time to settle."""
+_LEAVES: Final = 1.0
+"""The most seconds to wait until the others know that this member takes part no more."""
 _ASKED_SOON: Final = 0.05
 """Seconds after which the holder of a shard is asked: a free one is granted before that."""
 _FIRST_PAUSE: Final = 1.0
@@ -206,18 +209,18 @@ class Shards(CopiedAsItself, AsyncOnly):
     The shards are spread over the processes that take part, evenly: none has more than the number
     of shards divided by that of the processes, rounded up. When one joins or leaves, few shards
     move. A shard is a lock, with a lease and a fence: never two hold it at a time. When a process
-    is killed, the others get its shards when its leases end, after its ``ttl`` at most.
+    stops in order, as when its `run` is cancelled, the others get each of its shards as soon as the
+    body of that has ended; when it is killed, when its leases end, after its ``ttl`` at most.
     """
 
-    __slots__ = ("_count", "_group", "_lock", "_member", "_settle")
+    __slots__ = ("_count", "_lock", "_member", "_settle")
 
-    def __init__(
-        self, lock: Lock, count: int, group: Group, member: Membership | None, settle: float
-    ) -> None:
-        """``lock`` describes those of the shards; ``member`` takes part, or else a new one."""
+    def __init__(self, lock: Lock, count: int, member: Group | Membership, settle: float) -> None:
+        """``lock`` describes those of the shards; as ``member`` this process takes part, or as a
+        new one of that group.
+        """
         self._lock = lock
         self._count = count
-        self._group = group
         self._member = member
         self._settle = settle
 
@@ -247,7 +250,8 @@ class Shards(CopiedAsItself, AsyncOnly):
         lost. When it returns or raises, the shard is released. If the shard is still for this
         member, it is acquired again after a second, or after a failed body later and later (15
         seconds at most). An exception of the body is logged, a loss as well. Cancelled, it cancels
-        all bodies, waits for them, releases the shards, and takes part no more.
+        all bodies, and waits for them; meanwhile the others know that it takes part no more, and
+        wait for the shards.
 
         While the store cannot be reached, nothing moves. Raises `LimitMismatch` when members that
         came before declare another number of shards, `LeaseLost` when the membership is lost, and
@@ -304,19 +308,21 @@ class Shards(CopiedAsItself, AsyncOnly):
 
     @asynccontextmanager
     async def _taking_part(self) -> AsyncGenerator[Membership, None]:
-        if self._member is None:
-            async with self._group as member:
+        if isinstance(self._member, Group):
+            async with self._member as member:
                 yield member
             return
         member, name = self._member, self.name
-        if name in member._card.shards:
+        if name in member._served:
             raise RuntimeError(f"this member of {member.name!r} takes part in {name!r} already")
-        await member._change(shards={**member._card.shards, name: self._count})
+        member._served.add(name)
         try:
+            await member._serve(name, self._count)
             yield member
         finally:
-            without = {each: n for each, n in member._card.shards.items() if each != name}
-            member._change_later(shards=without)
+            member._served.discard(name)
+            if not member._left:
+                _ = member._serve_no_more(name)
 
 
 class _Runner:
@@ -367,6 +373,8 @@ class _Part:
         self._wanted = frozenset[int]()
         self._asked = set[int]()
         """Held shards that another one has asked for."""
+        self._partners = frozenset[str]()
+        """The members that took part when it was last decided which shard is for whom."""
         self._reviewing: asyncio.Task[None] | None = None
         task = asyncio.current_task()
         self._label = "" if task is None else as_label(task.get_name())
@@ -378,32 +386,52 @@ class _Part:
             while True:
                 members = await self._settled()
                 wanted = await self._places(members)
+                self._partners = self._taking_part(members)
                 self._apply(wanted)
                 while view.members is members:
                     self._check()
                     await view.changed()
                 self._check()
         finally:
+            # First of all: others queue for these shards, and get each as soon as its body ends.
+            leaving = None if self._member._left else self._member._serve_no_more(self._shards.name)
             reviewing = [] if self._reviewing is None else [self._reviewing]
             await _end([*self._tasks, *reviewing])
+            if leaving is not None:
+                with anyio.CancelScope(shield=True):
+                    await asyncio.wait([leaving], timeout=_LEAVES)
 
     def _check(self) -> None:
         if self._member._left:
             raise self._member._lease._loss()
 
     async def _settled(self) -> tuple[Member, ...]:
-        """The members, once they stand still for a while."""
+        """The members, once they stand still for a while; at once if one of them leaves in order.
+
+        Then its shards are free, or will be soon. Of a member that is gone, they may not be: it may
+        be there again in a moment, or restarted.
+        """
         view, settle, loop = self._member._view, self._shards._settle, asyncio.get_running_loop()
         if not view.looks:
             await view.changed()
         latest = loop.time() + _SETTLES * settle
         while True:
             self._check()
+            if self._leaves_in_order(view.members):
+                return view.members
             try:
                 async with asyncio.timeout_at(min(latest, loop.time() + settle)):
                     await view.changed()
             except TimeoutError:
                 return view.members
+
+    def _taking_part(self, members: Iterable[Member]) -> frozenset[str]:
+        return frozenset(each.id for each in members if self._shards.name in each.shards)
+
+    def _leaves_in_order(self, members: Sequence[Member]) -> bool:
+        """Whether a member of these has taken part, and takes part no more."""
+        there = {each.id for each in members}
+        return bool((self._partners & there) - self._taking_part(members))
 
     async def _places(self, members: tuple[Member, ...]) -> frozenset[int]:
         """The shards that are for this member, if these take part."""
@@ -575,7 +603,6 @@ def describe_shards(
     lock = described("shards", policy)
     if group is None:
         mine = described("group", replace(policy, kind="group", shared=True, on_lost="signal"))
-        of = Group(mine, Card("", {}, shards={name: count}), rejoins=True)
-    else:
-        of = group._group
-    return Shards(lock, count, of, group, calm)
+        own = Group(mine, Card("", {}, shards={name: count}), rejoins=True)
+        return Shards(lock, count, own, calm)
+    return Shards(lock, count, group, calm)

@@ -12,7 +12,7 @@ from aiolock.protocol import ReadStatus
 from aiolock.stores.memory import MemoryServer, MemoryStore
 from aiolock.testing import FaultyStore
 from tests.engine.test_detaching import scene
-from tests.support.worlds import World, asking, empty, queued, virtual
+from tests.support.worlds import World, asking, empty, queued, settled, virtual
 
 
 async def test_adopt_keeps_permits_and_purpose_of_the_lease(world: World) -> None:
@@ -252,3 +252,27 @@ async def test_faulty_store_counts_the_operations_of_handing_on() -> None:
         await client.discard(token)
         assert faulty.calls["detach"] == 2
         assert faulty.calls["adopt"] == faulty.calls["discard"] == 1
+
+
+@virtual
+@pytest.mark.parametrize("answered", [False, True])
+async def test_adopt_of_a_client_that_closes_raises_client_closed_and_holds_nothing(
+    answered: bool,
+) -> None:
+    """Whether its answer is on its way, or has come in the very step in which the closing began."""
+    async with scene() as (_, faulty, ours, theirs):
+        token = await (await theirs.lock("a").acquire()).detach(ttl=3600)
+        faulty.hold("adopt")
+        adopting = asyncio.ensure_future(ours.adopt(token, ttl=600))
+        await asyncio.sleep(1)
+        closing = asyncio.create_task(ours._engine.aclose(None) if answered else ours.aclose())
+        if not answered:
+            await settled()
+        faulty.resume()
+        with pytest.raises(ClientClosed) as raised:
+            await adopting
+        assert raised.value.closed
+        await closing
+        await theirs.discard(token)
+        async with theirs.lock("a", timeout=1):
+            pass

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from contextlib import AsyncExitStack, aclosing
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 
 import aiolock
 from aiolock import Joined, LeaseLost, Members, StoreError
+from aiolock._engine.lease_state import LossReason
 from aiolock._locks.group_view import Card, card_key
 from aiolock.protocol import Participant, Post, Reconnected, Rule
 from aiolock.stores.memory import MemoryServer, MemoryStore
@@ -539,3 +541,46 @@ async def test_view_of_a_member_that_changes_has_the_latest_of_its_grants() -> N
         ]
         (member,) = view._members(seats)
         assert (member.fence, member.data, member.since) == (9, {"n": 2}, 5e-6)
+
+
+@virtual
+async def test_client_that_closes_while_a_member_rejoins_ends_the_membership() -> None:
+    """Its body is cancelled, `lost` is set, and whoever watches the group comes to an end."""
+    server = MemoryServer()
+    faulty = FaultyStore(MemoryStore(server))
+    client, ends = aiolock.connect(faulty), list[str]()
+    await client.open()
+
+    async def stay() -> None:
+        async with client.group("w", on_lost="rejoin") as me:
+            watching = asyncio.create_task(Seen(me)._watch())
+            try:
+                await asyncio.get_running_loop().create_future()
+            finally:
+                ends.append(f"lost: {me.lost.is_set()}")
+                await watching
+
+    staying = asyncio.create_task(stay())
+    await asyncio.sleep(2)
+    faulty.refuse("acquire", math.inf)
+    assert await client.group("w").break_()
+    await asyncio.sleep(3)
+    await client.aclose()
+    async with asyncio.timeout(30):
+        with pytest.raises(LeaseLost) as raised:
+            await staying
+    assert raised.value.closed
+    assert ends == ["lost: True"]
+
+
+@virtual
+async def test_loss_that_is_seen_twice_rejoins_once() -> None:
+    """Otherwise a grant that belongs to nobody would be renewed as long as the client lives."""
+    async with processes(1) as (process,):
+        me = await process.join(on_lost="rejoin")
+        lease = me.lease
+        process.client._engine.watchdog.lose(lease._hold, LossReason.REFUSED)
+        me._was_lost(lease)
+        await asyncio.sleep(5)
+        held = {each.fence for each in (await process.client.group("w").status()).holders}
+        assert held - {lease.fence} == {me.fence}

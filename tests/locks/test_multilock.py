@@ -501,3 +501,21 @@ async def test_multilock_with_invalid_arguments_raises_type_or_value_error() -> 
         with pytest.raises(ValueError, match="timeout"):
             await client.multilock("a").try_acquire(timeout=-1)
     assert faulty.calls == {"open": 1}
+
+
+@virtual
+async def test_state_of_a_multilease_is_the_worst_of_its_leases() -> None:
+    """From lost over released and detached to held."""
+    async with aiolock.connect("memory://") as client:
+        lease = await client.multilock("a", "b", "c").acquire()
+        a, b, c = lease.leases.values()
+        assert lease.state == "held"
+        token = await a.detach()
+        assert lease.state == "detached"
+        assert "detached" in repr(lease)
+        await b.release()
+        assert lease.state == "released"
+        assert await client.lock("c").break_()
+        await settled()
+        assert (lease.state, c.state) == ("lost", "lost")
+        assert await client.discard(token)

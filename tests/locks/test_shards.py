@@ -12,7 +12,8 @@ import pytest
 
 import aiolock
 from aiolock import LeaseLost, LimitMismatch, LockClient, Shard
-from aiolock.stores.memory import MemoryServer
+from aiolock.stores.memory import MemoryServer, MemoryStore
+from aiolock.testing import FaultyStore
 from tests.support.cancel import KINDS, Kind, cancel_everywhere
 from tests.support.groups import Process, processes
 from tests.support.worlds import World, settled, virtual
@@ -27,6 +28,8 @@ class Held:
         self.begun = Counter[int]()
         self.stubborn = set[int]()
         """Shards of which the bodies do not give up."""
+        self.lingers = dict[int, float]()
+        """Seconds that the bodies of these take to end."""
 
     def of(self, who: object) -> set[int]:
         """The shards of one of them."""
@@ -50,6 +53,8 @@ class Held:
                 if index in self.stubborn:
                     await asyncio.get_running_loop().create_future()
             finally:
+                if index in self.lingers:
+                    await asyncio.sleep(self.lingers[index])
                 del self.by_shard[index]
 
         return serve
@@ -538,3 +543,108 @@ async def test_shards_with_invalid_arguments_are_refused_before_any_io(
         with pytest.raises(TypeError, match="body must be a function"):
             await process.client.shards("t", 1).run("serve")  # type: ignore[arg-type]  # the test
         assert not process.link.sent
+
+
+@virtual
+async def test_member_that_leaves_in_order_hands_each_shard_on_as_soon_as_its_body_ends() -> None:
+    """Nobody settles first; a body that takes long to end delays only its own shard."""
+    held, loop = Held(), asyncio.get_running_loop()
+    async with processes(3) as each:
+        for process in each:
+            process.run(serve_in(process, held))
+        await asyncio.sleep(5)
+        left = held.of(each[0])
+        slow = min(left)
+        taken = dict[int, float]()
+
+        async def see() -> None:
+            while len(taken) < 8:
+                for index in left - taken.keys():
+                    if held.by_shard.get(index, each[0]) is not each[0]:
+                        taken[index] = loop.time()
+                await asyncio.sleep(0.001)
+
+        held.lingers[slow] = 3
+        began = loop.time()
+        stopping = asyncio.create_task(each[0].stop())
+        await see()
+        await stopping
+        assert held.sizes() == [12, 12]
+        assert 3 <= taken.pop(slow) - began < 3.1
+        assert max(taken.values()) - began < 0.1
+
+
+@virtual
+async def test_two_kinds_of_shards_are_served_by_one_member_from_the_same_moment_on() -> None:
+    """Neither of them forgets that the member takes part in the other."""
+    one, two = Held(), Held()
+    async with processes(1) as (process,):
+        me = await process.join("workers")
+        process.run(process.client.shards("a", 4, group=me).run(one.body(1)))
+        process.run(process.client.shards("b", 3, group=me).run(two.body(1)))
+        await asyncio.sleep(5)
+        assert (one.sizes(), two.sizes()) == ([4], [3])
+
+
+@virtual
+async def test_member_serves_the_same_shards_again_right_after_it_has_stopped() -> None:
+    """The others learn of both in order; while it serves them, a second time is refused."""
+    held = Held()
+    async with processes(1) as (process,):
+        me = await process.join("workers")
+        shards = process.client.shards("t", 4, group=me)
+        for _ in range(3):
+            serving = asyncio.create_task(shards.run(held.body(process)))
+            await asyncio.sleep(3)
+            assert held.sizes() == [4]
+            with pytest.raises(RuntimeError, match="takes part in 't' already"):
+                await shards.run(held.body(process))
+            serving.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await serving
+
+
+@virtual
+@pytest.mark.parametrize("turns", range(1, 12))
+async def test_member_cancelled_while_it_begins_to_serve_takes_no_part_afterwards(
+    turns: int,
+) -> None:
+    """Otherwise its part of the shards would be served by nobody."""
+    held = Held()
+    async with processes(2) as (ours, theirs):
+        me, other = await ours.join("workers"), await theirs.join("workers")
+        serving = asyncio.create_task(ours.client.shards("t", 4, group=me).run(held.body(ours)))
+        await settled(turns)
+        serving.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await serving
+        await asyncio.sleep(1)
+        theirs.run(theirs.client.shards("t", 4, group=other).run(held.body(theirs)))
+        await asyncio.sleep(5)
+        assert held.of(theirs) == {0, 1, 2, 3}
+
+
+@virtual
+async def test_member_that_stops_while_the_store_refuses_takes_no_part_when_it_is_back() -> None:
+    """It tells the others until they know, as long as it is a member."""
+    held, server = Held(), MemoryServer()
+    faulty = FaultyStore(MemoryStore(server))
+    async with (
+        aiolock.connect(faulty) as ours,
+        aiolock.connect(server) as theirs,
+        ours.group("workers") as me,
+        theirs.group("workers") as other,
+    ):
+        serving = [
+            asyncio.create_task(client.shards("t", 4, group=member).run(held.body(client)))
+            for client, member in ((ours, me), (theirs, other))
+        ]
+        await asyncio.sleep(5)
+        assert held.sizes() == [2, 2]
+        faulty.refuse("post", 25)
+        for client, running in zip((ours, theirs), serving, strict=True):
+            running.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await running
+            await asyncio.sleep(60)
+            assert held.sizes() == ([4] if client is ours else [])

@@ -20,7 +20,17 @@ PRIMITIVES = sorted(
     for path in (ROOT / "_locks").glob("*.py")
     if path.stem
     not in {"__init__", "async_only", "acquire_context", "adoption", "finishing", "lock"}
-    and path.stem not in {"passing", "placement", "group_view", "group", "multilock"}
+    and path.stem
+    not in {
+        "passing",
+        "placement",
+        "group_view",
+        "group_changes",
+        "group_upkeep",
+        "membership",
+        "group",
+        "multilock",
+    }
 )
 # Each module of the core imports only those before it: the lower knows nothing of the higher.
 CORE = [
@@ -106,6 +116,9 @@ CORE = [
     "aiolock._locks.passing",
     "aiolock._locks.placement",
     "aiolock._locks.group_view",
+    "aiolock._locks.group_changes",
+    "aiolock._locks.group_upkeep",
+    "aiolock._locks.membership",
     "aiolock._locks.group",
     "aiolock._locks.multilock",
     *PRIMITIVES,
