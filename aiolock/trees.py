@@ -25,3 +25,8 @@ class MakeFence(Operation[int]):
     """Make a fence, higher than any before of this name, without a grant: it is the answer."""
 
     name: str
+
+
+def are_alike(number: int, held: int) -> bool:
+    """Whether one with this number may enter beside holders with this sum: of 1s, or of `MANY`s."""
+    return held < MANY - 1 if number == ONE else held % MANY == 0

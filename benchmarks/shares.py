@@ -21,7 +21,8 @@ from statistics import mean
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from aiolock.protocol import Acquire, Form, Granted, GrantPushed, Release, Rule, WaiterId
-from aiolock.stores.machine import NameState, Step
+from aiolock.stores._state import NameState
+from aiolock.stores.machine import Step
 
 _NAME = "pool"
 _TTL = 10**9

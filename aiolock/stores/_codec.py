@@ -18,8 +18,10 @@ from aiolock.protocol import (
     WaiterId,
 )
 from aiolock.stores._bucket import Bucket
-from aiolock.stores._holders import FOREVER, Grant, Holder
-from aiolock.stores.machine import NameState, Push
+from aiolock.stores._effects import Push
+from aiolock.stores._holders import Grant, Holder
+from aiolock.stores._sessions import FOREVER
+from aiolock.stores._state import NameState
 
 UNREADABLE: Final = (KeyError, TypeError, ValueError)
 """The errors of decoding something that a later version has written."""

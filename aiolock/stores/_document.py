@@ -12,9 +12,11 @@ from typing import Any, Final, NamedTuple
 
 from aiolock.protocol import Form, ReadStatus, RequestRelease
 from aiolock.stores._codec import UNREADABLE, decode, decode_push, encode, encode_push
-from aiolock.stores._holders import FOREVER, Session
+from aiolock.stores._effects import Push
 from aiolock.stores._operations import Part, run_part
-from aiolock.stores.machine import NameState, Push, Sessions, Step
+from aiolock.stores._sessions import FOREVER, Session, Sessions
+from aiolock.stores._state import NameState
+from aiolock.stores.machine import Step
 
 _dumps: Final = json.JSONEncoder(check_circular=False).encode
 _KEPT: Final = 600.0

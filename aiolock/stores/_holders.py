@@ -8,45 +8,12 @@ from typing import Final, NamedTuple
 
 from aiolock.protocol import Form, WaiterId
 from aiolock.status import DETACHED
+from aiolock.stores._sessions import Session
 from aiolock.stores._shares import Shares
 
 RESERVED: Final = "-"
 """The client of a reserved grant, which means "closed" or "done": it ends like any other, but no
 client owns it."""
-
-FOREVER: Final = 1 << 52
-"""The end (ms) of a hold that lives with a session, before its ttl is added: no clock comes there.
-"""
-
-
-def opens_at(form: Form, granted: int, lost: int | None, *, confirmed: bool = True) -> int:
-    """The time from which others may enter after such a grant, in ms of the store's clock; 0: at
-    once.
-
-    It was made at ``granted``; ``lost`` is when it was lost, or None. The delays apply to a grant
-    that was entered. A claim that was not ``confirmed`` may have been entered, except with a
-    `Form.period`: such a waiter confirms its grant before it enters.
-    """
-    opens = 0
-    if lost is not None and form.after_loss:
-        opens = lost + form.after_loss
-    if form.after_grant:
-        opens = max(opens, granted + form.after_grant)
-    if form.period and confirmed:
-        opens = max(opens, (granted // form.period + 1) * form.period)
-    return opens
-
-
-class Session(NamedTuple):
-    """What a hold lives with at a store that has sessions: it ends when its session has ended.
-
-    A session ends once, and never comes back: a hold that nobody has removed meanwhile would come
-    back with it.
-    """
-
-    client: str
-    text: str
-    """The store's own id of it, among those of the client; never empty."""
 
 
 class Grant(NamedTuple):
@@ -110,15 +77,15 @@ class Holders(Mapping[Grant, Holder]):
     __slots__ = ("_by_fence", "_by_grant", "_by_waiter", "_ends", "permits", "sessions", "shares")
 
     def __init__(self) -> None:
-        self._by_grant = dict[Grant, Holder]()
-        self._by_waiter = dict[WaiterId, Holder]()
-        self._by_fence = dict[int, Holder]()
+        self._by_grant: dict[Grant, Holder] = {}
+        self._by_waiter: dict[WaiterId, Holder] = {}
+        self._by_fence: dict[int, Holder] = {}
         """Those that are not reserved: a reserved grant has the fence of the one that ended."""
-        self._ends = list[_End]()
+        self._ends: list[_End] = []
         """The ends of all leases, in order."""
         self.permits = 0
         """How many permits they have taken."""
-        self.sessions = dict[Session, int]()
+        self.sessions: dict[Session, int] = {}
         """The sessions that holders live with, and how many of them."""
         self.shares: Shares | None = None
         """The shares that hold or wait; None until there is one."""

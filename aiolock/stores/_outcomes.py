@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from aiolock.errors import StoreError
+from aiolock.stores._effects import Push
 from aiolock.stores._operations import Part
-from aiolock.stores.machine import Push
 
 
 class Outcome(NamedTuple):

@@ -20,9 +20,9 @@ from aiolock._futures import retrieve
 from aiolock._turns import Backlog
 from aiolock.errors import StoreError
 from aiolock.protocol import Deliver, Operation, Renew, Renewal
+from aiolock.stores._effects import Push
 from aiolock.stores._operations import Part, parts_of
 from aiolock.stores._outcomes import CarriedOut, Outcome, failed, once_more, refusal
-from aiolock.stores.machine import Push
 
 _TOGETHER: Final = 256
 """Parts, each on one name, in one batch at most: other clients wait until all are done."""

@@ -55,10 +55,12 @@ from aiolock.stores._batches import Batches
 from aiolock.stores._by_name import ByName
 from aiolock.stores._codec import UNREADABLE, decode, decode_push, encode, encode_push
 from aiolock.stores._document import Changed, Document, Kept, about_us
-from aiolock.stores._holders import Session
+from aiolock.stores._effects import Push
 from aiolock.stores._operations import Fetch, Part, joined, parts_of, run_part
 from aiolock.stores._outcomes import closed, refusal
-from aiolock.stores.machine import NameState, Push, Sessions, Step
+from aiolock.stores._sessions import Session, Sessions
+from aiolock.stores._state import NameState
+from aiolock.stores.machine import Step
 
 __all__ = [
     "UNREADABLE",

@@ -11,22 +11,23 @@ of its name, including those that a client may have given by local hand-offs; an
 grant also grants the lock to the next waiters that fit, so it is never free and wanted without an
 owner. Where that would make a step too long, another step goes on: a client that gets `AskAgain`
 asks, or the store itself carries out the `Rest` of the step.
+
+Beside it is what can be read alone: what a name has (`_state`, with `_holders` and `_shares`), the
+tokens of a rate limit (`_tokens`), for how long a lock stays closed (`_delays`), who looks for dead
+waiters (`_dead_waiters`), what `status` shows (`_view`), the sessions that some stores have
+(`_sessions`), and what follows from a step (`_effects`).
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right, insort
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any, Final, Literal, NamedTuple, Protocol, TypeVar
+from typing import Any, Final, TypeVar
 
 from aiolock import protocol
-from aiolock._rate import Rate, is_rate, rate_of
+from aiolock._rate import is_rate
 from aiolock.protocol import (
-    FEW,
-    LOOKED_AHEAD,
     MAX_AHEAD,
-    PRIORITY,
     WAS_ABSENT,
     WAS_HOLDER,
     WAS_QUEUED,
@@ -34,7 +35,6 @@ from aiolock.protocol import (
     Adopt,
     Answer,
     AskAgain,
-    Before,
     Break,
     Busy,
     Detach,
@@ -50,7 +50,6 @@ from aiolock.protocol import (
     GrantPushed,
     Operation,
     OrderUnknown,
-    Participant,
     Post,
     Posted,
     Queued,
@@ -68,10 +67,16 @@ from aiolock.protocol import (
     WaiterId,
     detached,
 )
-from aiolock.stores._bucket import Bucket
-from aiolock.stores._holders import FOREVER, RESERVED, Grant, Holder, Holders, Session, opens_at
-from aiolock.stores._shares import Waiting, placed
-from aiolock.trees import MANY, ONE, MakeFence
+from aiolock.stores._dead_waiters import checked, looks_for_dead
+from aiolock.stores._delays import closing
+from aiolock.stores._effects import NameEvent, Push, Rest
+from aiolock.stores._holders import RESERVED, Grant, Holder
+from aiolock.stores._sessions import FOREVER, Session, Sessions
+from aiolock.stores._shares import Waiting
+from aiolock.stores._state import NameState
+from aiolock.stores._tokens import Tokens, client_to_tell, moved_up
+from aiolock.stores._view import View
+from aiolock.trees import MakeFence, are_alike
 
 Value = TypeVar("Value")
 
@@ -80,220 +85,12 @@ _IN_STEPS: Final = (Rule.ALWAYS, Rule.PERMITS, Rule.RATE, Rule.ALIKE)
 _ALL: Final = 1 << 60
 """More waiters than a queue ever has."""
 
-_CLOSED: Final = WaiterId(RESERVED, 0)
-"""The reserved holder of a lock that stays closed for a while."""
 _DONE: Final = WaiterId(RESERVED, 1)
 """The reserved holder of a lock whose work is done, for as long as that is remembered."""
 
 
-NameEvent = GrantPushed | GrantLost | AskAgain | ReleaseRequested | OrderUnknown
-"""The events that follow from an operation on a name; the others are of a connection."""
-
-
-class Push(NamedTuple):
-    """An event, and the client that it is for."""
-
-    client: str
-    event: NameEvent
-
-
-Work = Literal["advance", "count", "stuck", "once", "request"]
-"""What a step has left to the next one.
-
-``advance``: to grant the lock to the waiters at the head; ``count``: the same, for a count that was
-raised, to those behind the waiters that were passed over; ``stuck``: to remove the waiters of
-clients whose leases have ended, and then to grant the lock; ``once``: to remove the waiters whose
-work is done; ``request``: to ask the holders with higher fences to release it.
-"""
-
-
-class Rest(NamedTuple):
-    """The work that a step has left, since it would block other clients for too long.
-
-    Whoever carries out the step does this next, in a step of its own: see `Step.go_on`. If that
-    never comes, because this process ends, then the next step of anyone goes on with the head of
-    the queue.
-    """
-
-    work: Work
-    behind: int | None = None
-    """The ticket up to which the queue was looked at, or for ``request`` the fence; None if it
-    begins at the head."""
-    ended: tuple[Grant, ...] = ()
-    """For ``stuck``: a grant of each of those clients."""
-
-
-class NameState:
-    """The state of one name."""
-
-    __slots__ = (
-        "bucket",
-        "count",
-        "declared",
-        "holders",
-        "limit",
-        "queue",
-        "resized",
-        "tokens",
-        "tombstones",
-        "until",
-        "value",
-        "waiting",
-    )
-
-    def __init__(self) -> None:
-        self.holders = Holders()
-        self.queue: list[tuple[int, WaiterId]] = []
-        """Tickets and waiters, in order."""
-        self.waiting: dict[WaiterId, tuple[int, Form]] = {}
-        """The same, by waiter."""
-        self.tombstones: dict[WaiterId, int] = {}
-        """Waiters that gave up, and until when (ms) copies of their requests may arrive: such a
-        copy must not queue the waiter again, or be granted."""
-        self.resized: dict[str, tuple[int, int]] = {}
-        """For each token, the number of permits before, and until when (ms) that is remembered."""
-        # The numbers below are remembered until `until` (ms), and as long as there is a holder.
-        self.until = 0
-        self.bucket: Bucket | None = None
-        """That of a rate limit."""
-        self.limit: int | None = None
-        """The number of permits, or the number that was declared."""
-        self.declared = 0
-        """A second number that may be declared since a `resize`."""
-        self.count = 0
-        self.tokens: set[str] = set()
-        self.value = ""
-
-    @property
-    def open(self) -> bool:
-        """Whether every holder shares the lock, or there is none."""
-        return self.holders.open
-
-    @property
-    def idle(self) -> bool:
-        """Whether nothing about this name need be kept."""
-        if self.holders or self.queue or self.tombstones or self.resized:
-            return False
-        return self.limit is None and not self.count and not self.value
-
-    @property
-    def over(self) -> int:
-        """The time (ms) by which all leases, delays and numbers end, if nothing changes."""
-        ends = [holder.end + holder.form.closes for holder in self.holders.values()]
-        return max(self.until, *ends, 0, 0)
-
-    def place(self, waiter: WaiterId) -> int:
-        return bisect_left(self.queue, (self.waiting[waiter][0], waiter)) + 1
-
-    def enqueue(self, ticket: int, waiter: WaiterId, form: Form) -> None:
-        self.waiting[waiter] = ticket, form
-        insort(self.queue, (ticket, waiter))
-        if form.share:
-            self.holders.made_shares().join(ticket, waiter, form)
-
-    def dequeue(self, waiter: WaiterId) -> bool:
-        if waiter not in self.waiting:
-            return False
-        del self.queue[self.place(waiter) - 1]
-        ticket, form = self.waiting.pop(waiter)
-        if form.share:
-            self.holders.made_shares().leave(ticket, waiter, form)
-        return True
-
-    def next(self, at: int) -> tuple[int, WaiterId]:
-        """The waiter that is next, with its ticket, if nobody before this place is.
-
-        It is the one at that place if that has no share. Else it is one of the same priority.
-        """
-        place = self.queue[at]
-        form = self.waiting[place[1]][1]
-        return self.holders.made_shares().next(form.priority) if form.share else place
-
-    def number(self, form: Form) -> int:
-        """How many waiters there are of those that count for `Acquire.max_waiters`."""
-        return len(self.holders.made_shares().queue(form) if form.share else self.queue)
-
-    def rank(self, behind: int | None) -> int:
-        """How many waiters have no higher ticket than this; 0 for None."""
-        return 0 if behind is None else bisect_right(self.queue, behind, key=_ticket)
-
-    def remove(self, goes: Callable[[WaiterId], bool], places: range) -> list[WaiterId]:
-        """Take these out of the queue, of those at these places, and return them."""
-        part = self.queue[places.start : places.stop]
-        gone = [waiter for _, waiter in part if goes(waiter)]
-        for waiter in gone:
-            ticket, form = self.waiting.pop(waiter)
-            if form.share:
-                self.holders.made_shares().leave(ticket, waiter, form)
-        if gone:
-            left = [place for place in part if place[1] in self.waiting]
-            self.queue[places.start : places.stop] = left
-        return gone
-
-    def keep(self, until: int) -> None:
-        """Remember the numbers until then, at least."""
-        self.until = max(self.until, until)
-
-    def forget(self) -> None:
-        """Forget all numbers: they were kept for long enough."""
-        self.limit = self.bucket = None
-        self.declared = self.count = self.until = 0
-        self.value = ""
-        self.tokens.clear()
-        self.tombstones.clear()
-        self.resized.clear()
-
-
-def _ticket(place: tuple[int, WaiterId]) -> int:
-    return place[0]
-
-
-def looks_for_dead(ticket: int, queue: Sequence[tuple[int, WaiterId]]) -> bool:
-    """Whether a newcomer with this ticket, which is in the queue, removes dead waiters.
-
-    Otherwise a dead waiter would stay until it came to the head: where a lock is held for long, the
-    queue would grow with each client that dies. A queue that moves does not need this. The choice
-    is pseudo-random, and alike in all stores: a ticket is a time, so the microsecond decides. A
-    newcomer checks four waiters on average at most, however many there are, see `checked`; and
-    apart from the first two hundred, there are seldom more dead waiters than living ones.
-    """
-    return ticket % protocol.LOOKERS == 0 and ticket - queue[0][0] >= protocol.STANDS_STILL
-
-
-def checked(number: int, waiters: int, most: int = protocol.CHECKS) -> range:
-    """The places of those that are checked for dead ones: all of them, or so many side by side.
-
-    The number decides which. Each place has the same chance, the first and the last, too.
-    """
-    if waiters <= most:
-        return range(waiters)
-    first = number % (waiters + most - 1) - most + 1
-    return range(max(first, 0), min(first + most, waiters))
-
-
 def _unknown(_: str) -> tuple[str, int]:
     return "", 0
-
-
-class Sessions(Protocol):
-    """The sessions of a store's clients, as far as the store knows them when a step is run.
-
-    A store that has sessions, such as keys with a lease of the database's own, needs no clock for
-    the holds that live with them, and no write to renew those.
-    """
-
-    def is_alive(self, session: Session) -> bool:
-        """Whether it has not ended. A hold that lives with it ends with it."""
-        ...
-
-    def session_for(self, client: str, form: Form, ttl: int, *, claim: bool) -> str:
-        """The session that a hold of this client will live with; empty: it ends by the clock.
-
-        It is this client's own hold, of ``ttl`` ms, unless it is a ``claim``: the first lease of a
-        pushed grant. A `Form.fixed` hold is not renewed, so it needs a session that is not kept
-        alive, or the clock.
-        """
-        ...
 
 
 class Step:
@@ -315,6 +112,18 @@ class Step:
     will be: what is said to be left of it is its ttl.
     """
 
+    # How a step begins; most end like that, too.
+    rest: Rest | None = None
+    _asker = ""
+    """The client that is being answered: it is alive, since it has just asked, listening or not."""
+    _copies_until = 0
+    _front = _ALL
+    """How many waiters are in front of those that the rest of this step is about."""
+    _passing = 0
+    """How many more waiters of a full group enter."""
+    _reaped = False
+    """Whether this step has found and removed leases that have ended."""
+
     def __init__(
         self,
         name: str,
@@ -335,24 +144,13 @@ class Step:
         self._slack = slack
         self._past = self._ms if not slack else (now - slack) // 1000
         """What ends by now is over by the clock of every client (ms)."""
-        self._copies_until = 0
         self._listens = listens
         self._metadata = metadata
         self.fence = fence
         self.pushes: list[Push] = []
-        self.rest: Rest | None = None
         self._in_parts = in_parts
         self._part = protocol.PART if in_parts else _ALL
         """The most waiters of the queue that it looks at."""
-        self._front = _ALL
-        """How many waiters are in front of those that the rest of this step is about."""
-        self._asker = ""
-        """The client that is being answered: it is alive, since it has just asked, listening or
-        not."""
-        self._passing = 0
-        """How many more waiters of a full group enter."""
-        self._reaped = False
-        """Whether this step has found and removed leases that have ended."""
         self._sessions = sessions
         if sessions is not None and state.holders.sessions:
             self._end_sessions(sessions)
@@ -365,7 +163,8 @@ class Step:
         ``copies_until``: until when (store, µs) copies of it may arrive, and of what its waiter has
         asked for before; 0: there are none.
         """
-        self._copies_until = copies_until
+        if copies_until:
+            self._copies_until = copies_until
         answer: Value = _METHODS[type(operation)](self, operation)
         return answer
 
@@ -428,13 +227,13 @@ class Step:
         self._asker = waiter.client
         # First of all, and in whatever state the waiter is: outdated requests may still arrive.
         if self._copies_until:
-            self._leave_tombstone(waiter, -(-self._copies_until // 1000))
+            state.leave_tombstone(waiter, -(-self._copies_until // 1000), self._past)
         # One step for release, timeout and cancellation: it decides alone whether the waiter gave
         # up before or after its grant.
         if not fence:
             if state.dequeue(waiter):
                 if state.queue and state.open:
-                    self._moved_up()
+                    moved_up(state)
                     self._advance()
                 return WAS_QUEUED
             held = state.holders.of(waiter)
@@ -584,7 +383,7 @@ class Step:
         state, declared, limit, token = self._state, asked.declared, asked.limit, asked.token
         if token in state.resized and state.resized[token][1] > self._past:
             return state.resized[token][0]
-        before = self._permits(declared)
+        before = state.permits(declared, self._ms)
         if token:
             until = -(-(self._copies_until or self._now) // 1000) + protocol.RESIZED
             alive = {each: known for each, known in state.resized.items() if known[1] > self._past}
@@ -596,17 +395,14 @@ class Step:
         state.limit = limit
         state.keep(self._ms + asked.remember)
         if is_rate(limit):
-            bucket = state.bucket = state.bucket or Bucket()
-            bucket.see(rate_of(before), self._now, self._slack)
-            bucket.resize(rate_of(before), rate_of(limit), self._now)
-            self._moved_up()
+            self._tokens.resize(before, limit)
         self._advance()
         return before
 
     def post(self, asked: Post) -> int:
         """See `Post`."""
         state = self._state
-        if asked.declared and self._differs(asked.declared):
+        if asked.declared and state.differs(asked.declared, self._ms):
             return -(state.limit or 0)
         before = state.count
         if asked.value and asked.count >= before:
@@ -630,52 +426,13 @@ class Step:
 
     def status(self, asked: ReadStatus) -> Status:
         """See `ReadStatus`."""
-        held = self._state.holders
-        if asked.waiters:
-            return self.status_of(self.holders(held), self.waiters(self._state.queue))
-        few, passed = list[Grant](), 0
-        for grant, holder in held.items():
-            if len(few) == FEW:
-                break
-            passed += 1
-            if holder.end > self._past:
-                few.append(grant)
-        found = self.status_of(self.holders(few), ())
-        return replace(found, more_holders=len(held) - passed)
+        return self.view.status(asked)
 
-    def holders(self, grants: Iterable[Grant]) -> list[Participant]:
-        """The holders of these grants, as far as they are held, for a status; also
-        reserved ones.
-        """
-        held = self._state.holders
-        here = (held[grant] for grant in grants if grant in held)
-        return [self._holder(holder) for holder in here if holder.end > self._past]
-
-    def waiters(self, queue: Iterable[tuple[int, WaiterId]], first: int = 1) -> list[Participant]:
-        """The waiters among these, for a status; the first of them has the place ``first``."""
-        waiting = self._state.waiting
-        here = ((ticket, waiter) for ticket, waiter in queue if waiter in waiting)
-        return [
-            self._waiter(waiter, ticket, place)
-            for place, (ticket, waiter) in enumerate(here, start=first)
-        ]
-
-    def status_of(self, held: Iterable[Participant], waiting: Iterable[Participant]) -> Status:
-        """The status with these holders, in any order, and these waiters in order.
-
-        A waiter may be in both: it was granted the lock after the waiters were read.
-        """
-        closed, holders = 0.0, list[Participant]()
-        for party in held:
-            if party.client == RESERVED:
-                closed = max(closed, party.remaining)
-            else:
-                holders.append(party)
-        holders.sort(key=lambda party: party.fence)
-        return Status(
-            *(self._name, tuple(holders), _behind(holders, waiting), closed, self._state.limit),
-            now=self._now / 1e6,
-        )
+    @property
+    def view(self) -> View:
+        """The state, as a status shows it."""
+        name, state, now, past = self._name, self._state, self._now, self._past
+        return View(name, state, now, past, listens=self._listens, metadata=self._metadata)
 
     def reap(self, asking: WaiterId | None = None) -> None:
         """End leases that are over, but not too many at once; `acquire` does so by itself.
@@ -705,6 +462,11 @@ class Step:
             self._remove_stuck(tuple(stuck.values()), None)
         if self._more_ended and state.queue and state.queue[0][1] != asking:
             self._ask_again(state.queue[0][1].client)
+
+    @property
+    def _tokens(self) -> Tokens:
+        """The tokens of this name, which is a rate limit."""
+        return Tokens(self._state, self._now, self._past, self._slack)
 
     @property
     def _more_ended(self) -> bool:
@@ -752,9 +514,9 @@ class Step:
         if self._gave_up(waiter):
             return Busy(0)
         if form.declared:
-            if self._differs(form.declared):
+            if state.differs(form.declared, self._ms):
                 return Differs(state.limit or 0)
-            if form.rule is Rule.RATE and (granted := self._got_tokens(waiter, form)):
+            if form.rule is Rule.RATE and (granted := self._tokens.got(waiter, form)):
                 return granted
         if self._more_ended:
             self.reap(waiter)
@@ -784,36 +546,22 @@ class Step:
         first = state.holders.first
         if first is None:
             if form.rule is Rule.RATE:
-                return self._not_yet(waiter, form, wait=wait, displaced=displaced)
+                at_once = self.rest is not None
+                return self._tokens.answer(
+                    waiter, form, wait=wait, displaced=displaced, at_once=at_once
+                )
             until = 0 if self.rest else protocol.KEEP_ALIVE
         else:
             until = self._left(first) if first.session else max(0, first.end - self._past)
         if wait:
             ticket, _ = state.waiting[waiter]
-            before = self._before(waiter, form) if newcomer else None
+            before = state.before(waiter, form) if newcomer else None
             return Queued(ticket, state.place(waiter), until, self._now, displaced, before)
         if not until:
             return Busy(-1)
         if first is None or first.is_reserved:
             return Busy(until)
-        return Busy(until, replace(self._holder(first), alive=True))
-
-    def _before(self, waiter: WaiterId, form: Form) -> Before | None:
-        """The waiter or holder directly before a newcomer, if it is of the same client."""
-        state = self._state
-        # Only behind one exclusive holder, and at the tail: anywhere else the client could not tell
-        # what a release would do, so it must leave the hand-off to the store.
-        if form.shared or form.share or state.open or state.queue[-1][1] != waiter:
-            return None
-        if len(state.queue) > 1:
-            before = Before(state.queue[-2][1], 0)
-            share = state.waiting[before.waiter][1].share
-        else:
-            grant, holder = next(iter(state.holders.items()))
-            before, share = Before(*grant), holder.form.share
-        if share:
-            return None
-        return before if before.waiter.client == waiter.client else None
+        return Busy(until, replace(self.view.holder(first), alive=True))
 
     def _enqueue(self, waiter: WaiterId, form: Form, ticket: int, max_waiters: int) -> bool:
         """Put it at its old place, or at the tail; False if ``max_waiters`` are there already."""
@@ -828,7 +576,7 @@ class Step:
                 self._remove_dead(places)
             if max_waiters <= state.number(form):
                 return False
-        is_new, ticket = not ticket, ticket or self._ticket(form)
+        is_new, ticket = not ticket, ticket or state.new_ticket(form, self._now)
         state.enqueue(ticket, waiter, form)
         # The client behind it may rely on its own waiter or holder being directly before it.
         for _, behind in state.queue[state.place(waiter) :][:1]:
@@ -837,12 +585,6 @@ class Step:
         if is_new and looks_for_dead(ticket, state.queue):
             self._remove_dead(checked(ticket // protocol.LOOKERS, len(state.queue)))
         return True
-
-    def _ticket(self, form: Form) -> int:
-        """The ticket of a newcomer: behind its priority's last, even if the clock was set back."""
-        ticket, queue = self._now + form.priority * PRIORITY, self._state.queue
-        before = bisect_left(queue, ticket + PRIORITY // 2, key=lambda place: place[0]) - 1
-        return max(ticket, queue[before][0] + 1) if before >= 0 else ticket
 
     def _advance(  # noqa: C901, PLR0912  # one loop, whose order is that of the script
         self,
@@ -876,7 +618,7 @@ class Step:
             state.dequeue(head)
             # Its client is gone, so it is skipped: a dead waiter costs nothing.
             if not self._is_there(head.client):
-                self._moved_up()
+                moved_up(state)
                 continue
             if not self._fits(form):
                 over.append((ticket, head, form))
@@ -909,7 +651,9 @@ class Step:
             state.enqueue(*each)
         self._passing = 0
         if state.bucket is not None:
-            self._tell_first(state.bucket, asking)
+            told = client_to_tell(state.bucket, state, asking)
+            if told is not None:
+                self._ask_again(told)
         return mine
 
     def _waits_on(self, head: WaiterId, form: Form, *, enough: bool) -> bool:
@@ -989,7 +733,7 @@ class Step:
         if form.share and self._state.holders.shares is not None:
             self._state.holders.shares.charge(form)
         if form.shared and form.rule is Rule.RATE:
-            return self._take(waiter, form)
+            return self._tokens.take(waiter, form)
         # The clock lets fences grow even if the last one was forgotten, or lost in a fail-over; the
         # "+ 1", even if the clock was set back.
         self.fence = max(self.fence + 1, self._now)
@@ -1015,82 +759,12 @@ class Step:
         if form.rule is Rule.COUNT:
             return state.count >= form.number
         if form.rule is Rule.PERMITS:
-            return state.holders.permits + form.number <= self._permits(form.declared)
+            return state.holders.permits + form.number <= state.permits(form.declared, self._ms)
         if form.rule is Rule.RATE:
-            return self._due(form, 0) <= self._now
-        if form.rule is Rule.ALIKE:  # the sum is of 1s, or of `MANY`s
-            alike = state.holders.permits
-            return alike < MANY - 1 if form.number == ONE else alike % MANY == 0
+            return self._tokens.are_due(form)
+        if form.rule is Rule.ALIKE:
+            return are_alike(form.number, state.holders.permits)
         return True
-
-    # Of a rate limit
-
-    def _bucket(self, form: Form) -> tuple[Bucket, Rate]:
-        bucket = self._state.bucket
-        if bucket is None:
-            bucket = self._state.bucket = Bucket()
-        rate = rate_of(self._permits(form.declared))
-        bucket.see(rate, self._now, self._slack)
-        return bucket, rate
-
-    def _got_tokens(self, waiter: WaiterId, form: Form) -> Granted | None:
-        """The grant of a waiter that got its tokens before, as long as that is remembered."""
-        bucket, _ = self._bucket(form)
-        if bucket.granted.get(waiter, 0) <= self._past:
-            return None
-        return Granted(max(bucket.full(self._now) - self._now, 1), form.claim)
-
-    def _take(self, waiter: WaiterId, form: Form) -> int:
-        """Give it its tokens, which are there; see `Rule.RATE` for the number that it gets."""
-        (bucket, rate), until = self._bucket(form), self._ms + form.claim
-        left = bucket.take(rate, form.number, self._now)
-        bucket.remember(waiter, until, self._past)
-        self._state.keep(max(bucket.full_at // 1000 + 1, until) + protocol.A_MINUTE)
-        return left
-
-    def _due(self, form: Form, before: int) -> int:
-        """When its tokens are there, after ``before`` others were taken (µs)."""
-        bucket, rate = self._bucket(form)
-        return bucket.due(rate, form.number, before, self._now)
-
-    def _not_yet(self, waiter: WaiterId, form: Form, *, wait: bool, displaced: bool) -> Answer:
-        """The answer with the time at which its tokens are there, if all before it take theirs."""
-        state = self._state
-        rank = state.place(waiter) - 1 if waiter in state.waiting else len(state.queue)
-        ahead = [state.waiting[each][1].number for _, each in state.queue[:LOOKED_AHEAD][:rank]]
-        due = self._due(form, sum(ahead) + rank - len(ahead))
-        _, first = state.next(0) if wait else (0, waiter)
-        if wait and state.waiting[first][1].share and first.client == waiter.client:
-            due = self._due(state.waiting[first][1], 0)  # its client asks for the one that is next
-        left = 0 if self.rest else max(due - self._now, 1)
-        if not wait:
-            return Busy(left or -1)
-        ticket, _ = state.waiting[waiter]
-        return Queued(ticket, rank + 1, -(-left // 1000), self._now, displaced)
-
-    def _moved_up(self) -> None:
-        """Waiters of a rate limit come earlier than they were told: some before them have left."""
-        state = self._state
-        if state.bucket is not None and state.queue:
-            state.bucket.outdated = state.queue[-1][0]
-
-    def _tell_first(self, bucket: Bucket, asking: WaiterId | None) -> None:
-        """Let the first waiter ask, if it was told a later time than that of its tokens.
-
-        With a share, whoever is next may have been told any time; an answer to its client says it.
-        """
-        state = self._state
-        if state.queue:
-            ticket, first = state.next(0)
-            if state.waiting[first][1].share:
-                of_it = asking is not None and asking.client == first.client
-                answered = of_it and asking in state.waiting
-                outdated = True
-            else:
-                answered, outdated = first == asking, ticket <= bucket.outdated
-            if outdated and bucket.told != ticket and not answered:
-                bucket.told = ticket
-                self._ask_again(first.client)
 
     def _is_full(self, others: int) -> bool:
         """Whether ``others`` more of its group are in the queue, or the group is passing now."""
@@ -1107,29 +781,15 @@ class Step:
     def _close(self, holder: Holder, *, lost: int | None, entered: bool = False) -> bool:
         """Keep the lock closed for as long as the form of an ended grant demands; True if closed.
 
-        A reserved holder keeps others out. Its lease ends like any other, and it is shared if the
-        ended grant was. ``entered``: the client has reported that the grant was entered.
+        ``entered``: the client has reported that the grant was entered.
         """
-        form, fence = holder.form, holder.grant.fence
-        if not form.closes:
+        if not holder.form.closes:
             return False
-        granted = min(fence, self._now) // 1000
-        # Else a claim may have been entered, or not.
-        unsure = holder.claim and not entered
-        opens = opens_at(form, granted, lost, confirmed=not unsure)
-        if opens <= self._past:
+        closed = closing(holder, lost, self._now, self._past, entered=entered)
+        if closed is None:
             return False
-        closed = Grant(_CLOSED, fence)
-        terms = Form(
-            claim=0,
-            shared=holder.shared,
-            rule=form.rule,
-            number=form.number,
-            declared=form.declared,
-            fixed=True,
-        )
-        self._state.holders.add(Holder(closed, terms, opens, shared=holder.shared))
-        self._state.keep(opens + protocol.A_MINUTE)
+        self._state.holders.add(closed)
+        self._state.keep(closed.end + protocol.A_MINUTE)
         if self._state.queue:
             self._ask_again(self._state.queue[0][1].client)
         return True
@@ -1139,13 +799,6 @@ class Step:
         higher fences.
         """
         self.fence = max(self.fence, holder.grant.fence + MAX_AHEAD)
-
-    def _leave_tombstone(self, waiter: WaiterId, until: int) -> None:
-        """Leave a tombstone, for as long as copies of the waiter's requests may still arrive."""
-        state = self._state
-        alive = {each: end for each, end in state.tombstones.items() if end > self._past}
-        state.tombstones = alive | {waiter: until}
-        state.keep(until)
 
     def _remove_dead(self, places: range) -> None:
         self._state.remove(lambda waiter: not self._is_there(waiter.client), places)
@@ -1158,71 +811,6 @@ class Step:
 
     def _is_there(self, client: str) -> bool:
         return client == self._asker or self._listens(client)
-
-    def _permits(self, declared: int) -> int:
-        """The number of permits; the declared one becomes it if there is none yet."""
-        if self._state.limit is None:
-            self._state.limit = declared
-            self._state.keep(self._ms + protocol.A_MINUTE)
-        return self._state.limit
-
-    def _differs(self, declared: int) -> bool:
-        """Whether the store has another number than this."""
-        return self._permits(declared) != declared != self._state.declared
-
-    # What `status` shows
-
-    def _holder(self, holder: Holder) -> Participant:
-        waiter, fence = holder.grant
-        ends = holder.end - (FOREVER if holder.session else self._now / 1000)
-        left = max(ends, 0) / 1000
-        return self._participant(
-            *(waiter, holder.form, fence / 1e6),
-            fence=fence,
-            remaining=left,
-            shared=holder.shared,
-        )
-
-    def _waiter(self, waiter: WaiterId, ticket: int, place: int) -> Participant:
-        _, form = self._state.waiting[waiter]
-        since = (ticket - form.priority * PRIORITY) / 1e6
-        return self._participant(waiter, form, since, place=place, shared=form.shared)
-
-    def _participant(
-        self,
-        waiter: WaiterId,
-        form: Form,
-        since: float,
-        *,
-        shared: bool,
-        place: int = 0,
-        fence: int = 0,
-        remaining: float = 0.0,
-    ) -> Participant:
-        host, pid = self._metadata(waiter.client)
-        return Participant(
-            client=waiter.client,
-            host=host,
-            pid=pid,
-            since=since,
-            place=place,
-            fence=fence,
-            remaining=remaining,
-            shared=shared,
-            permits=form.permits,
-            seq=waiter.seq,
-            alive=self._listens(waiter.client),
-            share=form.share,
-            weight=form.weight / 1000,
-        )
-
-
-def _behind(
-    holders: Iterable[Participant], waiting: Iterable[Participant]
-) -> tuple[Participant, ...]:
-    """The waiters that are not holders by now, each at its place."""
-    held = {(party.client, party.seq) for party in holders}
-    return tuple(placed(party for party in waiting if (party.client, party.seq) not in held))
 
 
 _METHODS: Final[dict[type[Operation[Any]], Callable[[Step, Any], Any]]] = {

@@ -24,7 +24,7 @@ class Contract(ABC):
     reports_who_holds: ClassVar[bool] = True
     """Whether the answer to a waiter that does not wait has the holder: see `Busy.holder`."""
     holds_end_with_client: ClassVar[bool] = False
-    """Whether a hold ends with its client's session: see `aiolock.stores.machine.Sessions`."""
+    """Whether a hold ends with its client's session: see `aiolock.stores.authors.Sessions`."""
     max_skew: ClassVar[float] = 0.0
     """By how many seconds the clocks of two clients may differ, in a store that has no other. A
     lease that has ended is respected for up to twice that: by a client that waits for so long, and

@@ -28,8 +28,8 @@ MOST: dict[str, tuple[int, int]] = {
     "free, timeout=5": (125, 2_720),
     "free, renew=False": (125, 2_700),
     "free, confirm=False": (118, 2_550),  # 89, or more if the two replies come one by one
-    "free, memory": (192, 3_480),
-    "200 tasks, one name, memory": (141, 3_430),
+    "free, memory": (188, 3_400),
+    "200 tasks, one name, memory": (137, 3_400),
 }
 _TRIES = 5
 """Counts of a row, of which the least counts: on a busy machine, replies come one by one."""

@@ -51,8 +51,10 @@ from aiolock.protocol import (
     WaiterId,
     detached,
 )
+from aiolock.stores._effects import Push, Rest
 from aiolock.stores._holders import Grant
-from aiolock.stores.machine import NameState, Push, Rest, Step
+from aiolock.stores._state import NameState
+from aiolock.stores.machine import Step
 from aiolock.stores.postgres import _codec as codec
 from aiolock.stores.postgres import _schema
 from aiolock.trees import MANY, ONE, MakeFence

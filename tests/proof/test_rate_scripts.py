@@ -32,7 +32,9 @@ from aiolock.protocol import (
     Rule,
     WaiterId,
 )
-from aiolock.stores.machine import NameState, Rest, Step
+from aiolock.stores._effects import Rest
+from aiolock.stores._state import NameState
+from aiolock.stores.machine import Step
 from aiolock.stores.redis import _replies as replies
 from aiolock.stores.redis import _scripts as scripts
 from aiolock.stores.redis._codec import decode, encode

@@ -73,7 +73,7 @@ from aiolock.protocol import (
     detached,
 )
 from aiolock.stores._holders import Holder
-from aiolock.stores.machine import NameState
+from aiolock.stores._state import NameState
 from aiolock.stores.memory import MemoryServer
 from aiolock.stores.redis import _replies as replies
 from aiolock.stores.redis import _scripts as scripts

@@ -27,7 +27,7 @@ from aiolock.protocol import (
     ReportHandoff,
     WaiterId,
 )
-from aiolock.stores.machine import NameState
+from aiolock.stores._state import NameState
 from tests.proof.ledger import Ledger
 from tests.proof.simulated import LATE_WITHIN, Refuses, Server, Store
 from tests.proof.test_simulation import Inside, World

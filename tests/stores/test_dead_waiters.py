@@ -23,8 +23,10 @@ from aiolock.protocol import (
     Rule,
     WaiterId,
 )
+from aiolock.stores._dead_waiters import checked, looks_for_dead
 from aiolock.stores._member import InQueue, Voted, VoteRequest
-from aiolock.stores.machine import NameState, Step, checked, looks_for_dead
+from aiolock.stores._state import NameState
+from aiolock.stores.machine import Step
 from aiolock.stores.quorum._server import QuorumServerStep
 from aiolock.stores.quorum._server_state import QuorumServerState
 from tests.proof.test_quorum_model import Scripts as Voter

@@ -37,7 +37,8 @@ from aiolock.protocol import (
     detached,
 )
 from aiolock.stores._holders import Grant
-from aiolock.stores.machine import NameState, Step
+from aiolock.stores._state import NameState
+from aiolock.stores.machine import Step
 
 pytestmark = pytest.mark.one_loop
 

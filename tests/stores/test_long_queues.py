@@ -46,7 +46,8 @@ from aiolock.protocol import (
 )
 from aiolock.stores import postgres
 from aiolock.stores._holders import Grant, Holder
-from aiolock.stores.machine import NameState, Step
+from aiolock.stores._state import NameState
+from aiolock.stores.machine import Step
 from aiolock.stores.memory import MemoryServer, MemoryStore
 from aiolock.stores.postgres import _codec as codec
 from aiolock.stores.postgres import _schema

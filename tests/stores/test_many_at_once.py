@@ -21,8 +21,10 @@ from aiolock.protocol import (
     Rule,
     WaiterId,
 )
+from aiolock.stores._effects import Push
 from aiolock.stores._holders import Grant, Holder, Holders
-from aiolock.stores.machine import NameState, Push, Step
+from aiolock.stores._state import NameState
+from aiolock.stores.machine import Step
 from aiolock.stores.memory import MemoryServer
 from tests.proof.test_redis_model import READERS, Differential, Scripts
 from tests.support import looks

@@ -24,10 +24,11 @@ from aiolock.protocol import (
     WaiterId,
 )
 from aiolock.stores import _worker
+from aiolock.stores._effects import Push
 from aiolock.stores._operations import Part, joined
 from aiolock.stores._outcomes import CarriedOut, Outcome, failed, refusal
 from aiolock.stores._worker import Worker
-from aiolock.stores.machine import Push, Step
+from aiolock.stores.machine import Step
 from aiolock.stores.mysql import _database as mysql_database
 from tests.support.databases import MariaDBServer
 from tests.support.failures import take, until

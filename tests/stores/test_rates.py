@@ -23,7 +23,8 @@ from aiolock.protocol import (
     Rule,
     WaiterId,
 )
-from aiolock.stores.machine import NameState, Step
+from aiolock.stores._state import NameState
+from aiolock.stores.machine import Step
 
 RATE = Rate(100_000, 5)
 CLAIM = 10_000

@@ -32,9 +32,11 @@ from aiolock.protocol import (
     WaiterId,
 )
 from aiolock.stores._codec import decode, encode
+from aiolock.stores._effects import Rest
 from aiolock.stores._holders import Grant, Holder
 from aiolock.stores._shares import Accounts
-from aiolock.stores.machine import NameState, Rest, Step
+from aiolock.stores._state import NameState
+from aiolock.stores.machine import Step
 from benchmarks import shares as benchmark
 from tests.support.tenants import Kind, run
 

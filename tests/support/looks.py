@@ -1,6 +1,6 @@
 """Newcomers that look for dead waiters always, or never, instead of now and then.
 
-Which newcomer looks is decided by its ticket, see `aiolock.stores.machine.looks_for_dead`: a time,
+Which newcomer looks is decided by its ticket, see `aiolock.stores._dead_waiters`: a time,
 which the two sides of a comparison do not share. That they decide alike is a test of its own.
 """
 

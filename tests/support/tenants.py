@@ -30,7 +30,9 @@ from aiolock.protocol import (
     WaiterId,
 )
 from aiolock.stores._codec import decode, encode
-from aiolock.stores.machine import NameState, Push, Step
+from aiolock.stores._effects import Push
+from aiolock.stores._state import NameState
+from aiolock.stores.machine import Step
 
 NAME: Final = "x"
 TTL: Final = 30_000

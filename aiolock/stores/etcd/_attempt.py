@@ -8,8 +8,8 @@ from typing import Any, Final, NamedTuple
 
 from aiolock.protocol import Acquire, Form, Granted, Renewal
 from aiolock.stores._document import Document, Kept
-from aiolock.stores._holders import Session
 from aiolock.stores._operations import Part
+from aiolock.stores._sessions import Session
 from aiolock.stores.etcd._keys import Keys
 from aiolock.stores.etcd._lease import OwnLease, session_text
 from aiolock.stores.etcd._letters import Letter, letter

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from aiolock.stores._codec import UNREADABLE, decode_push
-from aiolock.stores.machine import NameEvent
+from aiolock.stores._effects import NameEvent
 
 
 class Letter(NamedTuple):

@@ -17,10 +17,10 @@ from aiolock.protocol import (
     Renewal,
     ReportHandoff,
 )
+from aiolock.stores._effects import NameEvent
 from aiolock.stores.etcd._attempt import Attempt
 from aiolock.stores.etcd._holds import Grant, Holds
 from aiolock.stores.etcd._own_leases import SHORTEST_HOLD, OwnLeases
-from aiolock.stores.machine import NameEvent
 
 
 class Outcomes:

@@ -7,7 +7,8 @@ from typing import Any, Final
 
 from aiolock._turns import PART
 from aiolock.protocol import Operation, Page, Participant, ReadPage, ReadStatus, Status
-from aiolock.stores.machine import NameState, Step
+from aiolock.stores._state import NameState
+from aiolock.stores.machine import Step
 from aiolock.stores.memory._listing import Listing
 
 _PARTIES: Final = 100
@@ -52,13 +53,13 @@ class Reading:
         for start in range(0, len(queue), _PARTIES):
             yield _PARTIES
             some = queue[start : start + _PARTIES]
-            waiters += self._step(name, state).waiters(some, len(waiters) + 1)
+            waiters += self._step(name, state).view.waiters(some, len(waiters) + 1)
         grants = list(state.holders)
         for start in range(0, len(grants), _PARTIES):
             yield _PARTIES
-            holders += self._step(name, state).holders(grants[start : start + _PARTIES])
+            holders += self._step(name, state).view.holders(grants[start : start + _PARTIES])
         yield PART
-        return self._step(name, state).status_of(holders, waiters)
+        return self._step(name, state).view.status_of(holders, waiters)
 
     def _is_large(self, name: str) -> bool:
         """Whether it has so many holders and waiters that its status is to be read in parts."""

@@ -15,8 +15,10 @@ from weakref import ref
 
 from aiolock._clock import clock as clock_of
 from aiolock.protocol import Deliver, Event, Operation, ReadPage, Renew, Renewal
+from aiolock.stores._effects import Rest
 from aiolock.stores._operations import Fetch
-from aiolock.stores.machine import NameState, Rest, Step
+from aiolock.stores._state import NameState
+from aiolock.stores.machine import Step
 from aiolock.stores.memory._queue import OperationQueue
 from aiolock.stores.memory._reading import Reading
 
@@ -109,11 +111,11 @@ class MemoryServer:
         if not name:
             answer: Value = self._run_without_name(operation)
             return answer
-        state = self._states.get(name)
+        state, now = self._states.get(name), self.now()
         if state is None:
-            self._sweep()
+            self._sweep(now)
             state = self._states[name] = NameState()
-        step = self._step(name, state)
+        step = self._step_at(now, name, state)
         answer = step.run(operation, copies_until)
         self._done(name, state, step)
         return answer
@@ -158,9 +160,12 @@ class MemoryServer:
         return renewed
 
     def _step(self, name: str, state: NameState) -> Step:
+        return self._step_at(self.now(), name, state)
+
+    def _step_at(self, now: int, name: str, state: NameState) -> Step:
         # One counter of fences for all names: it only grows, so an idle name need not be kept.
         return Step(
-            *(name, state, self.now(), self.listens, self._fence),
+            *(name, state, now, self.listens, self._fence),
             metadata=_metadata,
             in_parts=True,
         )
@@ -182,13 +187,12 @@ class MemoryServer:
             step.go_on(rest)
             self._done(name, state, step)
 
-    def _sweep(self) -> None:
+    def _sweep(self, now: int) -> None:
         """Forget names that were not used since their lease ended.
 
         For each new name two others are checked, in turn: so at most twice as many are kept as are
         in use, and no operation takes longer than others.
         """
-        now = self.now()
         for name, state in list(islice(self._states.items(), _SWEPT)):
             self._states.move_to_end(name)
             if max(state.until, state.holders.last_end) <= now // 1000:

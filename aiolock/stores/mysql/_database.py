@@ -19,10 +19,10 @@ import pymysql
 from aiolock.backoff import Backoff
 from aiolock.errors import StoreError
 from aiolock.stores._codec import UNREADABLE, decode
+from aiolock.stores._effects import Push
 from aiolock.stores._operations import Part
 from aiolock.stores._outcomes import CarriedOut, Held, Outcome, failed, in_halves
 from aiolock.stores._protocols import spoken, works_beside
-from aiolock.stores.machine import Push
 from aiolock.stores.mysql import _errors, _owner, _schema
 from aiolock.stores.mysql._errors import code, store_error
 from aiolock.stores.mysql._link import Link

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from aiolock.backoff import Backoff
 from aiolock.stores._codec import decode_push
-from aiolock.stores.machine import Push
+from aiolock.stores._effects import Push
 from aiolock.stores.mysql._database import idle_lock, take
 from aiolock.stores.mysql._errors import is_in_the_way
 from aiolock.stores.mysql._link import Link

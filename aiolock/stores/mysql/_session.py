@@ -17,11 +17,11 @@ from typing import Any, Final
 from aiolock._futures import retrieve
 from aiolock.errors import StoreError
 from aiolock.protocol import Deliver, Operation, Queued, Reconnected
+from aiolock.stores._effects import Push
 from aiolock.stores._link_state import LinkState
 from aiolock.stores._operations import Fetch, Part
 from aiolock.stores._outcomes import CarriedOut
 from aiolock.stores._worker import Worker
-from aiolock.stores.machine import Push
 from aiolock.stores.mysql._database import Database
 from aiolock.stores.mysql._errors import is_misconfigured, store_error
 from aiolock.stores.mysql._listener import Listener

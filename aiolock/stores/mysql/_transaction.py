@@ -12,9 +12,11 @@ from typing import Any, Final, NamedTuple
 
 from aiolock.protocol import Page, ReadPage, ReadStatus
 from aiolock.stores._codec import UNREADABLE, decode, encode, encode_push
+from aiolock.stores._effects import Push
 from aiolock.stores._holders import RESERVED
 from aiolock.stores._operations import Part, run_part
-from aiolock.stores.machine import NameState, Push, Step
+from aiolock.stores._state import NameState
+from aiolock.stores.machine import Step
 from aiolock.stores.mysql._errors import is_in_the_way, is_lost
 from aiolock.stores.mysql._link import Link
 

@@ -31,8 +31,8 @@ from aiolock.protocol import (
     WaiterId,
 )
 from aiolock.stores._codec import FORM
+from aiolock.stores._effects import NameEvent
 from aiolock.stores._shares import placed
-from aiolock.stores.machine import NameEvent
 
 Value = bytes | None
 """An argument, in PostgreSQL's text format."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from aiolock.protocol import CHECKS_IF_FULL, LOOKERS, Form, WaiterId
-from aiolock.stores.machine import checked, looks_for_dead
+from aiolock.stores._dead_waiters import checked, looks_for_dead
 from aiolock.stores.quorum._server_state import QuorumServerState
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from aiolock.protocol import PRIORITY, AskAgain, Form, GrantLost, GrantPushed, WaiterId
-from aiolock.stores._holders import opens_at
+from aiolock.stores._delays import opens_at
 from aiolock.stores._member import REMEMBERED, Voted
 from aiolock.stores.quorum._cast_votes import CLOSED, Vote
 from aiolock.stores.quorum._live_queue import LiveQueue

@@ -13,8 +13,8 @@ from typing import Any, Final
 from aiolock.errors import StoreError
 from aiolock.protocol import GrantLost
 from aiolock.stores._codec import UNREADABLE, decode
+from aiolock.stores._effects import Push
 from aiolock.stores._protocols import spoken, works_beside
-from aiolock.stores.machine import Push
 from aiolock.stores.sqlite import _clock
 from aiolock.stores.sqlite._failures import name
 from aiolock.stores.sqlite._filelock import hide_open, show_open

@@ -16,9 +16,9 @@ from collections.abc import Callable, Generator, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from aiolock.stores._effects import Push
 from aiolock.stores._operations import Fetch, Part
 from aiolock.stores._outcomes import CarriedOut, Held, Outcome, failed, in_halves
-from aiolock.stores.machine import Push
 from aiolock.stores.sqlite import _connection
 from aiolock.stores.sqlite._connection import Connection
 from aiolock.stores.sqlite._failures import failure

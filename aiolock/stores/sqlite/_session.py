@@ -19,10 +19,10 @@ from aiolock._futures import retrieve
 from aiolock.backoff import Backoff
 from aiolock.errors import StoreError
 from aiolock.protocol import Deliver, Operation, Reconnected
+from aiolock.stores._effects import Push
 from aiolock.stores._operations import Fetch, Part
 from aiolock.stores._outcomes import CarriedOut
 from aiolock.stores._worker import Worker
-from aiolock.stores.machine import Push
 from aiolock.stores.sqlite._connection import BUSY
 from aiolock.stores.sqlite._database import Database
 from aiolock.stores.sqlite._failures import failure

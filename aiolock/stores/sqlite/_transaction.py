@@ -12,8 +12,10 @@ from typing import Any, Final
 
 from aiolock.protocol import Page, ReadPage, ReadStatus, Status
 from aiolock.stores._codec import UNREADABLE, decode, decode_push, encode, encode_push
+from aiolock.stores._effects import Push
 from aiolock.stores._operations import Part, run_part
-from aiolock.stores.machine import NameState, Push, Step
+from aiolock.stores._state import NameState
+from aiolock.stores.machine import Step
 from aiolock.stores.sqlite._presence import Presence
 
 _KEPT: Final = 600_000_000

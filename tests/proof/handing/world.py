@@ -32,7 +32,8 @@ from aiolock.protocol import (
     detached,
 )
 from aiolock.stores._holders import Grant, Holder
-from aiolock.stores.machine import NameState, Step
+from aiolock.stores._state import NameState
+from aiolock.stores.machine import Step
 
 Fault = Literal[
     "cut",  # a connection breaks: replies are lost, and commands, of which a copy may come later

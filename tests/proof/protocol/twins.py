@@ -33,7 +33,7 @@ from aiolock.protocol import (
     ReportHandoff,
     WaiterId,
 )
-from aiolock.stores.machine import NameState
+from aiolock.stores._state import NameState
 from aiolock.stores.memory import MemoryServer
 from tests.proof.protocol.model import Answer, Report, Safeguards, Server, Terms, Who
 from tests.proof.protocol.server import AtServer

@@ -12,7 +12,7 @@ from typing import Any, cast
 import pytest
 
 from aiolock.protocol import Form, WaiterId
-from aiolock.stores._holders import Session
+from aiolock.stores._sessions import Session
 from aiolock.stores.etcd._attempt import Attempt, Condition
 from aiolock.stores.etcd._documents import _Tries
 from aiolock.stores.etcd._failures import CallError

@@ -43,7 +43,8 @@ from aiolock.protocol import (
 )
 from aiolock.stores import mysql
 from aiolock.stores._codec import encode
-from aiolock.stores.machine import NameState, Push
+from aiolock.stores._effects import Push
+from aiolock.stores._state import NameState
 from aiolock.stores.mysql import _database, _listener, _session, _settings
 from aiolock.stores.mysql._database import Database
 from aiolock.stores.mysql._link import Link

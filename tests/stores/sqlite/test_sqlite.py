@@ -48,7 +48,8 @@ from aiolock.protocol import (
 from aiolock.stores import machine
 from aiolock.stores._codec import decode, encode
 from aiolock.stores._holders import Grant, Holder
-from aiolock.stores.machine import NameState, Step
+from aiolock.stores._state import NameState
+from aiolock.stores.machine import Step
 from aiolock.stores.sqlite import (
     SQLiteStore,
     _clock,

@@ -11,6 +11,7 @@ from typing import Final, NamedTuple
 from aiolock.stores._codec import UNREADABLE
 from aiolock.stores._document import Kept as KeptDocument
 from aiolock.stores._holders import Holder
+from aiolock.stores._state import NameState
 from aiolock.stores.etcd._attempt import known_from, wall_clock
 from aiolock.stores.etcd._connection import Connection
 from aiolock.stores.etcd._failures import CallError
@@ -20,7 +21,6 @@ from aiolock.stores.etcd._replies import KeyValue, read_range, read_status
 from aiolock.stores.etcd._servers import Servers
 from aiolock.stores.etcd._settings import from_url
 from aiolock.stores.etcd._wire import integer
-from aiolock.stores.machine import NameState
 from aiolock.stores.redis._codec import encode
 from tests.proof.chaos.faults import ATTACKS, Fault
 from tests.proof.chaos.history import History

@@ -14,7 +14,7 @@ import pymysql
 from pymysql.constants import CLIENT
 
 from aiolock.stores._codec import decode
-from aiolock.stores.machine import NameState
+from aiolock.stores._state import NameState
 from aiolock.stores.redis._codec import encode
 from tests.proof.chaos.faults import ATTACKS, Fault
 from tests.proof.chaos.history import History

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import aiolock
 from aiolock.stores._codec import decode
-from aiolock.stores.machine import NameState
+from aiolock.stores._state import NameState
 from aiolock.stores.redis._codec import encode
 from aiolock.stores.sqlite import _clock
 from aiolock.stores.sqlite._presence import Presence
