@@ -124,6 +124,17 @@ class Status:
         counts = ((role, roles.count(role)) for role in ("reader", "writer"))
         return ", ".join(f"{count} {role}{'s' * (count > 1)}" for role, count in counts if count)
 
+    @property
+    def shares(self) -> dict[str, tuple[int, int]]:
+        """What each share holds, in permits or leases, and how many wait in it; by that number."""
+        waiting = Counter(waiter.share for waiter in self.waiters if waiter.share)
+        held = Counter[str]()
+        for holder in self.holders:
+            if holder.share:
+                held[holder.share] += holder.permits or 1
+                waiting[holder.share] += 0
+        return {share: (held[share], waiters) for share, waiters in waiting.most_common()}
+
     def __str__(self) -> str:
         return "\n".join(self._lines())
 
@@ -135,20 +146,10 @@ class Status:
         facts += f", below: {self.below}" if self.below else ""
         nobody = "" if self.holders or self.waiters else ": nobody holds it or waits"
         yield f"{self.kind} {self.name!r}{facts}{nobody}".lstrip()
-        yield from self._shares()
+        for share, (held, waiting) in self.shares.items():
+            yield f"  share {plain(share)}: {held} held, {waiting} waiting"
         yield from (f"  holds: {holder}" for holder in self.holders)
         yield from (f"  waits, place {waiter.place}: {waiter}" for waiter in self.waiters)
-
-    def _shares(self) -> Iterator[str]:
-        """One line for each share, if there are any: first for those with most waiters."""
-        waiting = Counter(waiter.share for waiter in self.waiters if waiter.share)
-        held = Counter[str]()
-        for holder in self.holders:
-            if holder.share:
-                held[holder.share] += holder.permits or 1
-                waiting[holder.share] += 0
-        for share, waiters in waiting.most_common():
-            yield f"  share {plain(share)}: {held[share]} held, {waiters} waiting"
 
 
 def named(status: Status, kind: str, name: str) -> Status:

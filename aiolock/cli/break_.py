@@ -9,8 +9,10 @@ from collections.abc import Sequence
 
 import aiolock
 from aiolock.cli.find import add_name, found, is_pattern, nothing, several
+from aiolock.cli.parties import described
 from aiolock.cli.signals import typed_line
 from aiolock.cli.store import NOBODY, WRONG_USE, Commands, add_store_options, say, with_store
+from aiolock.cli.table import terminal_width
 from aiolock.protocol import Status
 from aiolock.text import plain
 
@@ -79,7 +81,8 @@ def _grants(statuses: Sequence[Status], arguments: argparse.Namespace) -> list[G
 async def _look(client: aiolock.LockClient, arguments: argparse.Namespace) -> int:
     """Show the holders. Only those that are shown will be broken, and no later ones."""
     statuses = await found(client, arguments)
-    print("\n\n".join(map(str, statuses)) or nothing(arguments))
+    texts = ["\n".join(described(status, terminal_width())) for status in statuses]
+    print("\n\n".join(texts) or nothing(arguments))
     arguments.grants = _grants(statuses, arguments)
     if not arguments.grants and any(status.holders for status in statuses):
         print(f"no holder has the fence {arguments.fence}")

@@ -7,6 +7,7 @@ import asyncio
 from collections.abc import Sequence
 
 import aiolock
+from aiolock.cli.store import shown
 from aiolock.protocol import Status
 from aiolock.text import plain
 
@@ -41,10 +42,14 @@ async def found(client: aiolock.LockClient, arguments: argparse.Namespace) -> li
 
 
 def nothing(arguments: argparse.Namespace) -> str:
-    """The text when nothing was found."""
-    called = "with a name like " if is_pattern(arguments.name) else ""
-    kind = arguments.kind or "lock of any kind"
-    return f"no {kind} {called}'{plain(arguments.name)}' is held or waited for"
+    """The text when nothing was found: what was looked for, and where."""
+    pattern = arguments.name if "name" in arguments else arguments.pattern
+    what = f"no {arguments.kind}" if arguments.kind else "nothing"
+    if pattern != "*":
+        like = "with a name like" if is_pattern(pattern) else "called"
+        what += f" {like} '{plain(pattern)}'"
+    place = f"the prefix '{plain(arguments.prefix)}' at {shown(arguments.url)}"
+    return f"{what} is held or waited for, under {place}"
 
 
 def several(statuses: Sequence[Status]) -> ValueError:

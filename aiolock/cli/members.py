@@ -9,11 +9,18 @@ from dataclasses import asdict
 from typing import Final
 
 import aiolock
-from aiolock.cli.rows import aligned, duration, terminal_width
+from aiolock.cli.rows import duration
 from aiolock.cli.store import NOBODY, Commands, add_store_options, with_store
+from aiolock.cli.table import Column, aligned, terminal_width
 from aiolock.text import plain
 
-_COLUMNS: Final = ("MEMBER", "WHERE", "SHARDS", "DATA", "FOR")
+_COLUMNS: Final = (
+    Column("MEMBER", text=True, least=12),
+    Column("WHERE", text=True, least=12, dropped=3),
+    Column("SHARDS", text=True, dropped=1),
+    Column("DATA", text=True, dropped=2),
+    Column("FOR"),
+)
 _SIGNS: Final[dict[type[aiolock.GroupChange], str]] = {
     aiolock.Joined: "+",
     aiolock.Left: "-",
@@ -56,7 +63,7 @@ async def _members(client: aiolock.LockClient, arguments: argparse.Namespace) ->
 
 def _print_members(members: Sequence[aiolock.Member], now: float) -> None:
     rows = [(*_cells(member), duration(max(0.0, now - member.since))) for member in members]
-    for line in aligned([_COLUMNS, *rows], terminal_width()):
+    for line in aligned(_COLUMNS, rows, terminal_width()):
         print(line)
 
 

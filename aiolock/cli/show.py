@@ -8,8 +8,10 @@ from dataclasses import asdict
 
 import aiolock
 from aiolock.cli.find import add_name, found, is_pattern, nothing, several
-from aiolock.cli.rows import COLUMNS, SORTS, aligned, cells, terminal_width
-from aiolock.cli.store import NOBODY, Commands, add_store_options, with_store
+from aiolock.cli.parties import described
+from aiolock.cli.rows import SORTS, listed
+from aiolock.cli.store import NOBODY, Commands, add_store_options, say, with_store
+from aiolock.cli.table import terminal_width
 
 
 def add_command(commands: Commands) -> None:
@@ -18,8 +20,9 @@ def add_command(commands: Commands) -> None:
         "ls",
         help="list all locks that are held or waited for",
         description="List all locks that are held or waited for, a line each. A holder or waiter"
-        " that is marked with ! does not answer: its process is gone, or cut off. On a terminal,"
-        " long names are cut in the middle, so that a line is not wider than the terminal.",
+        " that is marked with ! does not answer: its process is gone, or cut off. On a terminal, no"
+        " line is wider than that: less important columns are left out, and long names are cut in"
+        " the middle. Elsewhere, as in a pipe, all is printed.",
     )
     add_store_options(listing)
     listing.add_argument(
@@ -27,7 +30,7 @@ def add_command(commands: Commands) -> None:
     )
     listing.add_argument("--kind", choices=aiolock.LockClient.KINDS, help="only these")
     listing.add_argument("--sort", choices=tuple(SORTS), default="name", help="the order")
-    listing.add_argument("--wide", action="store_true", help="do not cut long names")
+    listing.add_argument("--wide", action="store_true", help="all columns, whole names")
     listing.add_argument("--json", action="store_true", help="a list, as JSON")
     listing.set_defaults(run=with_store(_list), command="ls")
 
@@ -41,6 +44,9 @@ def add_command(commands: Commands) -> None:
     add_store_options(showing)
     add_name(showing)
     showing.add_argument(
+        "--wide", action="store_true", help="all columns, with the times and the ids of the clients"
+    )
+    showing.add_argument(
         "--json",
         action="store_true",
         help="as JSON: an object, or a list if NAME is a pattern",
@@ -49,13 +55,14 @@ def add_command(commands: Commands) -> None:
 
 
 async def _list(client: aiolock.LockClient, arguments: argparse.Namespace) -> int:
-    listed = await client.snapshot(arguments.pattern, kind=arguments.kind)
-    listed.sort(key=SORTS[arguments.sort])
+    statuses = await client.snapshot(arguments.pattern, kind=arguments.kind)
+    statuses.sort(key=SORTS[arguments.sort])
     if arguments.json:
-        print(json.dumps([asdict(status) for status in listed], indent=2))
+        print(json.dumps([asdict(status) for status in statuses], indent=2))
+    elif not statuses:
+        say(nothing(arguments))  # not on standard output, which has the locks only
     else:
-        width = None if arguments.wide else terminal_width()
-        for line in aligned([COLUMNS, *map(cells, listed)], width):
+        for line in listed(statuses, None if arguments.wide else terminal_width()):
             print(line)
     return 0
 
@@ -63,7 +70,9 @@ async def _list(client: aiolock.LockClient, arguments: argparse.Namespace) -> in
 async def _show(client: aiolock.LockClient, arguments: argparse.Namespace) -> int:
     statuses = await found(client, arguments)
     if not arguments.json:
-        print("\n\n".join(map(str, statuses)) or nothing(arguments))
+        width = None if arguments.wide else terminal_width()
+        texts = ["\n".join(described(each, width, wide=arguments.wide)) for each in statuses]
+        print("\n\n".join(texts) or nothing(arguments))
     elif is_pattern(arguments.name):
         print(json.dumps([asdict(status) for status in statuses], indent=2))
     elif len(statuses) > 1:

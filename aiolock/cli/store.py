@@ -12,6 +12,7 @@ from typing import Any, Final, TypeAlias
 
 import aiolock
 from aiolock.cli.signals import SIGNALS, Ended
+from aiolock.text import plain
 
 Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 NOBODY: Final = 1
@@ -77,6 +78,15 @@ def check_url(arguments: argparse.Namespace) -> None:
     """`ValueError` if no store is named."""
     if not arguments.url:
         raise ValueError("no store is named: use --url, or set AIOLOCK_URL")
+
+
+def shown(url: str) -> str:
+    """The URL of a store without what may be secret: its user, password and options.
+
+    For a URL that was connected to: in others, a password may be anywhere.
+    """
+    scheme, _, rest = url.partition("://")
+    return plain(f"{scheme}://{rest.partition('?')[0].rpartition('@')[2]}")
 
 
 def ending(

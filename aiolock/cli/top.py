@@ -11,7 +11,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Final
 
 import aiolock
-from aiolock.cli.rows import COLUMNS, SORTS, TEXTS, cells
+from aiolock.cli.rows import SORTS, listed
 from aiolock.cli.store import Commands, add_store_options, seconds, with_store
 from aiolock.protocol import Status
 from aiolock.text import plain
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 _LOOKS_FOR_DEADLOCKS: Final = 5
 """Deadlocks are searched for once in this many snapshots."""
-_RATIOS: Final = {"NAME": 4, "HELD BY": 4, "WHERE": 3}
-"""The relative widths of these columns."""
+_MARK: Final = len("  DEADLOCK")
+"""The width of the marks behind the lines."""
 _SHORTEST, _LONGEST = 0.1, 3600
 _SHARE: Final = 10
 """The least pause after a snapshot, as a multiple of its duration, to spare the store."""
@@ -116,7 +116,7 @@ async def _top(client: aiolock.LockClient, arguments: argparse.Namespace) -> int
     with Live(screen=True, auto_refresh=False) as live:
         while True:
             await look.again(client, arguments)
-            live.update(_screen(look, arguments, live.console.height), refresh=True)
+            live.update(_screen(look, arguments, *live.console.size), refresh=True)
             await asyncio.sleep(look.pause)
 
 
@@ -132,9 +132,8 @@ async def _lines(client: aiolock.LockClient, arguments: argparse.Namespace, look
         await asyncio.sleep(look.pause)
 
 
-def _screen(look: _Look, arguments: argparse.Namespace, height: int) -> RenderableType:
+def _screen(look: _Look, arguments: argparse.Namespace, width: int, height: int) -> RenderableType:
     from rich.console import Group
-    from rich.table import Table
     from rich.text import Text
 
     in_cycle = {(each.kind, each.name) for deadlock in look.deadlocks for each in deadlock.cycle}
@@ -147,24 +146,17 @@ def _screen(look: _Look, arguments: argparse.Namespace, height: int) -> Renderab
         head.append(f"\n{plain(look.failure)}", "bold red")
     for deadlock in look.deadlocks:
         head.append(f"\nDEADLOCK: {deadlock}", "bold red")
-    table = Table(box=None, pad_edge=False, header_style="reverse", expand=True)
-    for number, column in enumerate(COLUMNS):
-        table.add_column(
-            column,
-            justify="left" if number < TEXTS else "right",
-            no_wrap=True,
-            overflow="ellipsis",
-            ratio=_RATIOS.get(column),
-        )
-    table.add_column("", no_wrap=True)
     room = max(1, height - str(head).count("\n") - 3)
-    for status in look.statuses[:room]:
+    statuses = look.statuses[:room]
+    heading, *lines = listed(statuses, width - _MARK)
+    rows = [Text(f"{heading:<{width}}", "reverse")]
+    for status, line in zip(statuses, lines, strict=True):
         key = status.kind, status.name
         mark = "DEADLOCK" if key in in_cycle else "!" if key in look.growing else ""
         dead = any(not holder.alive for holder in status.holders)
         style = "bold red" if key in in_cycle else "yellow" if dead or mark else ""
         # As text, because rich would interpret brackets in a name.
-        table.add_row(*[Text(cell) for cell in cells(status)], Text(mark), style=style)
+        rows.append(Text(f"{line}  {mark}", style))
     more = len(look.statuses) - room
     foot = Text(f"and {more} more" if more > 0 else "", "dim")
-    return Group(head, table, foot)
+    return Group(head, *rows, foot)

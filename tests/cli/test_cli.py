@@ -23,6 +23,7 @@ import pytest
 import aiolock
 from aiolock.cli import break_
 from aiolock.cli.main import main
+from aiolock.cli.store import shown as shown_url
 from aiolock.stores.memory import MemoryServer, MemoryStore
 from aiolock.testing import FaultyStore
 from tests.support.commands import (
@@ -97,7 +98,7 @@ async def test_ls_and_show_print_the_label_of_a_holder(
         _, output, _ = await cli.here("ls")
         assert "  job 17 → «é»  " in output
         _, output, _ = await cli.here("show", "order:42")
-        assert "holds: job 17 → «é» " in output
+        assert "\nholder  job 17 → «é»  " in output
 
 
 async def test_top_whose_reader_closes_the_pipe_exits_1_silently(
@@ -285,20 +286,56 @@ async def test_top_and_completion_without_the_cli_extra_name_it(
 
 
 async def test_show_prints_holders_of_a_lock_or_that_there_is_none(
-    cli: Cli, client: aiolock.LockClient
+    cli: Cli, client: aiolock.LockClient, redis_server: RedisServer, prefix: str
 ) -> None:
     """One of them, with everybody; and that nobody has it."""
     async with client.semaphore("api", 2) as lease:
         code, output, _ = await cli("show", "--kind", "semaphore", "api")
         assert code == 0
-        assert output.startswith("semaphore 'api', limit 2\n  holds: ")
-        assert f"fence {lease.fence}" in output
+        assert output.startswith("semaphore api: 1 holder, 0 waiting, limit 2\nPLACE ")
+        head, row = (re.split(" {2,}", line) for line in output.splitlines()[1:])
+        assert head == ["PLACE", "WHO", "WHERE", "FOR", "LEASE", "FENCE", "AS"]
+        assert (row[0], row[5:]) == ("holder", [str(lease.fence), "1 permit"])
+        _, output, _ = await cli.here("show", "--wide", "api")
+        assert re.split(" {2,}", output.splitlines()[1])[7:] == ["SINCE", "CLIENT"]
+        assert re.search(rf"\+00:00  {client.id}#\d+\n$", output)
         _, data, _ = await cli.here("show", "--kind", "semaphore", "--json", "api")
         assert json.loads(data)["holders"][0]["pid"] == os.getpid()
-    nothing = "no lock of any kind 'api' is held or waited for\n"
+    where = f"is held or waited for, under the prefix '{prefix}' at {redis_server.url}\n"
+    nothing = f"nothing called 'api' {where}"
     assert await cli.here("show", "api") == (1, nothing, "")
-    nothing = "no semaphore with a name like 'a*' is held or waited for\n"
+    nothing = f"no semaphore with a name like 'a*' {where}"
     assert await cli.here("show", "--kind", "semaphore", "a*") == (1, nothing, "")
+
+
+async def test_ls_without_locks_says_so_and_where_without_the_secrets_of_the_url(
+    cli: Cli, tmp_path: Path
+) -> None:
+    """On standard error, for standard output has the locks only; `--json` prints an empty list."""
+    cli.env["AIOLOCK_URL"] = f"sqlite:///{tmp_path}/locks.db"
+    place = f"is held or waited for, under the prefix '{cli.env['AIOLOCK_PREFIX']}' at sqlite://"
+    code, output, errors = await cli.here("ls")
+    assert (code, output) == (0, "")
+    assert errors.startswith(f"nothing {place}")
+    assert (await cli.here("ls", "a", "--kind", "once"))[2].startswith(
+        f"no once called 'a' {place}"
+    )
+    assert await cli.here("ls", "--json") == (0, "[]\n", "")
+
+
+@pytest.mark.parametrize(
+    ("url", "named"),
+    [
+        ("redis://localhost:6379/0", "redis://localhost:6379/0"),
+        ("rediss://me:s3cret@db-1,db-2/1?ssl_password=s3cret", "rediss://db-1,db-2/1"),
+        ("postgresql://:s3%40cret@[::1]:5432/shop", "postgresql://[::1]:5432/shop"),
+        ("etcd://s3cret@localhost", "etcd://localhost"),
+        ("unix:///run/redis.sock?password=s3cret", "unix:///run/redis.sock"),
+    ],
+)
+def test_shown_url_has_neither_user_nor_password_nor_options(url: str, named: str) -> None:
+    """The servers, and what comes behind them."""
+    assert shown_url(url) == named
 
 
 async def test_show_without_kind_finds_each_kind_and_patterns(
@@ -309,16 +346,16 @@ async def test_show_without_kind_finds_each_kind_and_patterns(
         waiting = asyncio.create_task(client.latch("api:latch", 1).wait())
         await waited_for(client, "api:latch", "latch")
         for name, begins in (
-            ("api", "semaphore 'api', limit 2\n  holds: "),
-            ("api:rw", "lock 'api:rw'\n  holds: "),
-            ("api:latch", "latch 'api:latch', limit 1\n  waits, place 1: "),
-            ("a[1]", "lock 'a[1]'\n  holds: "),
+            ("api", "semaphore api: 1 holder, 0 waiting, limit 2\n"),
+            ("api:rw", "lock api:rw: 1 holder, 0 waiting\n"),
+            ("api:latch", "latch api:latch: 0 holders, 1 waiting, limit 1\n"),
+            ("a[1]", "lock a[1]: 1 holder, 0 waiting\n"),
         ):
             code, output, _ = await cli.here("show", name)
             assert (code, output.startswith(begins)) == (0, True)
         _, output, _ = await cli.here("show", "api*")
-        assert [line for line in output.splitlines() if not line.startswith(" ")] == [
-            *("latch 'api:latch', limit 1", "", "lock 'api:rw'", "", "semaphore 'api', limit 2")
+        assert [part.partition(":")[0] for part in output.split("\n\n")] == [
+            *("latch api", "lock api", "semaphore api")
         ]
         assert json.loads((await cli.here("show", "--json", "api"))[1])["kind"] == "semaphore"
         assert len(json.loads((await cli.here("show", "--json", "api*"))[1])) == 3
@@ -539,8 +576,9 @@ async def test_break_at_a_terminal_shows_the_holder_and_asks_for_confirmation(
     for typed, code in ((b"n\n", 1), (b"\n", 1), (b"", 130), (b"y\n", 0)):
         terminal, its_end = pty.openpty()
         async with cli.started("break", "a", stdin=its_end) as it:
-            assert await line_of(it) == "lock 'a'"
-            assert f"fence {lease.fence}" in await line_of(it)
+            assert await line_of(it) == "lock a: 1 holder, 0 waiting"
+            assert (await line_of(it)).endswith("  FENCE")
+            assert (await line_of(it)).endswith(f"  {lease.fence}")
             assert it.stdout is not None
             await asyncio.wait_for(it.stdout.readuntil(b"[y/N] "), WITHIN)
             assert not lease.lost.is_set()

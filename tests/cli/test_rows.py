@@ -10,7 +10,8 @@ import pytest
 
 import aiolock
 from aiolock import Deadlock
-from aiolock.cli.rows import COLUMNS, cells
+from aiolock.cli.parties import described
+from aiolock.cli.rows import COLUMNS, cells, listed
 from aiolock.cli.top import _Look
 from aiolock.observer import Blocked, who
 from aiolock.protocol import Participant, Status
@@ -22,6 +23,7 @@ HOLDER = Participant(
     client="ab" * 12, host="web-3", pid=7, since=90.0, place=0, fence=1, remaining=20.0
 )
 FIRST = replace(HOLDER, since=98.0, place=1, fence=0, remaining=0.0)
+TITLES = [column.title for column in COLUMNS]
 STATUS = Status("order:42", (HOLDER,), (FIRST,), kind="lock", now=100.0)
 
 
@@ -32,6 +34,7 @@ def test_cells_and_texts_of_a_status_escape_control_characters(where: str) -> No
     status = replace(STATUS, holders=(evil,))
     shown = [
         *cells(status),
+        *described(status, None),
         *str(status).splitlines(),
         *str(Deadlock((Blocked("lock", "a", FIRST, evil),))).splitlines(),
     ]
@@ -43,14 +46,14 @@ def test_cells_and_texts_of_a_status_escape_control_characters(where: str) -> No
 def test_cells_longest_is_the_longest_wait_of_all_waiters() -> None:
     """Of all who wait: whoever is next may have come last, with a higher priority."""
     later = replace(FIRST, since=40.0, place=2)
-    row = dict(zip(COLUMNS, cells(replace(STATUS, waiters=(FIRST, later))), strict=True))
+    row = dict(zip(TITLES, cells(replace(STATUS, waiters=(FIRST, later))), strict=True))
     assert (row["WAITING"], row["LONGEST"], row["FOR"]) == ("2", "60.0 s", "10.0 s")
 
 
 def test_cells_of_a_detached_lease_are_its_label_and_what_is_left_without_its_key() -> None:
     """It runs nowhere, and its client is a secret."""
     detached = replace(HOLDER, client="=secret", label="order 42 → worker", remaining=41.0)
-    row = dict(zip(COLUMNS, cells(replace(STATUS, holders=(detached,))), strict=True))
+    row = dict(zip(TITLES, cells(replace(STATUS, holders=(detached,))), strict=True))
     assert (row["HELD BY"], row["WHERE"]) == ("order 42 → worker", "detached")
     assert (row["LEASE"], row["WAITING"]) == ("41.0 s", "1")
     assert cells(replace(STATUS, holders=(replace(detached, label=""),)))[2] == "-"
@@ -70,6 +73,78 @@ def test_text_of_a_status_says_what_each_share_holds_and_how_many_wait() -> None
         "  share late: 1 held, 0 waiting",
     ]
     assert "share" not in str(STATUS)
+
+
+LONG = replace(
+    STATUS,
+    name="tenant/0193a8c2-77f1-7d11/nightly report/2026-11-29/europe-west",
+    kind="semaphore",
+    holders=(replace(HOLDER, label="billing: job 17"), HOLDER),
+)
+
+
+@pytest.mark.parametrize(
+    ("width", "titles"),
+    [
+        (40, ["NAME", "FOR", "WAITING"]),
+        (60, ["NAME", "HELD BY", "FOR", "WAITING"]),
+        (80, ["KIND", "NAME", "HELD BY", "FOR", "WAITING", "LONGEST"]),
+        (120, TITLES),
+        (200, TITLES),
+        (None, TITLES),
+    ],
+)
+def test_rows_on_a_terminal_keep_the_name_and_leave_out_what_matters_less(
+    width: int | None, titles: list[str]
+) -> None:
+    """No line is wider than the terminal, and at least 20 columns are for the name."""
+    head, *lines = listed([LONG, STATUS], width)
+    assert head.replace("HELD BY", "HELD_BY").split() == [
+        title.replace(" ", "_") for title in titles
+    ]
+    assert max(map(len, (head, *lines))) <= (width or 1000)
+    assert (LONG.name in lines[0]) == (width in (200, None))
+    at = head.index("NAME")
+    name = lines[0][at:].split("  ")[0]
+    assert name.startswith("tenant/")
+    assert name.endswith("-west")
+    assert len(name) >= 20
+
+
+def test_row_without_room_for_where_names_the_process_of_a_holder_without_a_label() -> None:
+    """Then HELD BY is the only column that says who has it, and that it is gone."""
+    gone = replace(STATUS, holders=(replace(HOLDER, alive=False), HOLDER))
+    _, line, named, free = listed([gone, LONG, replace(STATUS, holders=())], 80)
+    assert " order:42 " in line
+    assert " web-3:7 ! +1 " in line
+    assert " 17 +1 " in named
+    assert free.split()[2:4] == ["-", "-"]
+
+
+@pytest.mark.parametrize("width", [60, 80, 200, None])
+def test_lines_about_a_lock_have_the_units_of_its_row_and_fit_the_terminal(
+    width: int | None,
+) -> None:
+    """Each has its place, for how long, its lease and its fence; `--wide` adds time and client."""
+    holder = replace(HOLDER, label="billing: job 17", fence=1795305617036786, permits=2)
+    waiter = replace(FIRST, share="acme", weight=3, alive=False)
+    closed = replace(STATUS, holders=(holder,), waiters=(waiter,), limit=2, closed=120.0)
+    head, share, titles, *lines = described(closed, width)
+    assert head == "lock order:42: 1 holder, 1 waiting, limit 2, closed for 2.0 min"
+    assert share == "share acme: 0 held, 1 waiting"
+    assert max(map(len, (titles, *lines))) <= (width or 1000)
+    assert [line.split()[0] for line in lines] == ["holder", "1"]
+    assert "10.0 s" in lines[0]
+    assert "1795305617036786" in lines[0]
+    assert " ! " in lines[1]
+    assert ("20.0 s" in lines[0]) == (width != 60)
+    if width in (200, None):
+        assert titles.split() == ["PLACE", "WHO", "WHERE", "FOR", "LEASE", "FENCE", "AS"]
+        assert lines[0].endswith("  2 permits")
+        assert lines[1].endswith("  share acme × 3")
+    wide = [line.split()[-2:] for line in described(closed, None, wide=True)][2:]
+    assert wide[0] == ["SINCE", "CLIENT"]
+    assert wide[1] == ["1970-01-01T00:01:30.000+00:00", f"{HOLDER.client}#0"]
 
 
 async def test_top_drops_a_deadlock_that_is_over_and_asks_seldom_without_one() -> None:
