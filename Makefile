@@ -17,7 +17,7 @@ DEMO_WORKERS = $(or $(WORKERS),$(workers))
 DEMO = $(if $(DEMO_URL),--url "$(DEMO_URL)") \
 	$(if $(DEMO_WORKERS),--workers "$(DEMO_WORKERS)") $(ARGS)
 OF_STORES = $(if $(STORES),--stores "$(STORES)")
-SERVERS = redis-server chromium $(if $(STORES),$(if $(findstring postgres,$(STORES)),postgresql) \
+SERVERS = redis-server chromium promtool $(if $(STORES),$(if $(findstring postgres,$(STORES)),postgresql) \
 	$(if $(findstring mysql,$(STORES)),mariadb),postgresql mariadb)
 SOURCES = $(wildcard aiolock pytest_aiolock tests examples benchmarks)
 
@@ -29,7 +29,7 @@ export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test proof chaos lint bench docs clean distclean redis-server postgresql mariadb chromium
+.PHONY: help demo test proof chaos lint bench docs clean distclean redis-server postgresql mariadb chromium promtool
 
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' Makefile
@@ -91,6 +91,12 @@ chromium:
 		|| { .ci/install-package apt-get:chromium dnf:chromium apk:chromium \
 			&& .ci/install-package apt-get:chromium-driver dnf:chromedriver apk:chromium-chromedriver; } \
 		|| echo "Chromium is missing and we may not install it here: the page goes untested in a browser." >&2
+
+# For the tests of the rules and the dashboard in examples/monitoring. It comes with Prometheus.
+promtool:
+	@command -v $@ >/dev/null \
+		|| .ci/install-package apt-get:prometheus dnf:golang-github-prometheus apk:prometheus brew:prometheus \
+		|| echo "promtool is missing and we may not install it here: the alert rules go untested." >&2
 
 # One environment in two layers: the package is enough for the demo, the rest wants the tools.
 .venv/package.stamp: pyproject.toml
