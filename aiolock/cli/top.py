@@ -24,8 +24,6 @@ _LOOKS_FOR_DEADLOCKS: Final = 5
 _MARK: Final = len("  DEADLOCK")
 """The width of the marks behind the lines."""
 _SHORTEST, _LONGEST = 0.1, 3600
-_SHARE: Final = 10
-"""The least pause after a snapshot, as a multiple of its duration, to spare the store."""
 
 
 def add_command(commands: Commands) -> None:
@@ -85,7 +83,8 @@ class _Look:
         began = time()
         try:
             statuses = await client.snapshot(arguments.pattern, kind=arguments.kind)
-            self.pause = max(arguments.every, _SHARE * (time() - began))
+            # A store that has much to do is asked for half of the time; latency is no load.
+            self.pause = max(arguments.every, time() - began)
             # A deadlock that is shown is checked each time: it ends as soon as one task gives up.
             if self.deadlocks or self._looked % _LOOKS_FOR_DEADLOCKS == 0:
                 blocked = any(status.waiters for status in statuses)

@@ -10,18 +10,20 @@ class Limits:
     """Bounds that hold for any number of locks and viewers."""
 
     every: float = 1.0
-    """Seconds between two looks at the store, at least."""
-    share: float = 10.0
-    """The pause after a look, as a multiple of its duration, at least: looks use a tenth of the
-    time. So does the search for what viewers want to see: after each, the next waits so long."""
-    slowest: float = 30.0
-    """The longest time between two looks at the store, in seconds."""
+    """Seconds from one look at the store to the next, at least."""
+    share: float = 5.0
+    """The pause after a look, as a multiple of the processor time of this thread in it, at least:
+    so looks use a sixth of it. (Not of the time that the look took: that may be all latency, which
+    is no load on anybody. But the pause is never shorter than the look, to spare a store that has
+    much to do.) The search for what viewers want to see rests as long, see `Renderer`."""
+    slowest: float = 10.0
+    """The longest pause after a look, in seconds."""
     deadlocks_every: float = 10.0
     """Seconds between two looks for deadlocks, at least."""
     deadlocks: int = 10
     """Deadlocks that are shown, at most."""
     rows: int = 200
-    """Locks that are sent to a viewer, at most; of the others it gets their number."""
+    """Locks on one page of the list, which is what a viewer is sent."""
     parties: int = 200
     """Holders, and waiters, that are shown of one lock, at most."""
     history: float = 600.0

@@ -59,7 +59,7 @@ class Look:
     took: float = 0.0
     """Seconds that the answer took."""
     every: float = 0.0
-    """Seconds until the next look."""
+    """Seconds from the beginning of this look to that of the next."""
     seen: dict[Key, Seen] = field(default_factory=dict[Key, Seen])
     totals: Totals = field(default_factory=Totals)
     deadlocks: tuple[Deadlock, ...] = ()

@@ -7,6 +7,7 @@ import logging
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
+from time import thread_time
 from typing import Final
 
 import anyio
@@ -30,6 +31,8 @@ class Poller:
         self._limits = limits
         self._loop: asyncio.AbstractEventLoop | None = None
         self._task: asyncio.Task[None] | None = None
+        self._search: asyncio.Task[None] | None = None
+        """The search for deadlocks that is under way."""
         self._viewers = 0
         self._next = 0.0
         self._next_deadlocks = 0.0
@@ -109,11 +112,13 @@ class Poller:
         self._task = loop.create_task(self._run(), name="aiolock page")
 
     async def _stop(self) -> None:
-        task, self._task = self._task, None
-        if task is not None:
+        tasks = [task for task in (self._task, self._search) if task is not None]
+        self._task = None
+        for task in tasks:
             task.cancel()
+        if tasks:
             with anyio.CancelScope(shield=True):
-                await asyncio.wait([task])
+                await asyncio.wait(tasks)
 
     async def _run(self) -> None:
         while True:
@@ -138,30 +143,38 @@ class Poller:
 
     async def _look(self) -> None:
         limits = self._limits
-        began = self.now()
+        began, used = self.now(), thread_time()
         found = await self._client.snapshot()
         at = self.now()
         took = at - began
-        every = min(max(limits.every, limits.share * took), limits.slowest)
         locks = await seen(found)
         total = await totals(locks.values())
-        self._next = self.now() + every
         await self.history.add(at, total, locks)
         known = await still(self.look.deadlocks, locks)
+        pause = max(limits.every - took, took, limits.share * (thread_time() - used))
+        self._next = self.now() + min(pause, limits.slowest)
         before = self.look
+        every = self._next - began
         self._show(Look(before.version + 1, at, took, every, locks, total, known))
         await self._renderer.forget(before)
-        if total.waiting > 1 and self._next_deadlocks <= at:
-            await self._look_for_deadlocks()
+        if total.waiting > 1 and self._next_deadlocks <= at and self._search is None:
+            self._search = asyncio.create_task(self._look_for_deadlocks())
 
     async def _look_for_deadlocks(self) -> None:
+        """Beside the looks, for it takes longer than one of them."""
         limits = self._limits
-        began = self.now()
-        self._next_deadlocks = began + limits.deadlocks_every
-        found = tuple(await self._client.deadlocks())
-        ended = self.now()
-        wait = max(limits.deadlocks_every, limits.share * (ended - began))
-        self._next_deadlocks = ended + wait
+        began, used = self.now(), thread_time()
+        try:
+            found = tuple(await self._client.deadlocks())
+        except (ClientClosed, StoreError):
+            return  # the next look shows that
+        except Exception:  # noqa: BLE001  # nobody waits for this task
+            _log.exception("aiolock: the page could not look for deadlocks")
+            return
+        finally:
+            wait = max(self.now() - began, limits.share * (thread_time() - used))
+            self._next_deadlocks = self.now() + max(limits.deadlocks_every, wait)
+            self._search = None
         if found != self.look.deadlocks:
             again = replace(self.look, version=self.look.version + 1, deadlocks=found, rendered={})
             self._show(again)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from time import thread_time
 from typing import Protocol
 
 from aiolock.page._history import History
@@ -44,10 +45,9 @@ class Renderer:
                 await asyncio.sleep(left)
             look = looks.look
             if (found := look.rendered.get(wanted)) is None:
-                began = time()
+                used = thread_time()
                 found = await rendered(look, wanted, looks.history, self._limits)
-                ended = time()
-                self._rests = ended + self._limits.share * (ended - began)
+                self._rests = time() + self._limits.share * (thread_time() - used)
                 look.rendered[wanted] = found
                 if len(look.rendered) > self._limits.viewers:
                     del look.rendered[next(iter(look.rendered))]

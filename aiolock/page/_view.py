@@ -7,7 +7,7 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from fnmatch import translate
-from itertools import chain
+from itertools import islice
 from typing import Any, Final, NamedTuple
 
 from aiolock import LockClient, Participant, Status
@@ -24,6 +24,7 @@ SORTS: Final[Mapping[str, Callable[[Seen], tuple[Any, ...]]]] = {
     "name": lambda lock: (lock.status.name, lock.status.kind),
 }
 _PATTERN: Final = frozenset("*?[")
+_PAGE: Final = re.compile("[1-9][0-9]{0,6}")
 _TEXT: Final = 4_000
 """Characters of the text of a deadlock."""
 
@@ -36,6 +37,8 @@ class Wanted(NamedTuple):
     kind: str
     """Empty for all."""
     sort: str
+    page: int = 1
+    """Which part of them, in that order."""
 
     @classmethod
     def of(cls, query: Mapping[str, str], limits: Limits) -> Wanted:
@@ -47,7 +50,10 @@ class Wanted(NamedTuple):
             raise Refused(400, f"kind must be one of {', '.join(LockClient.KINDS)}")
         if (sort or "wait") not in SORTS:
             raise Refused(400, f"sort must be one of {', '.join(SORTS)}")
-        return cls(text, kind, sort or "wait")
+        page = query.get("page") or "1"
+        if not _PAGE.fullmatch(page):
+            raise Refused(400, "page must be a number, from 1 on")
+        return cls(text, kind, sort or "wait", int(page))
 
     def check(self) -> Callable[[Seen], object]:
         """A function that returns whether a lock is wanted."""
@@ -60,27 +66,42 @@ class Wanted(NamedTuple):
         return lambda lock: matches(lock.status.name)
 
 
+class _Rows(NamedTuple):
+    """The locks on the page that is wanted."""
+
+    locks: Sequence[Seen]
+    before: int
+    """The number of locks on the pages before."""
+    matching: int
+    """The number of locks on all pages."""
+
+
 async def rendered(look: Look, wanted: Wanted, history: History, limits: Limits) -> bytes:
     """All that a viewer sees of a look."""
-    first, matching = await _first(look, wanted, limits)
-    return dumped(_rendered(look, first, matching, history, limits))
+    rows = await _rows(look, wanted, limits)
+    return dumped(_rendered(look, rows, history, limits))
 
 
-async def _first(look: Look, wanted: Wanted, limits: Limits) -> tuple[list[Seen], int]:
-    """The first of those that are wanted, in order, and how many there are."""
-    pace, is_wanted = Pace(), wanted.check()
-    first, matching = list[Seen](), 0
+async def _rows(look: Look, wanted: Wanted, limits: Limits) -> _Rows:
+    """Those on the wanted page; on the last one, if there are fewer pages by now."""
+    pace, is_wanted, order = Pace(), wanted.check(), SORTS[wanted.sort]
+    runs, matching = list[list[Seen]](), 0
     for part in parts(look.seen.values()):
         found = [
             lock
             for lock in part
             if (not wanted.kind or lock.status.kind == wanted.kind) and is_wanted(lock)
         ]
-        if found:
-            matching += len(found)
-            first = heapq.nsmallest(limits.rows, chain(first, found), key=SORTS[wanted.sort])
+        found.sort(key=order)
+        runs.append(found)
+        matching += len(found)
         await pace.step(len(part))
-    return first, matching
+    last = max(0, matching - 1) // limits.rows
+    before = min(wanted.page - 1, last) * limits.rows
+    ordered = heapq.merge(*runs, key=order)
+    for part in parts(islice(ordered, before)):
+        await pace.step(len(part))
+    return _Rows(list(islice(ordered, limits.rows)), before, matching)
 
 
 def dumped(value: object) -> bytes:
@@ -88,19 +109,19 @@ def dumped(value: object) -> bytes:
     return json.dumps(value, separators=(",", ":")).encode()
 
 
-def _rendered(
-    look: Look, first: Sequence[Seen], matching: int, history: History, limits: Limits
-) -> dict[str, Any]:
+def _rendered(look: Look, rows: _Rows, history: History, limits: Limits) -> dict[str, Any]:
     blocked = {(each.kind, each.name) for deadlock in look.deadlocks for each in deadlock.cycle}
     return {
         "error": look.error,
         "closed": look.closed,
         "took": _short(look.took),
         "totals": {**look.totals._asdict(), "longest": _short(look.totals.longest)},
-        "matching": matching,
+        "matching": rows.matching,
+        "before": rows.before,
+        "page": rows.before // limits.rows + 1,
         "rows": [
             _row(lock, lock.key in blocked, history.growth(lock.key, look.at, look.every))
-            for lock in first
+            for lock in rows.locks
         ],
         "deadlocks": [
             {

@@ -6,6 +6,7 @@ import json
 import math
 import time
 from collections.abc import Iterator
+from functools import partial
 from typing import Final
 
 import pytest
@@ -123,6 +124,57 @@ def test_page_search_shows_matching_locks_and_is_kept_in_the_address(
     assert len(browser.names()) == 2
     browser.press("Go on")
     browser.until(lambda: not browser.names())
+
+
+def test_page_reaches_every_lock_by_its_pages_and_keeps_the_page_in_the_address(
+    browser: Browser, server: Server
+) -> None:
+    """A page of the list at a time; another search begins with its first page."""
+    for n in range(45):
+        server.hold(f"order:{n:02}")
+    browser.open("/read/?sort=name")
+    browser.until(lambda: len(browser.names()) == 20)
+    assert browser.text("#count") == "1 to 20 of 45 locks"
+    assert not browser.run("return document.querySelector('#previous:disabled') === null")
+    seen = browser.names()
+    for first, last in ((20, 40), (40, 45)):
+        browser.press("Next")
+        seen += browser.until(partial(of_page, browser, f"order:{first}"))
+        assert len(seen) == last
+    assert seen == [f"order:{n:02}" for n in range(45)]
+    assert browser.text("#place") == "41 to 45 of 45"
+    assert not browser.run("return document.querySelector('#next:disabled') === null")
+    browser.driver.refresh()
+    browser.until(lambda: browser.names() == seen[40:])
+    browser.press("Previous")
+    browser.until(lambda: browser.names() == seen[20:40])
+    (search,) = browser.all("#search")
+    search.send_keys("order:?1")
+    browser.until(lambda: browser.names() == [f"order:{n}1" for n in range(5)])
+    assert browser.run("return location.search") == "?q=order%3A%3F1&sort=name"
+    assert browser.run("return document.querySelector('#pages').hidden")
+
+
+def of_page(browser: Browser, first: str) -> list[str]:
+    """The names that are shown, if that is the first of them."""
+    names = browser.names()
+    return names if names[:1] == [first] else []
+
+
+def test_page_on_a_phone_shows_the_first_lock_above_the_fold_with_a_deadlock_too(
+    browser: Browser, server: Server
+) -> None:
+    """All of it, below the charts, the search and the deadlock."""
+    for name in ("order:1", "order:2"):
+        server.hold(name)
+    browser.look_like(390, "light", 844)
+    browser.open("/read/")
+    browser.until(lambda: len(browser.names()) == 2)
+    bottom = "return document.querySelector('#rows tr').getBoundingClientRect().bottom"
+    assert browser.run(bottom) < 844
+    with server.deadlock():
+        browser.until(lambda: "2 tasks wait for each other" in browser.text("#deadlocks"))
+        assert browser.run(bottom) < 844
 
 
 def test_page_shows_hostile_names_as_text(browser: Browser, server: Server) -> None:

@@ -16,6 +16,8 @@ from aiolock.page._limits import Limits
 from aiolock.page._look import Totals, seen
 from aiolock.stores.memory import MemoryServer
 from aiolock.testing import FaultyStore
+from tests.support.proxy import Proxy
+from tests.support.servers import RedisServer
 from tests.support.viewers import Viewer, Visitor, scope_of
 from tests.support.worlds import asking, queued
 
@@ -87,6 +89,8 @@ async def _which_rows(client: aiolock.LockClient, leases: list[aiolock.Lease]) -
             return view["matching"], [row["name"] for row in view["rows"]]
 
     assert await rows("") == (6, ["Order:3", "Order:0", "Order:1"])
+    assert await rows("page=2") == (6, ["Order:2", "Order:4", "order:9"])
+    assert await rows("page=3") == await rows("page=2")  # the last one that there is
     assert await rows("sort=name") == (6, ["Order:0", "Order:1", "Order:2"])
     assert (await rows("sort=queue"))[1][0] == "Order:3"
     assert (await rows("sort=held"))[1][0] == "Order:0"
@@ -95,7 +99,7 @@ async def _which_rows(client: aiolock.LockClient, leases: list[aiolock.Lease]) -
     assert await rows("q=*%3A%5B34%5D") == (2, ["Order:3", "Order:4"])
     assert await rows("kind=semaphore&q=ord") == (1, ["order:9"])
     assert (await rows("q=%5B"))[0] == 0
-    for wrong in ("q=" + "a" * 101, "kind=locks", "sort=random"):
+    for wrong in ("q=" + "a" * 101, "kind=locks", "sort=random", "page=0", "page=1.5"):
         async with Visitor(page) as visitor:
             assert (await visitor.get(f"/events?{wrong}")).status_code == 400
     waits.cancel()
@@ -253,17 +257,56 @@ async def test_stream_of_a_returning_viewer_does_not_ask_the_store_again(
     assert not lookers()
 
 
-async def test_stream_of_a_slow_store_asks_it_less_often(
-    client: aiolock.LockClient, store: FaultyStore
+async def test_stream_of_a_store_with_latency_is_as_quick_as_its_answers(
+    redis_server: RedisServer, prefix: str
 ) -> None:
-    """A store that takes long to answer is asked less often."""
-    page = Page(client, limits=replace(SOON, share=10))
-    store.hold("snapshot")
-    async with Viewer(page) as viewer:
-        await asyncio.sleep(0.3)
-        store.resume()
-        await viewer.event()
-        assert (await viewer.event("times"))["every"] > 3
+    """Latency is no load: the next look comes after as long as this one took, not ten times that.
+
+    The search for deadlocks, which takes longer still, delays no look.
+    """
+    limits = replace(SOON, share=Limits().share)
+    async with (
+        Proxy(redis_server.port) as proxy,
+        aiolock.connect(proxy.url, prefix=prefix) as client,
+        client.lock("a"),
+    ):
+        waits = [asking(client.lock("a")), asking(client.lock("a"))]
+        await queued(client.lock("a"), 2)
+        proxy.delay(to_server=0.1, to_client=0.1)
+        async with Viewer(Page(client, limits=limits)) as viewer:
+            for _ in range(3):
+                took = (await viewer.event())["took"]
+                assert took >= 0.19
+                assert (await viewer.event("times"))["every"] <= 3 * took
+        proxy.delay()
+        for each in waits:
+            each.cancel()
+        await asyncio.wait(waits)
+
+
+async def test_stream_of_a_store_that_hangs_in_the_search_for_deadlocks_goes_on(
+    client: aiolock.LockClient, store: FaultyStore, page: Page, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Looks go on beside it, and its end by an error is none of the page."""
+    hangs = asyncio.Event()
+
+    async def deadlocks(_: object) -> list[aiolock.Deadlock]:
+        hangs.set()
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    monkeypatch.setattr(aiolock.LockClient, "deadlocks", deadlocks)
+    async with client.lock("a"):
+        waits = [asking(client.lock("a")), asking(client.lock("a"))]
+        await queued(client.lock("a"), 2)
+        async with Viewer(page) as viewer:
+            await asyncio.wait_for(hangs.wait(), 10)
+            async with client.lock("b"):
+                await viewer.until(held=2)
+        for each in waits:
+            each.cancel()
+        await asyncio.wait(waits)
+    assert not lookers()
 
 
 async def test_stream_beyond_its_limit_of_viewers_answers_503(client: aiolock.LockClient) -> None:
@@ -380,8 +423,8 @@ def test_page_works_again_in_another_event_loop() -> None:
     asyncio.run(start())
 
 
-async def test_stream_of_ten_thousand_locks_sends_a_small_message() -> None:
-    """Ten thousand: one message is small, and nobody waits long for it to be made."""
+async def test_stream_of_ten_thousand_locks_sends_a_small_message_and_reaches_all() -> None:
+    """Ten thousand: one message is small, and each of them is on one of the pages."""
     server = MemoryServer()
     async with aiolock.connect(server) as client:
         leases = [await client.lock(f"order:{n}").acquire() for n in range(10_000)]
@@ -391,6 +434,14 @@ async def test_stream_of_ten_thousand_locks_sends_a_small_message() -> None:
                 block = await viewer.block()
             assert len(block) < 100_000
             assert '"locks":10000' in block
+        seen = list[str]()
+        page = Page(client, limits=replace(SOON, every=60.0, share=0.0, rows=2_500))
+        for number in range(1, 5):
+            async with Viewer(page, f"sort=name&page={number}") as viewer:
+                view = await viewer.event()
+                assert (view["page"], view["before"]) == (number, len(seen))
+                seen += [row["name"] for row in view["rows"]]
+        assert seen == sorted(f"order:{n}" for n in range(10_000))
         await asyncio.gather(*(lease.release() for lease in leases))
 
 

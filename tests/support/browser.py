@@ -7,7 +7,7 @@ import contextlib
 import shutil
 import threading
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import Any, Final, Self, TypeVar
 
@@ -65,7 +65,7 @@ class Server:
         self.store = FaultyStore(MemoryStore(self.locks))
         self.client = aiolock.connect(self.store)
         self.other = aiolock.connect(self.locks)
-        limits = Limits(every=0.1, share=1, deadlocks_every=0.1)
+        limits = Limits(every=0.1, share=1, deadlocks_every=0.1, rows=20)
         pages = {
             "/read": Page(self.client, limits=limits),
             "/admin": Page(self.client, limits=limits, may_break=lambda _: True),
@@ -133,6 +133,34 @@ class Server:
             self._task = asyncio.create_task(enter())
 
         self.do(ask())
+
+    @contextlib.contextmanager
+    def deadlock(self) -> Iterator[None]:
+        """Two tasks of two clients wait for each other."""
+        tasks = list[asyncio.Task[None]]()
+
+        async def begin() -> None:
+            both = asyncio.Barrier(2)
+
+            async def cross(client: aiolock.LockClient, first: str, second: str) -> None:
+                async with client.lock(first):
+                    await both.wait()
+                    async with client.lock(second):
+                        pass
+
+            clients = {"AB": self.client, "BA": self.other}
+            tasks[:] = (asyncio.create_task(cross(each, *names)) for names, each in clients.items())
+
+        async def end() -> None:
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks)
+
+        self.do(begin())
+        try:
+            yield
+        finally:
+            self.do(end())
 
     def release_all(self) -> None:
         """No client has any lock."""
@@ -215,11 +243,11 @@ class Browser:
 
         self.until(clicked)
 
-    def look_like(self, width: int, scheme: str) -> None:
-        """Have a screen of this width, in the light or in the dark."""
+    def look_like(self, width: int, scheme: str, height: int = 800) -> None:
+        """Have a screen of this size, in the light or in the dark."""
         self.cdp(
             "Emulation.setDeviceMetricsOverride",
-            {"width": width, "height": 800, "deviceScaleFactor": 1, "mobile": width < 500},
+            {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 500},
         )
         feature = {"name": "prefers-color-scheme", "value": scheme}
         self.cdp("Emulation.setEmulatedMedia", {"features": [feature]})

@@ -1,6 +1,7 @@
 // One lock: its holders and waiters and, with permission, buttons to ask for it and to take it away.
 import { Chart } from "./chart.js";
 import { Parties } from "./parties.js";
+import { after } from "./server.js";
 import { duration, el, named, number, plain, put, where } from "./text.js";
 
 const EVERY = 2000; // ms
@@ -19,7 +20,6 @@ export class Details {
     $("details-ask").addEventListener("click", () => this.ask());
     this.all = $("details-take");
     this.all.addEventListener("click", () => this.take(this.found.more_holders ? null : this.found.holders));
-    this.dialog.addEventListener("close", () => clearInterval(this.timer));
     this.dialog.addEventListener("click", (event) => event.target === this.dialog && this.dialog.close());
   }
 
@@ -37,8 +37,15 @@ export class Details {
     put(this.said, "");
     $("details-body").hidden = true;
     this.dialog.showModal();
-    this.timer = setInterval(() => this.load(), EVERY);
-    this.load();
+    this.follow(this.lock);
+  }
+
+  /** Load it again and again; the next time when the answer has come, however slow the store is. */
+  async follow(lock) {
+    while (lock === this.lock && this.dialog.open) {
+      await this.load();
+      await after(EVERY);
+    }
   }
 
   async load() {

@@ -12,7 +12,7 @@ const $ = (id) => document.getElementById(id);
 const server = new Server();
 const details = new Details(server);
 const table = new Table($("rows"), (kind, name) => details.open(kind, name));
-const wanted = { q: $("search"), kind: $("kind"), sort: $("sort") };
+const wanted = { q: $("search"), kind: $("kind"), sort: $("sort"), page: { value: "" } };
 
 let charts = [];
 let history = []; // [ms by the browser's clock, held, waiting, longest]
@@ -26,12 +26,24 @@ function showView(view) {
   table.show(view.rows);
   $("nothing").hidden = view.matching > 0 || Boolean(view.error);
   put($("nothing"), view.totals.locks ? "Nothing with such a name is held or waited for." : "Nothing is held or waited for.");
-  const shown = view.rows.length;
-  const of = view.matching === view.totals.locks ? "" : `, of ${number(view.totals.locks)} in all`;
-  put($("count"), (shown < view.matching ? `the first ${number(shown)} of ${number(view.matching)}` : `${number(shown)} lock${shown === 1 ? "" : "s"}`) + of);
+  showPlace(view);
   const stuck = view.deadlocks.length ? "⚠ deadlock, " : "";
   document.title = `${stuck}${number(view.totals.held)} held, ${number(view.totals.waiting)} waiting – aiolock`;
   showDeadlocks(view.deadlocks, view.more_deadlocks);
+}
+
+let page = 1; // the page of the list that is shown
+function showPlace({ rows, matching, before, page: shown, totals }) {
+  const last = before + rows.length;
+  const all = last - before === matching;
+  const many = all ? number(matching) : `${number(before + 1)} to ${number(last)} of ${number(matching)}`;
+  const of = matching === totals.locks ? "" : `, of ${number(totals.locks)} in all`;
+  page = shown;
+  put($("count"), `${many} lock${matching === 1 ? "" : "s"}${of}`);
+  put($("place"), many);
+  $("pages").hidden = all;
+  $("previous").disabled = before === 0;
+  $("next").disabled = last >= matching;
 }
 
 let deadlocksShown = "";
@@ -97,7 +109,13 @@ function restore() {
   }
 }
 
-function want() {
+function turn(to) {
+  want(to);
+  document.querySelector(".tools").scrollIntoView();
+}
+
+function want(to = 1) {
+  wanted.page.value = to > 1 ? String(to) : "";
   const query = new URLSearchParams();
   for (const [key, field] of Object.entries(wanted)) if (field.value && field.value !== "wait") query.set(key, field.value);
   window.history.replaceState(null, "", query.size ? `?${query}` : location.pathname);
@@ -123,10 +141,12 @@ function visibility() {
 let typing;
 $("search").addEventListener("input", () => {
   clearTimeout(typing);
-  typing = setTimeout(want, TYPING);
+  typing = setTimeout(() => want(), TYPING);
 });
-$("kind").addEventListener("change", want);
-$("sort").addEventListener("change", want);
+$("kind").addEventListener("change", () => want());
+$("sort").addEventListener("change", () => want());
+$("previous").addEventListener("click", () => turn(page - 1));
+$("next").addEventListener("click", () => turn(page + 1));
 $("pause").addEventListener("click", pause);
 document.addEventListener("visibilitychange", visibility);
 

@@ -71,7 +71,7 @@ export class Server {
   }
 }
 
-function after(ms) {
+export function after(ms) {
   return new Promise((done) => setTimeout(done, ms));
 }
 
