@@ -390,7 +390,7 @@ async def test_output_in_another_encoding_escapes_characters_it_lacks(
         assert "\\u" not in output
 
 
-@pytest.mark.parametrize("args", [("--help",), ("ls",), ("completion", "bash")])
+@pytest.mark.parametrize("args", [("--help",), ("ls", "--json"), ("completion", "bash")])
 async def test_output_that_cannot_be_written_ends_without_a_traceback(
     cli: Cli, args: tuple[str, ...]
 ) -> None:
