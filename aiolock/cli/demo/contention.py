@@ -33,7 +33,7 @@ class Kind(NamedTuple):
 
 NO_LOCK: Final = Kind("no lock", "Without a lock", "nothing")
 # It polls, which may take long.
-REDIS_PY: Final = Kind("redis-py Lock", "With redis-py's own Lock", "redis-py", seconds=10.0)
+REDIS_PY: Final = Kind("redis-py", "With redis-py's own Lock", "redis-py", seconds=10.0)
 AIOLOCK: Final = Kind("aiolock", "With aiolock", "aiolock")
 WITH_KILLS: Final = Kind("killed", "With aiolock, while workers are killed", "aiolock", kill=True)
 
@@ -80,9 +80,9 @@ async def compare(settings: Settings, folder: Path) -> list[Run]:
         raise ValueError("the demo runs on Redis, or on an SQLite file")
     async with client:  # says what is wrong with the server
         print(
-            f"Processes: {settings.workers}, requests at once: {settings.requests:,},"
-            f" items in stock: {settings.items:,}.\n"
-            "Each request reads the stock, works, writes it less one."
+            f"Processes: {settings.workers}, requests: {settings.requests:,},"
+            f" stock: {settings.items:,} items.\n"
+            "Each reads the stock, works, writes it less one."
         )
         if not settings.on_redis:
             return [await contend(kind, settings, folder) for kind in kinds(settings)]

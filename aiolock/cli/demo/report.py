@@ -15,17 +15,14 @@ Figures: TypeAlias = dict[str, float]
 ROWS: Final = {
     "sold": ("items sold", ""),
     "oversold": ("oversold", ""),
-    "overtaken": ("overtaken by a later request", ""),
-    "handoff_ms": ("hand-off to the next, median", " ms"),
-    "handoff_p99_ms": ("99 of 100 hand-offs within", " ms"),
-    "longest_wait_s": ("longest wait for the lock", " s"),
-    "per_second": ("requests served a second", ""),
-    "commands": ("commands for each request", ""),
+    "overtaken": ("requests overtaken", ""),
+    "handoff_ms": ("hand-off, median", " ms"),
+    "longest_wait_s": ("longest wait", " s"),
 }
-"""The figures in the table: by their names in JSON, their titles and units."""
-WIDTHS: Final = {"no lock": 7, "redis-py Lock": 13, "aiolock": 8}
-"""The widths of the columns: with the titles, 60 characters."""
-RIGHT: Final = "aiolock was exactly right: each item was sold once."
+"""The figures that say it at a glance: by their names in JSON, their titles and units."""
+WIDTHS: Final = {"no lock": 7, "redis-py": 8, "aiolock": 8}
+"""The widths of the columns: with the titles, 48 characters, which fit a phone."""
+RIGHT: Final = "aiolock was exactly right: each item sold once."
 HINT: Final = "With --url redis://... redis-py's own Lock has a run, too."
 
 
@@ -112,11 +109,12 @@ def lines(runs: Iterable[Run], wrong: Sequence[str]) -> Iterator[str]:
     if killed and killed["killed"]:
         counts = ", ".join(f"{key}: {killed[key]:,}" for key in ("killed", "oversold", "overtaken"))
         yield f"Workers {counts}."
-        yield f"A dead holder blocked the others for {cell(killed['blocked_ms'], ' ms')},"
-        yield f"dead waiters for {cell(killed.get('slowest_handoff_ms'), ' ms')} at most."
+        yield f"A dead holder blocked the others for {cell(killed['blocked_ms'], ' ms')}"
+        slowest = cell(killed.get("slowest_handoff_ms"), " ms")
+        yield f"(its lease), dead waiters for {slowest} at most."
         yield ""
     yield from [f"WRONG: {each}." for each in wrong] or [RIGHT]
-    if "redis-py Lock" not in found:
+    if "redis-py" not in found:
         yield HINT
 
 
@@ -130,4 +128,4 @@ def cell(value: float | None, unit: str) -> str:
 
 def row(title: str, cells: dict[str, str]) -> str:
     """A line of the table."""
-    return f"{title:29}" + "".join(f" {text:>{WIDTHS[name]}}" for name, text in cells.items())
+    return f"{title:22}" + "".join(f" {text:>{WIDTHS[name]}}" for name, text in cells.items())
