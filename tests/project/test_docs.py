@@ -102,49 +102,64 @@ def programs(page: Path, url: str, folder: Path, etcd: str = ETCD) -> list[str]:
     return names
 
 
-def run(folder: Path, *command: str) -> str:
-    """What a command in this folder says, once it has ended well."""
-    # Where aiolock is imported from here, be it this tree or an installed wheel.
-    place = str(Path(aiolock.__file__).parent.parent)
-    path = os.pathsep.join(filter(None, [place, os.environ.get("PYTHONPATH")]))
-    done = subprocess.run(
-        [sys.executable, *command],
-        cwd=folder,
-        env=os.environ | {"PYTHONPATH": path, "MYPYPATH": place},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The working directory of programs, which import each other; a test forgets what they are."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    yield tmp_path
+    for name, module in list(sys.modules.items()):
+        if str(getattr(module, "__file__", "")).startswith(f"{tmp_path}{os.sep}"):
+            del sys.modules[name]
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("page", PROGRAMS, ids=name_of)
 def test_page_programs_run_one_by_one(
-    page: Path, redis_server: RedisServer, tmp_path: Path, request: pytest.FixtureRequest
+    page: Path,
+    redis_server: RedisServer,
+    folder: Path,
+    request: pytest.FixtureRequest,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """The programs of a page run one by one as they stand there, and say that they did."""
     etcd = ETCD
     if ETCD in page.read_text("utf-8"):
         etcd = request.getfixturevalue("etcd_server").url()
-    for name in programs(page, redis_server.url, tmp_path, etcd):
-        said = run(tmp_path, "-W", "error", name)
+    redis_server.call("FLUSHALL")  # what was done once stays done
+    for name in programs(page, redis_server.url, folder, etcd):
+        runpy.run_path(str(folder / name), run_name="__main__")
+        said = capsys.readouterr().out
         assert said or name == "shop.py", f"{name} does not show that it worked"
 
 
 @pytest.mark.long
 @pytest.mark.timeout(400)  # the first time mypy reads much: 10 s of a core, for the tutorial
-@pytest.mark.parametrize("page", PROGRAMS, ids=name_of)
-def test_page_programs_pass_mypy_strict(page: Path, tmp_path: Path) -> None:
-    """The programs of a page pass mypy --strict as they stand there."""
+def test_page_programs_pass_mypy_strict(tmp_path: Path) -> None:
+    """The programs of all pages pass mypy --strict as they stand there."""
     if importlib.util.find_spec("mypy") is None:
         # With the installed wheel there are the tools that run tests, and none that check sources.
         pytest.skip("on the tree only: it is the same page")
-    names = programs(page, URL, tmp_path)
+    names: dict[str, Path] = {}
+    folders: list[Path] = []
+    for page in PROGRAMS:
+        folders.append(tmp_path / name_of(page).replace("/", "-"))
+        folders[-1].mkdir()
+        for name in programs(page, URL, folders[-1]):
+            assert name not in names, f"{name_of(page)}: {name} is on another page, too"
+            names[name] = folders[-1] / name
+    # Where aiolock is imported from here, be it this tree or an installed wheel.
+    places = os.pathsep.join(map(str, [*folders, Path(aiolock.__file__).parent.parent]))
     # Silent: what they import is aiolock's own to check, and is.
-    check = ("-m", "mypy", "--strict", "--follow-imports=silent", "--cache-dir", str(TYPES))
-    run(tmp_path, *check, *names)
+    options = ("--strict", "--follow-imports=silent", "--explicit-package-bases")
+    done = subprocess.run(
+        [sys.executable, "-m", "mypy", *options, "--cache-dir", str(TYPES), *names.values()],
+        cwd=tmp_path,
+        env=os.environ | {"MYPYPATH": places},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 @contextmanager
