@@ -21,7 +21,7 @@ import sqlite3
 import subprocess
 import sys
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -106,7 +106,7 @@ def programs(page: Path, url: str, folder: Path, etcd: str = ETCD) -> list[str]:
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """The working directory of programs, which import each other; a test forgets what they are."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
     yield tmp_path
     for name, module in list(sys.modules.items()):
         if str(getattr(module, "__file__", "")).startswith(f"{tmp_path}{os.sep}"):
@@ -163,7 +163,7 @@ def test_page_programs_pass_mypy_strict(tmp_path: Path) -> None:
 
 
 @contextmanager
-def opened(runner: asyncio.Runner, url: str) -> Iterator[aiolock.LockClient]:
+def opened(runner: asyncio.Runner, url: str) -> Generator[aiolock.LockClient]:
     """An open client in the runner's loop, which runs only while a block does."""
     client = aiolock.connect(url)
     runner.run(client.open())
