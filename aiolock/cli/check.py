@@ -41,6 +41,12 @@ def add_command(commands: Commands) -> None:
         help="the longest that a lock may take to be acquired and released, or handed over",
     )
     parser.add_argument("--json", action="store_true", help="as JSON")
+    parser.add_argument(
+        "--report",
+        action="store_true",
+        help="print first what a maintainer asks: versions, the kind of the store, its server and"
+        " settings; neither addresses nor secrets",
+    )
     parser.set_defaults(run=run, command="check")
 
 
@@ -51,6 +57,11 @@ def run(arguments: argparse.Namespace) -> int:
 
 async def _check(arguments: argparse.Namespace) -> int:
     check_url(arguments)
+    if arguments.report and not arguments.json:
+        from aiolock.cli import report
+
+        # Before the check, which may fail: then a report matters most.
+        print(report.text(await report.report(arguments.url)), "check:", sep="\n", flush=True)
     warnings = _Warnings()
     log = logging.getLogger("aiolock")
     log.addHandler(warnings)

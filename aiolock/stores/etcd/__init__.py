@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from aiolock.stores.etcd._store import EtcdStore
 
-__all__ = ["from_url"]
+__all__ = ["facts", "from_url"]
 
 
 def from_url(url: str, prefix: str) -> EtcdStore:
@@ -17,6 +17,15 @@ def from_url(url: str, prefix: str) -> EtcdStore:
     from aiolock.stores.etcd._store import EtcdStore
 
     return EtcdStore(_settings.from_url(url), prefix)
+
+
+async def facts(url: str) -> dict[str, str]:
+    """The version of a server that answers, for a report; no secrets. `StoreError` if none does."""
+    _check_driver()
+    from aiolock.stores.etcd import _settings
+    from aiolock.stores.etcd._facts import facts_of
+
+    return await facts_of(_settings.from_url(url))
 
 
 def _check_driver() -> None:

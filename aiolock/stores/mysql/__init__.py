@@ -12,7 +12,7 @@ from aiolock.stores.mysql import _schema
 if TYPE_CHECKING:
     from aiolock.stores.mysql._store import MySQLStore
 
-__all__ = ["create_schema", "from_url", "schema"]
+__all__ = ["create_schema", "facts", "from_url", "schema"]
 
 
 def from_url(url: str, prefix: str) -> MySQLStore:
@@ -37,6 +37,17 @@ def create_schema(url: str, *roles: str) -> str:
     settings = _settings.from_url(url)
     _owner.create(settings, *roles)
     return settings.where
+
+
+async def facts(url: str) -> dict[str, str]:
+    """The server's version and settings, for a report; no secrets. The driver's error if it cannot
+    be asked.
+    """
+    _check_driver()
+    from aiolock.stores.mysql import _settings
+    from aiolock.stores.mysql._facts import facts_of
+
+    return await facts_of(_settings.from_url(url))
 
 
 def _check_driver() -> None:

@@ -12,7 +12,7 @@ from aiolock.stores.postgres import _schema
 if TYPE_CHECKING:
     from aiolock.stores.postgres._store import PostgresStore
 
-__all__ = ["create_schema", "from_url", "schema"]
+__all__ = ["create_schema", "facts", "from_url", "schema"]
 
 
 def from_url(url: str, prefix: str) -> PostgresStore:
@@ -56,6 +56,17 @@ def create_schema(url: str, *roles: str) -> str:
         why = not_made(clean) if making else clean
         raise store_error(why, settings.listens_at, refused=True) from clean
     return settings.listens_at.where
+
+
+async def facts(url: str) -> dict[str, str]:
+    """The server's version and settings, for a report; no secrets. The driver's error if it cannot
+    be asked.
+    """
+    _check_driver()
+    from aiolock.stores.postgres import _settings
+    from aiolock.stores.postgres._facts import facts_of
+
+    return await facts_of(_settings.from_url(url))
 
 
 def _check_driver() -> None:

@@ -35,6 +35,7 @@ __all__ = [
     "ClusterStore",
     "NewQuorum",
     "RedisStore",
+    "facts",
     "from_client",
     "from_url",
     "member_at",
@@ -70,6 +71,18 @@ def _on_cluster(seeds: Seeds, prefix: str, replicas: Replicas | None) -> Cluster
             " cluster: leave them out"
         )
     return ClusterStore(seeds, prefix)
+
+
+async def facts(url: str) -> dict[str, str]:
+    """The server's version and settings, for a report; no secrets. The driver's error if it cannot
+    be asked; of a cluster, the first node is asked.
+    """
+    from aiolock.stores.redis._facts import facts_of
+
+    if not is_of_a_cluster(url):
+        return await facts_of(pool_at(url))
+    seeds = seeds_at(url)
+    return await facts_of(seeds.pool(seeds.addresses[0]))
 
 
 def member_at(url: str, prefix: str) -> RedisMember:

@@ -8,7 +8,7 @@ from typing import Final
 from aiolock._urls import parse
 from aiolock.stores.sqlite._store import SQLiteStore
 
-__all__ = ["SQLiteStore", "from_url"]
+__all__ = ["SQLiteStore", "facts", "from_url"]
 
 _EXAMPLE: Final = (
     "sqlite:////absolute/path/locks.db, with four slashes, or sqlite:///./locks.db, relative to the"
@@ -35,3 +35,12 @@ def from_url(url: str, prefix: str) -> SQLiteStore:
     if path.startswith("//") or path.endswith("/") or not path.strip("./"):
         raise parts.wrong("the path of this SQLite URL is not that of a file")
     return SQLiteStore(Path(path).absolute(), prefix)
+
+
+async def facts(url: str) -> dict[str, str]:
+    """SQLite's version and the file's settings, for a report; no paths. `sqlite3.Error` if the file
+    cannot be read.
+    """
+    from aiolock.stores.sqlite._facts import facts_of
+
+    return facts_of(from_url(url, "aiolock")._path)
