@@ -18,7 +18,7 @@ pytestmark = pytest.mark.one_loop
 ROOT = Path(__file__).parents[2]
 PACKAGE = Path(aiolock.__file__).parent
 PAGES = [
-    *(ROOT / name for name in ("CONTRIBUTING.md", "README.md", "SECURITY.md")),
+    *(ROOT / name for name in ("CONTRIBUTING.md", "README.md", "RELEASING.md", "SECURITY.md")),
     *(ROOT / name for name in ("benchmarks/README.md", "tests/proof/README.md")),
     *sorted(ROOT.glob("docs/**/*.md")),
 ]
