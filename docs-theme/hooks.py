@@ -76,6 +76,7 @@ WORDS = {
     "stores/sqlite.md": ["flock", "file lock", "in-memory"],
     "stores/etcd.md": ["ZooKeeper", "Consul", "consensus"],
     "migrate/redis-py.md": ["SETNX", "SET NX"],
+    "migrate/shedlock.md": ["SchedulerLock", "lockAtMostFor"],
 }
 """What people type and the title does not say, by page."""
 
