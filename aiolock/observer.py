@@ -58,6 +58,8 @@ class LockRequest:
     """The ``label`` given to `Lock.acquire`, or the name of the task."""
     shared: bool = False
     """Whether it shares the lock: a reader, or permits of a semaphore."""
+    share: str = ""
+    """The ``share`` given to `LockClient.lock`; empty for none. There may be many."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
@@ -35,25 +36,34 @@ def log(
     return Log(slow_wait=slow_wait, slow_hold=slow_hold)
 
 
-def prometheus(*, registry: CollectorRegistry | None = None) -> Observer:
+def prometheus(
+    *,
+    registry: CollectorRegistry | None = None,
+    share_label: Callable[[str], str] | None = None,
+) -> Observer:
     """Metrics for Prometheus, of the extra ``prometheus``. One observer for each process is enough.
 
-    ``registry`` is where they are registered, once; the default registry, if None.
+    ``registry`` is where they are registered, once; the default registry, if None. With
+    ``share_label``, the waits and holds of shares have metrics of their own, ``aiolock_share_…``:
+    it gets the share of a request, and returns the label ``share``. There may be many shares, so
+    let it return few values, such as the plan of a tenant: all but the first 200 are ``(other)``.
     """
     from aiolock.observe._prometheus import Prometheus
 
-    return Prometheus(registry)
+    return Prometheus(registry, share_label=share_label)
 
 
 def opentelemetry(
     *,
     tracer_provider: TracerProvider | None = None,
     meter_provider: MeterProvider | None = None,
+    share_label: Callable[[str], str] | None = None,
 ) -> Observer:
     """Spans and metrics for OpenTelemetry, of the extra ``opentelemetry``.
 
-    The providers are the global ones, if None.
+    The providers are the global ones, if None. Spans have the share of a request; metrics have it
+    with ``share_label``, which returns the value for a share, as for `prometheus`.
     """
     from aiolock.observe._opentelemetry import OpenTelemetry
 
-    return OpenTelemetry(tracer_provider, meter_provider)
+    return OpenTelemetry(tracer_provider, meter_provider, share_label=share_label)

@@ -42,23 +42,38 @@ def key_of(request: LockRequest) -> Key:
 
 
 class PerFamily(Generic[Made]):
-    """Something for each kind and family: made once, and for `MOST` families at most."""
+    """Something for each kind, family and share: made once, and for `MOST` of them at most."""
 
-    def __init__(self, make: Callable[[str, str], Made]) -> None:
-        """``make`` is called with the kind and the family."""
+    def __init__(self, make: Callable[[str, str, str], Made]) -> None:
+        """``make`` is called with the kind, the family, and the share, or empty."""
         self._make = make
-        self._made = dict[tuple[str, str], Made]()
+        self._made = dict[tuple[str, str, str], Made]()
         self._lock = threading.Lock()  # clients may run in event loops of several threads
 
-    def of(self, request: LockRequest) -> Made:
-        """The one for the kind and family of this request."""
-        known = self._made.get((request.kind, request.family))
-        return self._new(request) if known is None else known
+    def of(self, request: LockRequest, share: str = "") -> Made:
+        """The one for the kind and family of this request, and this label of its share."""
+        known = self._made.get((request.kind, request.family, share))
+        return self._new(request, share) if known is None else known
 
-    def _new(self, request: LockRequest) -> Made:
+    def _new(self, request: LockRequest, share: str) -> Made:
         with self._lock:
-            family = request.family if len(self._made) < MOST else OTHER
-            each = request.kind, family
+            each = request.kind, request.family, share
+            if each not in self._made and len(self._made) >= MOST:
+                each = request.kind, OTHER, share and OTHER
             if each not in self._made:
                 self._made[each] = self._make(*each)
             return self._made[each]
+
+
+ShareLabel = Callable[[str], str]
+"""The label of a share in metrics: few shares have one of their own."""
+
+
+def checked_share_label(given: object) -> ShareLabel | None:
+    """The ``share_label`` of an observer; `TypeError` if it is none."""
+    if given is None:
+        return None
+    if not callable(given):
+        raise TypeError(f"share_label must be a function of a share, or None, not {given!r}")
+    label: Callable[[str], object] = given
+    return lambda share: str(label(share))

@@ -4,10 +4,19 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
+from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Final
 
-from aiolock.observe._labels import BUCKETS, FAILURES, PASSES, Key, PerFamily, key_of
+from aiolock.observe._labels import (
+    BUCKETS,
+    FAILURES,
+    PASSES,
+    Key,
+    PerFamily,
+    checked_share_label,
+    key_of,
+)
 from aiolock.observer import Deadlock, GaveUp, Link, LockRequest, Loss, LostBody, Observer
 
 try:
@@ -30,6 +39,7 @@ _NAME: Final = "aiolock.lock.name"
 _KIND: Final = "aiolock.lock.kind"
 _FAMILY: Final = "aiolock.lock.family"
 _SHARED: Final = "aiolock.lock.shared"
+_SHARE: Final = "aiolock.lock.share"
 _FENCE: Final = "aiolock.fence"
 _WAITED: Final = "aiolock.waited"
 _OUTCOME: Final = "aiolock.outcome"
@@ -49,7 +59,10 @@ class OpenTelemetry(Observer):
         self,
         tracer_provider: TracerProvider | None = None,
         meter_provider: MeterProvider | None = None,
+        *,
+        share_label: Callable[[str], str] | None = None,
     ) -> None:
+        self._label = checked_share_label(share_label)
         self._tracer = trace.get_tracer("aiolock", _version(), tracer_provider)
         self._count = _Instruments(metrics.get_meter("aiolock", _version(), meter_provider))
         self._families = PerFamily(_attributes)
@@ -57,10 +70,16 @@ class OpenTelemetry(Observer):
         self._held = dict[Key, Span]()
         self._ended: OrderedDict[Key, SpanContext] = OrderedDict()
 
+    def _of(self, request: LockRequest) -> Attributes:
+        """The attributes of its metrics."""
+        if self._label is None or not request.share:
+            return self._families.of(request)
+        return self._families.of(request, self._label(request.share))
+
     def waiting(self, request: LockRequest) -> None:
         """An acquisition begins to wait."""
         self._waiting.add(key_of(request))
-        self._count.waiting.add(1, self._families.of(request))
+        self._count.waiting.add(1, self._of(request))
 
     def acquired(
         self,
@@ -81,7 +100,7 @@ class OpenTelemetry(Observer):
             self._held[key_of(request)] = self._tracer.start_span(
                 f"hold {request.kind}", attributes=about, links=links, start_time=now
             )
-            self._count.held.add(1, self._families.of(request))
+            self._count.held.add(1, self._of(request))
 
     def gave_up(self, request: LockRequest, *, waited: float, why: GaveUp) -> None:
         """The wait ends without a grant."""
@@ -122,7 +141,7 @@ class OpenTelemetry(Observer):
         span.set_attribute(_ERROR, reason)
         span.set_status(StatusCode.ERROR, why)
         self._end(request, span)
-        self._count.lost.add(1, {**self._families.of(request), _ERROR: reason})
+        self._count.lost.add(1, {**self._of(request), _ERROR: reason})
 
     def link(self, state: Link, error: Exception | None) -> None:  # noqa: ARG002
         """The link to the store broke, or is no longer broken."""
@@ -136,7 +155,7 @@ class OpenTelemetry(Observer):
 
     def _waited(self, request: LockRequest, waited: float, outcome: str) -> bool:
         """End the wait in the metrics; True if it was in the queue."""
-        family, key = self._families.of(request), key_of(request)
+        family, key = self._of(request), key_of(request)
         attributes = {**family, _OUTCOME: outcome}
         if outcome in FAILURES:
             attributes[_ERROR] = outcome
@@ -168,7 +187,7 @@ class OpenTelemetry(Observer):
         """End its hold in the metrics; returns its span, unless that has ended before."""
         span = self._held.pop(key_of(request), None)
         if span is not None:
-            family = self._families.of(request)
+            family = self._of(request)
             self._count.held.add(-1, family)
             self._count.hold.record(held, {**family, _OUTCOME: outcome})
             span.set_attribute(_OUTCOME, outcome)
@@ -232,8 +251,11 @@ class _Instruments:
         )
 
 
-def _attributes(kind: str, family: str) -> Attributes:
-    return {_KIND: kind, _FAMILY: family}
+def _attributes(kind: str, family: str, share: str) -> Attributes:
+    attributes: Attributes = {_KIND: kind, _FAMILY: family}
+    if share:
+        attributes[_SHARE] = share
+    return attributes
 
 
 def _about(request: LockRequest) -> Attributes:
@@ -245,6 +267,8 @@ def _about(request: LockRequest) -> Attributes:
     }
     if request.shared:
         about[_SHARED] = True
+    if request.share:
+        about[_SHARE] = request.share
     return about
 
 

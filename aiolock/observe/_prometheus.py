@@ -4,12 +4,20 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Final
 from weakref import WeakKeyDictionary
 
-from aiolock.observe._labels import BUCKETS, LOSSES, PASSES, Key, PerFamily, key_of
+from aiolock.observe._labels import (
+    BUCKETS,
+    LOSSES,
+    PASSES,
+    Key,
+    PerFamily,
+    checked_share_label,
+    key_of,
+)
 from aiolock.observer import Deadlock, GaveUp, Link, LockRequest, Loss, LostBody, Observer
 
 try:
@@ -22,37 +30,42 @@ except ImportError as error:
 _OF: Final = ("family", "kind")
 
 
+class _Times:
+    """The metrics of waits and holds, by the same labels."""
+
+    def __init__(self, registry: CollectorRegistry, prefix: str, of: tuple[str, ...]) -> None:
+        def histogram(name: str, text: str) -> Histogram:
+            return Histogram(
+                f"{prefix}_{name}_seconds",
+                text,
+                (*of, "outcome"),
+                buckets=BUCKETS,
+                registry=registry,
+            )
+
+        def gauge(name: str, text: str) -> Gauge:
+            # If processes share a registry's files, only the living ones count.
+            return Gauge(
+                f"{prefix}_{name}", text, of, registry=registry, multiprocess_mode="livesum"
+            )
+
+        self.wait = histogram("wait", "From the request to the end of the wait, by outcome.")
+        self.hold = histogram("hold", "From the grant to the release, or the loss.")
+        self.waiting = gauge("waiting", "Acquisitions that wait in a queue now.")
+        self.held = gauge("held", "Leases that are held now.")
+        self.oldest_wait = gauge(
+            "oldest_wait_seconds", "The longest wait that goes on now; 0: none."
+        )
+        self.oldest_hold = gauge(
+            "oldest_hold_seconds", "The longest hold that goes on now; 0: none."
+        )
+
+
 class _Metrics:
     """All metrics of one registry, which several observers may share."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        self.wait = Histogram(
-            "aiolock_wait_seconds",
-            "From the request to the end of the wait, by outcome.",
-            (*_OF, "outcome"),
-            buckets=BUCKETS,
-            registry=registry,
-        )
-        self.hold = Histogram(
-            "aiolock_hold_seconds",
-            "From the grant to the release, or the loss.",
-            (*_OF, "outcome"),
-            buckets=BUCKETS,
-            registry=registry,
-        )
-
-        def gauge(name: str, text: str, labels: tuple[str, ...] = _OF) -> Gauge:
-            # If processes share a registry's files, only the living ones count.
-            return Gauge(name, text, labels, registry=registry, multiprocess_mode="livesum")
-
-        self.waiting = gauge("aiolock_waiting", "Acquisitions that wait in a queue now.")
-        self.held = gauge("aiolock_held", "Leases that are held now.")
-        self.oldest_wait = gauge(
-            "aiolock_oldest_wait_seconds", "The longest wait that goes on now; 0: none."
-        )
-        self.oldest_hold = gauge(
-            "aiolock_oldest_hold_seconds", "The longest hold that goes on now; 0: none."
-        )
+        self.times = _Times(registry, "aiolock", _OF)
         self.lost = Counter(
             "aiolock_lost",
             "Leases that were lost: two may have worked at the same time.",
@@ -67,30 +80,52 @@ class _Metrics:
         self.link_breaks = Counter(
             "aiolock_link_breaks", "Times that a link to the store broke.", registry=registry
         )
-        self.links_down = gauge("aiolock_links_down", "Links to the store that are broken now.", ())
+        self.links_down = Gauge(
+            "aiolock_links_down",
+            "Links to the store that are broken now.",
+            registry=registry,
+            multiprocess_mode="livesum",
+        )
         self.families = PerFamily(partial(_Family, self))
+        self.shares: PerFamily[_Going] | None = None
+        """The waits and holds by share, once an observer is to count these."""
+
+    def count_shares(self, registry: CollectorRegistry) -> PerFamily[_Going]:
+        """Make the metrics of shares, if there are none yet."""
+        if self.shares is None:
+            times = _Times(registry, "aiolock_share", (*_OF, "share"))
+            self.shares = PerFamily(
+                lambda kind, family, share: _Going(times, (family, kind, share))
+            )
+        return self.shares
 
 
-class _Family:
-    """The metrics of one kind and family, and its waits and holds that go on."""
+class _Going:
+    """The waits and holds of one kind and family, or share of that, and which of them go on."""
 
-    def __init__(self, metrics: _Metrics, kind: str, family: str) -> None:
-        each = (family, kind)
-        self.wait = _PerOutcome(metrics.wait, each)
-        self.hold = _PerOutcome(metrics.hold, each)
-        self.waiting = metrics.waiting.labels(*each)
-        self.held = metrics.held.labels(*each)
-        # Made before the first loss: to Prometheus, a counter that was not there has not increased.
-        self.lost = {why: metrics.lost.labels(*each, why) for why in LOSSES}
+    def __init__(self, times: _Times, each: tuple[str, ...]) -> None:
+        self.wait = _PerOutcome(times.wait, each)
+        self.hold = _PerOutcome(times.hold, each)
+        self.waiting = times.waiting.labels(*each)
+        self.held = times.held.labels(*each)
         self.waits = dict[Key, float]()
         self.holds = dict[Key, float]()
         """The holds (above: waits) that go on, and since when."""
-        metrics.oldest_wait.labels(*each).set_function(partial(_longest, self.waits))
-        metrics.oldest_hold.labels(*each).set_function(partial(_longest, self.holds))
+        times.oldest_wait.labels(*each).set_function(partial(_longest, self.waits))
+        times.oldest_hold.labels(*each).set_function(partial(_longest, self.holds))
 
-    def waits_no_more(self, key: Key) -> None:
+    def begins_to_wait(self, key: Key) -> None:
+        self.waits[key] = _now()
+        self.waiting.inc()
+
+    def waits_no_more(self, key: Key, waited: float, outcome: str) -> None:
         if self.waits.pop(key, None) is not None:
             self.waiting.dec()
+        self.wait[outcome].observe(waited)
+
+    def begins_to_hold(self, key: Key) -> None:
+        self.holds[key] = _now()
+        self.held.inc()
 
     def holds_no_more(self, key: Key, held: float, outcome: str) -> None:
         # A loss may be known only from the answer to the release: the hold has ended before then.
@@ -99,10 +134,19 @@ class _Family:
             self.hold[outcome].observe(held)
 
 
+class _Family(_Going):
+    """The metrics of one kind and family."""
+
+    def __init__(self, metrics: _Metrics, kind: str, family: str, _: str) -> None:
+        super().__init__(metrics.times, (family, kind))
+        # Made before the first loss: to Prometheus, a counter that was not there has not increased.
+        self.lost = {why: metrics.lost.labels(family, kind, why) for why in LOSSES}
+
+
 class _PerOutcome(dict[str, Histogram]):
     """A histogram's children by outcome; each is looked up once."""
 
-    def __init__(self, parent: Histogram, labels: tuple[str, str]) -> None:
+    def __init__(self, parent: Histogram, labels: tuple[str, ...]) -> None:
         super().__init__()
         self._parent, self._labels = parent, labels
 
@@ -118,19 +162,32 @@ _lock = threading.Lock()
 class Prometheus(Observer):
     """Counts; all observers of one registry count together."""
 
-    def __init__(self, registry: CollectorRegistry | None = None) -> None:
+    def __init__(
+        self,
+        registry: CollectorRegistry | None = None,
+        *,
+        share_label: Callable[[str], str] | None = None,
+    ) -> None:
+        self._label = checked_share_label(share_label)
         registry = REGISTRY if registry is None else registry
         with _lock:
             if registry not in _metrics:
                 _metrics[registry] = _Metrics(registry)
-        self._metrics = _metrics[registry]
+            self._metrics = _metrics[registry]
+            self._shares = self._metrics.count_shares(registry) if self._label else None
         self._of = self._metrics.families.of
+
+    def _each(self, request: LockRequest) -> Iterator[_Going]:
+        """All that count the waits and holds of this request."""
+        yield self._of(request)
+        if request.share and self._label is not None and self._shares is not None:
+            yield self._shares.of(request, self._label(request.share))
 
     def waiting(self, request: LockRequest) -> None:
         """An acquisition begins to wait."""
-        family = self._of(request)
-        family.waits[key_of(request)] = _now()
-        family.waiting.inc()
+        key = key_of(request)
+        for each in self._each(request):
+            each.begins_to_wait(key)
 
     def acquired(
         self,
@@ -141,18 +198,16 @@ class Prometheus(Observer):
         handed_on_by: LockRequest | None,  # noqa: ARG002
     ) -> None:
         """A hold begins."""
-        family, key = self._of(request), key_of(request)
-        family.waits_no_more(key)
-        family.wait["acquired"].observe(waited)
-        if request.kind not in PASSES:
-            family.holds[key] = _now()
-            family.held.inc()
+        key = key_of(request)
+        for each in self._each(request):
+            each.waits_no_more(key, waited, "acquired")
+            if request.kind not in PASSES:
+                each.begins_to_hold(key)
 
     def gave_up(self, request: LockRequest, *, waited: float, why: GaveUp) -> None:
         """A wait ends without a grant."""
-        family = self._of(request)
-        family.waits_no_more(key_of(request))
-        family.wait[why].observe(waited)
+        for each in self._each(request):
+            each.waits_no_more(key_of(request), waited, why)
 
     def released(
         self,
@@ -162,7 +217,8 @@ class Prometheus(Observer):
         held: float,
     ) -> None:
         """A hold ends."""
-        self._of(request).holds_no_more(key_of(request), held, "released")
+        for each in self._each(request):
+            each.holds_no_more(key_of(request), held, "released")
 
     def lost(
         self,
@@ -175,9 +231,9 @@ class Prometheus(Observer):
         body: LostBody,  # noqa: ARG002
     ) -> None:
         """A hold ends with a loss."""
-        family = self._of(request)
-        family.holds_no_more(key_of(request), held, "lost")
-        family.lost[reason].inc()
+        for each in self._each(request):
+            each.holds_no_more(key_of(request), held, "lost")
+        self._of(request).lost[reason].inc()
 
     def link(self, state: Link, error: Exception | None) -> None:  # noqa: ARG002
         """The link to the store broke, or is no longer broken."""

@@ -406,3 +406,24 @@ def test_spans_of_a_sync_client_belong_to_the_span_of_each_call(exported: Export
     holds = [span.parent and span.parent.span_id for span in exported.spans("hold lock")]
     requests = [exported.span(f"request {number}").context.span_id for number in range(2)]
     assert holds == [*requests, None]
+
+
+@virtual
+async def test_share_is_in_each_span_and_with_a_label_in_the_metrics() -> None:
+    """There may be as many shares as spans; metrics have few."""
+    for label, expected in ((None, {"lock order"}), (lambda _: "paid", {"lock order paid"})):
+        exported = Exported()
+        observer = aiolock.observe.opentelemetry(
+            tracer_provider=exported.tracing,
+            meter_provider=exported.metering,
+            share_label=label,
+        )
+        async with (
+            aiolock.connect("memory://", observer=observer) as client,
+            client.lock("order:1", share="acme"),
+        ):
+            pass
+        assert attributes(exported.span("hold lock"))["aiolock.lock.share"] == "acme"
+        assert exported.points("aiolock.held").keys() == expected
+    with pytest.raises(TypeError, match="share_label"):
+        aiolock.observe.opentelemetry(share_label="acme")  # type: ignore[arg-type]  # as a user might

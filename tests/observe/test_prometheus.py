@@ -98,6 +98,93 @@ async def test_gauges_show_current_holders_and_waiters_and_the_oldest(scraped: S
         assert scraped.still
 
 
+@virtual
+async def test_shares_have_metrics_of_their_own_by_the_label_that_is_chosen(
+    scraped: Scraped,
+) -> None:
+    """Waits and holds of each label, beside those of all; nothing of what has no share."""
+    plans = {"acme": "paid", "globex": "paid"}
+    observer = aiolock.observe.prometheus(
+        registry=scraped.registry, share_label=lambda share: plans.get(share, "free")
+    )
+
+    def of(name: str, plan: str, **labels: str) -> float:
+        return scraped(f"aiolock_share_{name}", share=plan, **labels)
+
+    async with (
+        Scene(scraped.observer) as scene,
+        aiolock.connect(scene.server, observer=observer) as client,
+    ):
+        async with client.lock("order:1"):
+            tasks = [
+                asking(client.lock("order:1", share=share)) for share in ("acme", "globex", "x")
+            ]
+            await queued(client.lock("order:1"), 3)
+            await asyncio.sleep(2)
+            assert (of("waiting", "paid"), of("waiting", "free")) == (2, 1)
+            assert of("oldest_wait_seconds", "paid") == pytest.approx(2)
+            assert scraped("aiolock_waiting") == 3
+            assert scraped("aiolock_held") == 1
+            assert of("held", "paid") == of("held", "") == 0
+        for task in tasks:
+            lease = await task
+            plan = plans.get(lease._hold.policy.share or "", "free")
+            assert of("held", plan) == 1
+            await asyncio.sleep(1)
+            await lease.release()
+        assert of("hold_seconds_sum", "paid", outcome="released") == pytest.approx(2)
+        assert of("wait_seconds_count", "free", outcome="acquired") == 1
+        assert scraped("aiolock_wait_seconds_count", outcome="acquired") == 4
+    assert not any(scraped.all("aiolock_share_held").values())
+    assert not any(scraped.all("aiolock_share_waiting").values())
+
+
+@virtual
+async def test_shares_without_a_label_have_no_metrics(scraped: Scraped) -> None:
+    """A share is anything that a program says, and there may be as many as users."""
+    async with Scene(scraped.observer) as scene, scene.ours.lock("order:1", share="acme"):
+        pass
+    assert "acme" not in generate_latest(scraped.registry).decode()
+    assert "aiolock_share" not in generate_latest(scraped.registry).decode()
+
+
+@virtual
+async def test_shares_beyond_the_most_are_counted_together(scraped: Scraped) -> None:
+    """A function that returns the share itself cannot make the registry grow for ever."""
+    observer = aiolock.observe.prometheus(registry=scraped.registry, share_label=str)
+    async with aiolock.connect("memory://", observer=observer) as client:
+        for number in range(_labels.MOST + 50):
+            async with client.lock("order:1", share=f"t{number}"):
+                pass
+    counts = scraped.all("aiolock_share_wait_seconds_count")
+    assert len(counts) == _labels.MOST + 1
+    assert counts[f"{_labels.OTHER} lock acquired {_labels.OTHER}"] == 50
+
+
+@virtual
+async def test_share_of_a_lease_that_is_handed_on_is_counted_by_whoever_adopts_it(
+    scraped: Scraped,
+) -> None:
+    """It goes with the lease, as its permits do."""
+    observer = aiolock.observe.prometheus(registry=scraped.registry, share_label=str)
+    server = MemoryServer()
+    async with (
+        aiolock.connect(server) as web,
+        aiolock.connect(server, observer=observer) as worker,
+    ):
+        async with web.semaphore("order:1", 3, share="acme").acquire() as lease:
+            token = await lease.detach()
+        async with worker.adopt(token):
+            assert scraped.all("aiolock_share_held") == {"order semaphore acme": 1}
+
+
+def test_share_label_that_is_no_function_is_refused() -> None:
+    """Before anything is registered."""
+    for wrong in ("acme", ["acme"], 1):
+        with pytest.raises(TypeError, match="share_label must be a function of a share"):
+            aiolock.observe.prometheus(share_label=wrong)  # type: ignore[arg-type]  # as a user might
+
+
 @pytest.mark.parametrize("why", GAVE_UP)
 def test_wait_histogram_counts_an_ended_wait_by_its_outcome(scraped: Scraped, why: str) -> None:
     """Each reason is an outcome of its own, and nobody is left waiting."""

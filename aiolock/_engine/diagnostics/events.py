@@ -57,6 +57,7 @@ class Events:
             seq=waiter.seq,
             label=self.label(label, task),
             shared=policy.shared,
+            share=policy.form.share,
         )
 
     def of_acquisition(self, acquisition: Acquisition) -> LockRequest:
