@@ -659,7 +659,7 @@ def test_end_of_a_detached_grant_removes_no_waiters_and_of_an_adopted_one_its_cl
     stage: psycopg.Connection[Any], *, claimed: bool
 ) -> None:
     """Nobody had to renew the one; the other is as if its client had been granted it."""
-    both = Both(stage, [], 92_000 + claimed)
+    both = Both(stage, [], 902_000 + claimed)
     both.in_parts = True
     first = both.acquire_as(ADA, PLAIN, 30_000)
     if claimed:
@@ -847,7 +847,7 @@ def test_semaphore_limit_forgotten_by_any_operation_is_not_read_again(
     stage: psycopg.Connection[Any], does: Callable[[Both], None]
 ) -> None:
     """A semaphore had one permit; nobody remembers that, so it has three, whoever comes first."""
-    both = Both(stage, [], 90_000 + WAYS.index(does))
+    both = Both(stage, [], 900_000 + WAYS.index(does))
     both.resize_to(3, 1, "a")
     does(both)
     both.status()
@@ -860,7 +860,7 @@ def test_newcomer_to_a_full_queue_of_dead_waiters_has_place_1(
     stage: psycopg.Connection[Any],
 ) -> None:
     """A queue is full of the dead: a newcomer is the first, and comes behind none of them."""
-    both = Both(stage, [], 91_000)
+    both = Both(stage, [], 901_000)
     both.acquire_as(ADA, PLAIN, 30_000)
     both.acquire_as(BOB, PLAIN, 2000)
     both.acquire_as(EVE, PLAIN, 2000)
