@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 
+from aiolock.cli.demo import report
+
 pytestmark = pytest.mark.one_loop
 
 ROOT = Path(__file__).parents[2]
@@ -123,7 +125,7 @@ def test_front_figures_are_those_of_the_benchmarks(page: str) -> None:
 
 def test_comparison_figures_are_those_of_the_benchmarks() -> None:
     """What the comparison says of rates, and README of the limits."""
-    fast = COMPARISON.partition("## How fast")[2].replace("\n  ", " ")
+    fast, limits = (" ".join(page.split()) for page in (COMPARISON, README))
     handoffs = {who: rounded(figure(who, "crowd200.handoffs")) for who in (OURS, NEXT)}
     apart = {who: rounded(figure(who, "processes.rate")) for who in (OURS, NEXT)}
     assert f"hand it off {handoffs[OURS]} times a second" in fast
@@ -131,7 +133,7 @@ def test_comparison_figures_are_those_of_the_benchmarks() -> None:
     assert f"on {figure(NEXT, 'crowd200.connections'):.0f} connections, {handoffs[NEXT]}." in fast
     assert f"50 tasks each: {apart[OURS]} against {apart[NEXT]}." in fast
     assert (
-        f"make {apart[OURS]} hand-offs a second; with redsync, the next, {apart[NEXT]}." in README
+        f"make {apart[OURS]} hand-offs a second; with redsync, the next, {apart[NEXT]}." in limits
     )
     assert 1.05 < figure(NEXT, "crowd5.handoffs") / figure(OURS, "crowd5.handoffs") < 1.15
     again = 1 - figure(REDIS_PY, "crowd200.handoffs") / figure(REDIS_PY, "crowd200.rate")
@@ -159,8 +161,6 @@ def test_front_pages_have_nothing_that_a_phone_cuts_off(page: str) -> None:
 
 def test_demo_on_the_front_page_is_what_the_demo_prints_today() -> None:
     """Its rows are those of the report, and its last words that all was right."""
-    from aiolock.cli.demo import report
-
     for title, _ in report.ROWS.values():
         assert re.search(rf"^{title} ", DEMO, re.MULTILINE)
     assert re.search(r"^oversold +[1-9]\d* +0 +0$", DEMO, re.MULTILINE)
