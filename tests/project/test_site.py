@@ -105,6 +105,28 @@ def test_page_titles_are_unique_and_followed_by_text() -> None:
     assert [title for title, times in titles.items() if times > 1] == []
 
 
+NO_PROGRAM = {
+    "command-line.md": "commands of a shell",
+    "dashboard.md": "an application that a server runs",
+    "django.md": "a project; tests/integrations/test_django_transactions.py makes it of the page",
+    "fastapi.md": "an application that a server runs",
+    "observability.md": "one for each of three",
+    "testing.md": "tests, which pytest runs",
+}
+"""Guides that do not begin with a program, and what they begin with."""
+
+
+@pytest.mark.parametrize("page", sorted((DOCS / "howto").glob("*.md")), ids=name_of)
+def test_guide_begins_with_the_problem_and_a_program(page: Path) -> None:
+    """Words first, and then a whole program that the reader can run."""
+    text = page.read_text("utf-8")
+    first = re.search(r"^```python(.*)\n(.*)$", text, re.MULTILINE)
+    whole = first is not None and ("title=" in first[1] or '--8<-- "examples/' in first[2])
+    assert whole or page.name in NO_PROGRAM
+    if first is not None and whole:
+        assert len(text[: first.start()].split()) > 20, "says nothing before its program"
+
+
 def anchors_of(page: Path) -> set[str]:
     """Where on a page a link may lead to."""
     found = set[str]()
