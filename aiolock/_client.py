@@ -51,6 +51,7 @@ from aiolock.errors import ClientClosed
 from aiolock.kinds import KINDS
 from aiolock.lease_token import LeaseToken
 from aiolock.naming import family_of
+from aiolock.observe._in_use import with_those_in_use
 from aiolock.observe._log import Log
 from aiolock.observer import Deadlock, Observer
 from aiolock.options import (
@@ -126,7 +127,7 @@ class LockClient(
             deadlock_after = seconds("deadlock_after (or None)", deadlock_after, least=0)
         self._engine = Engine(
             store,
-            _observers(observer),
+            functools.partial(with_those_in_use, _observers(observer)),
             label=checked_label("label", label),
             deadlock_after=deadlock_after,
             answer_timeout=seconds(

@@ -60,7 +60,9 @@ def connect(
 
     ``label`` names this program ("billing"): it is put before the labels of all that the program
     holds or waits for (see `Lock.acquire`). ``observer`` is one `Observer` or several. A log with
-    default settings is added, unless you give an `observe.log`. When a task that holds a lock has
+    default settings is added, unless you give an `observe.log`; and metrics or traces, if the
+    program uses Prometheus or has configured OpenTelemetry when the client opens: see
+    `aiolock.observe`. When a task that holds a lock has
     waited for ``deadlock_after`` seconds (at least 3), the client searches for a deadlock, also
     over several processes, and reports it to the observers (see `LockClient.deadlocks`); None turns
     that off.

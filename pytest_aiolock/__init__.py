@@ -7,6 +7,7 @@ async, such as those of an application started by a test client.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -29,6 +30,14 @@ def __getattr__(name: str) -> object:
 
         return getattr(_world, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def pytest_configure() -> None:
+    """Turn metrics and traces off that are otherwise on by themselves, here and in child processes.
+
+    A test of them sets the variable: ``monkeypatch.setenv("AIOLOCK_OBSERVE", "auto")``.
+    """
+    os.environ.setdefault("AIOLOCK_OBSERVE", "off")
 
 
 @pytest.fixture

@@ -69,7 +69,7 @@ class Engine(Uncopyable):
     def __init__(
         self,
         store: Store,
-        observers: Sequence[Observer] = (),
+        observers: Callable[[], Sequence[Observer]] = tuple,
         *,
         label: str = "",
         deadlock_after: float | None = None,
@@ -106,6 +106,7 @@ class Engine(Uncopyable):
         A message sent before the last closing must not be taken for a new one, so each opening is a
         new client to the store. So is a client that was made before a fork and is opened after it.
         """
+        observers = self._observers()
         if self.state is State.CLOSED or self._pid != os.getpid():
             self.client = _new_client()
         if self.state is State.CLOSED:
@@ -114,7 +115,7 @@ class Engine(Uncopyable):
             self.handoff.end()
         self.state = State.OPENING
         self._loop = asyncio.get_running_loop()
-        self.watchdog = Watchdog(self.store, Events(self._observers, self._label), self.limits)
+        self.watchdog = Watchdog(self.store, Events(observers, self._label), self.limits)
         self.handoff = self.watchdog.handoff
         self.waiters = Waiters(self.watchdog)
         self.slow_monitor = SlowMonitor(

@@ -1,8 +1,13 @@
-"""The observers that come with aiolock, for `connect`; see `aiolock.Observer` for one of your own.
+"""The observers that come with aiolock; see `aiolock.Observer` for one of your own.
 
-::
+Two are on by themselves, in clients that open when the program uses their library: `opentelemetry`
+if there is a global tracer or meter provider; `prometheus` if `prometheus_client` was imported, and
+no meter provider is there. The environment variable ``AIOLOCK_OBSERVE`` can be ``off``, or name
+those that are always on (``prometheus,opentelemetry``). aiolock's pytest plugin sets it to ``off``.
 
-    aiolock.connect(url, observer=[aiolock.observe.prometheus(), aiolock.observe.opentelemetry()])
+Give them to `connect` for other registries and providers::
+
+    aiolock.connect(url, observer=aiolock.observe.prometheus(registry=mine))
 """
 
 from __future__ import annotations

@@ -64,6 +64,7 @@ CORE = [
     "aiolock.observe._labels",
     "aiolock.observe._prometheus",
     "aiolock.observe._opentelemetry",
+    "aiolock.observe._in_use",
     "aiolock.observe",
     "aiolock._engine",
     "aiolock._engine.timers",
