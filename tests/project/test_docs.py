@@ -105,6 +105,7 @@ def programs(page: Path, url: str, folder: Path, etcd: str = ETCD) -> list[str]:
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """The working directory of programs, which import each other; a test forgets what they are."""
+    monkeypatch.setenv("AIOLOCK_OBSERVE", "auto")  # as where no test runs
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
     yield tmp_path
