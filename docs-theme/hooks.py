@@ -24,9 +24,9 @@ HIDDEN = {  # what stands beside a page, where it needs the width
 BOOSTS = {
     "index.md": 0.5,  # it names everything once
     "changelog.md": 0.05,
-    "ablations.md": 0.05,
-    "chaos.md": 0.1,
-    "protocol-model.md": 0.1,
+    "ablations.md": 0,  # none: not in the search, as nobody looks for that here
+    "chaos.md": 0,
+    "protocol-model.md": 0,
     "protocol.md": 0.1,
     "design.md": 0.1,
     "benchmarks.md": 0.2,
@@ -129,7 +129,8 @@ def _all_of(module: Path) -> list[str]:
 def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
     """Called by mkdocs for each page, before it is made HTML of."""
     page.meta.setdefault("description", first_paragraph(markdown))
-    page.meta.setdefault("search", {"boost": boost_of(page.file.src_uri)})
+    boost = boost_of(page.file.src_uri)
+    page.meta.setdefault("search", {"boost": boost} if boost else {"exclude": True})
     page.meta.setdefault("tags", WORDS.get(page.file.src_uri, []))
     if page.file.src_uri == "index.md":
         page.meta.setdefault("title", "Distributed locks for asyncio")

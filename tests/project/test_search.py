@@ -28,6 +28,8 @@ def entries() -> list[SimpleNamespace]:
     found: list[SimpleNamespace] = []
     for page in PAGES:
         name = name_of(page)
+        if not HOOKS.boost_of(name):
+            continue
         text = HOOKS.with_names(page.read_text("utf-8"), name)
         fenced = False
         for line in re.sub(r"<!--.*?-->", "", text, flags=re.DOTALL).split("\n"):
