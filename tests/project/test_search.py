@@ -17,6 +17,8 @@ import yaml
 
 from tests.project.test_site import HOOKS, PAGES, ROOT, name_of
 
+pytestmark = pytest.mark.one_loop
+
 Finder = Callable[[str], list[str]]
 LUNR: Any = import_module("lunr")  # has no types
 FIELDS = {"title": 1e3, "text": 1, "tags": 1e6}
