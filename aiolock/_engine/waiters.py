@@ -200,12 +200,11 @@ class Waiters:
         if type(answer) is Queued:
             self.queued(acquisition, answer, before, newcomer=newcomer, first=first)
             return
-        if isinstance(answer, Granted):
-            if answer.displaced:
-                self._was_displaced(acquisition, before)
-            if acquisition.outdated and acquisition.policy.shared:
-                # What made the question outdated may concern those that can share the lock with it.
-                self._first_asks(acquisition.policy.key)
+        if isinstance(answer, Granted) and answer.displaced:
+            self._was_displaced(acquisition, before)
+        if acquisition.outdated and acquisition.policy.shared:
+            # What made the question outdated may concern those that can share the lock with it.
+            self._first_asks(acquisition.policy.key)
         _wake(acquisition)
 
     def queued(
@@ -274,10 +273,12 @@ class Waiters:
             del blocked[task]
 
     def _first_asks(self, key: str) -> None:
-        """Let the first waiter that has not been granted the lock ask again."""
-        queue = self._queues.get(key)
-        if queue is not None and (first := queue.first_without_grant) is not None:
-            self._ask_again(first)
+        """Let the first waiter without a grant ask again; its first answer may be under way."""
+        queue, waiting = self._queues.get(key), self.acquisitions.get(key, {}).values()
+        first = None if queue is None else queue.first_without_grant
+        asking = (each for each in waiting if each.phase is Phase.ASKING)
+        if (asks := first or next(asking, None)) is not None:
+            self._ask_again(asks)
 
     def _ask_again(self, acquisition: Acquisition) -> None:
         """Let this waiter ask now, or after the answer under way."""

@@ -366,6 +366,30 @@ async def test_waiter_that_gives_up_lets_those_behind_it_come_earlier() -> None:
         assert [round(when, 1) for when in came] == [1, 2, 3]
 
 
+@virtual
+async def test_waiter_told_to_ask_before_its_answer_came_comes_earlier() -> None:
+    """Two connections keep no order: the answer is older than what its client was told since."""
+    server = MemoryServer()
+    faulty = FaultyStore(MemoryStore(server))
+    async with aiolock.connect(server) as ours, aiolock.connect(faulty) as theirs:
+        loop, limit = asyncio.get_running_loop(), ours.rate_limit("api", 1, per=1, burst=5)
+        await limit.acquire(5)
+        gone = asyncio.create_task(limit._take(limit._of(5), None, ""))
+        await queued(limit, 1)
+        faulty.hold("acquire")
+        api = theirs.rate_limit("api", 1, per=1, burst=5)
+        tries = asyncio.create_task(api.try_acquire())  # its answer is none that it is queued
+        waits = asyncio.create_task(api._take(api._of(1), None, ""))
+        await queued(limit, 2)
+        gone.cancel()
+        await queued(limit, 1)
+        await asyncio.sleep(0.1)
+        faulty.resume()
+        await waits
+        assert not await tries
+        assert round(loop.time(), 1) == 1
+
+
 @pytest.mark.parametrize("world", ["memory", "redis"], indirect=True)  # the engine is the same
 @pytest.mark.parametrize("kind", KINDS, ids=[kind.name for kind in KINDS])
 async def test_cancel_at_any_step_of_acquire_leaves_no_waiter(world: World, kind: Kind) -> None:
