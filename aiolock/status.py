@@ -69,6 +69,9 @@ class Participant:
                 object.__setattr__(self, name, value)  # frozen
 
     def __str__(self) -> str:
+        return self._text("")
+
+    def _text(self, kind: str) -> str:
         where = f"{plain(self.host)}:{self.pid}" if self.host else "somewhere"
         since = datetime.fromtimestamp(self.since, UTC).isoformat(timespec="milliseconds")
         who = f"{plain(self.label)} " if self.label else ""
@@ -78,14 +81,7 @@ class Participant:
         facts = [whose, f"since {since}"]
         if not self.place:
             facts += [f"fence {self.fence}", f"{self.remaining:.1f} s left"]
-        if self.below:
-            facts.append(f"{self.below} below")
-        elif self.permits:
-            facts.append(f"{self.permits} permit" + "s" * (self.permits > 1))
-        elif self.shared:
-            facts.append("shared")
-        if self.share:
-            facts.append(f"share {plain(self.share)}" + f" × {self.weight:g}" * (self.weight != 1))
+        facts += _roles(self, kind)
         if not self.detached:
             facts.append("alive" if self.alive else "dead or cut off")
         return ", ".join(facts)
@@ -135,21 +131,49 @@ class Status:
                 waiting[holder.share] += 0
         return {share: (held[share], waiters) for share, waiters in waiting.most_common()}
 
+    def role_of(self, party: Participant) -> str:
+        """How one of these holds the lock, or wants it: ``"2 permits, share acme"``; or empty."""
+        return ", ".join(_roles(party, self.kind))
+
     def __str__(self) -> str:
         return "\n".join(self._lines())
 
     def _lines(self) -> Iterator[str]:
         """One line about the lock, then one for each holder and each waiter."""
-        facts = "" if self.limit is None else f", limit {self.limit}"
+        bound = "limit" if self.interval is None else "burst"
+        facts = "" if self.limit is None else f", {bound} {self.limit}"
         facts += "" if self.interval is None else f", a token every {self.interval:g} s"
         facts += f", closed for {self.closed:.1f} s" if self.closed else ""
         facts += f", below: {self.below}" if self.below else ""
         nobody = "" if self.holders or self.waiters else ": nobody holds it or waits"
         yield f"{self.kind} {self.name!r}{facts}{nobody}".lstrip()
-        for share, (held, waiting) in self.shares.items():
-            yield f"  share {plain(share)}: {held} held, {waiting} waiting"
-        yield from (f"  holds: {holder}" for holder in self.holders)
-        yield from (f"  waits, place {waiter.place}: {waiter}" for waiter in self.waiters)
+        yield from (f"  share {line}" for line in shares(self))
+        yield from (f"  holds: {holder._text(self.kind)}" for holder in self.holders)
+        for waiter in self.waiters:
+            yield f"  waits, place {waiter.place}: {waiter._text(self.kind)}"
+
+
+def _roles(party: Participant, kind: str) -> Iterator[str]:
+    if party.below:
+        yield f"{party.below} below"
+    elif party.permits:
+        unit = "token" if kind == "rate_limit" else "permit"
+        yield f"{party.permits} {unit}{'s' * (party.permits > 1)}"
+    elif party.shared and kind in _SHARED:
+        yield "shared"
+    if party.share:
+        yield f"share {plain(party.share)}" + f" × {party.weight:g}" * (party.weight != 1)
+
+
+def shares(status: Status) -> Iterator[str]:
+    """A line for each share, for people, that with most waiters first."""
+    for share, (held, waiting) in status.shares.items():
+        holds = "" if status.kind == "rate_limit" else f"{held} held, "
+        yield f"{plain(share)}: {holds}{waiting} waiting"
+
+
+_SHARED: Final = ("", "lock", "path")
+"""The kinds, or an unknown one, of which some share what others have alone."""
 
 
 def named(status: Status, kind: str, name: str) -> Status:

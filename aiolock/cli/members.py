@@ -79,6 +79,6 @@ def _print_change(change: aiolock.GroupChange, *, as_json: bool) -> None:
 
 
 def _cells(member: aiolock.Member) -> tuple[str, str, str, str]:
-    shards = ", ".join(f"{plain(name)}/{count}" for name, count in member.shards.items())
+    shards = ", ".join(f"{plain(name)} ({count})" for name, count in member.shards.items())
     where = f"{plain(member.host) or '?'}:{member.pid}"
     return member.id, where, shards or "-", json.dumps(dict(member.data))

@@ -9,6 +9,7 @@ from typing import Final
 from aiolock.cli.rows import ago, duration, held_by, where, who
 from aiolock.cli.table import Column, aligned, layout
 from aiolock.protocol import Participant, Status
+from aiolock.status import shares
 from aiolock.text import plain
 
 _COLUMNS: Final = (
@@ -28,8 +29,7 @@ _WHO, _WHERE, _AS = 1, 2, 6
 def described(status: Status, width: int | None, *, wide: bool = False) -> Iterator[str]:
     """The lines about one lock; see `aligned`. With ``wide``, also the times and the clients."""
     yield _head(status)
-    for share, (held, waiting) in status.shares.items():
-        yield f"share {plain(share)}: {held} held, {waiting} waiting"
+    yield from (f"share {line}" for line in shares(status))
     parties = (*status.holders, *status.waiters)
     if not parties:
         return
@@ -51,7 +51,7 @@ def _head(status: Status) -> str:
     held = len(status.holders)
     facts = [f"{held} holder{'s' * (held != 1)}", f"{len(status.waiters)} waiting"]
     if status.limit is not None:
-        facts.append(f"limit {status.limit}")
+        facts.append(f"{'limit' if status.interval is None else 'burst'} {status.limit}")
     if status.interval is not None:
         facts.append(f"a token every {duration(status.interval)}")
     if status.closed:
@@ -70,20 +70,7 @@ def _cells(status: Status, party: Participant) -> tuple[str, ...]:
         ago(status, party),
         "-" if party.place else duration(party.remaining),
         "-" if party.place else str(party.fence),
-        ", ".join(_roles(party)) or "-",
+        status.role_of(party) or "-",
         since.isoformat(timespec="milliseconds"),
         f"{party.client}#{party.seq}" if party.client else "-",
     )
-
-
-def _roles(party: Participant) -> Iterator[str]:
-    """How it has the lock, or wants it."""
-    if party.below:
-        yield f"{party.below} below"
-    elif party.permits:
-        yield f"{party.permits} permit{'s' * (party.permits > 1)}"
-    elif party.shared:
-        yield "shared"
-    if party.share:
-        weight = f" × {party.weight:g}" if party.weight != 1 else ""
-        yield f"share {plain(party.share)}{weight}"

@@ -39,9 +39,7 @@ def listed(statuses: Sequence[Status], width: int | None) -> Iterator[str]:
     shown = layout(COLUMNS, rows, width)
     if _WHERE not in shown:  # then HELD BY alone names the holder
         rows = [
-            (*row[:_HELD_BY], held_by(status.holders[0]) + _more(status), *row[_WHERE:])
-            if status.holders
-            else row
+            (*row[:_HELD_BY], _named(status), *row[_WHERE:]) if status.holders else row
             for row, status in zip(rows, statuses, strict=True)
         ]
     return aligned(COLUMNS, rows, width)
@@ -55,7 +53,7 @@ def cells(status: Status) -> tuple[str, ...]:
     return (
         status.kind,
         plain(status.name),
-        who(first) if first else "-",
+        _holder(status) or (who(first) if first else "-"),
         where(first) + _more(status) if first else "-",
         ago(status, first),
         duration(first.remaining) if first else "-",
@@ -68,6 +66,16 @@ def held_by(party: Participant) -> str:
     """The participant in one cell: its label, or else its process."""
     label = plain(party.label)
     return label + _mark(party) if label else where(party)
+
+
+def _holder(status: Status) -> str:
+    """Who holds a node of a path, if all that hold it are below; empty for anything else."""
+    below = status.holders and all(each.below for each in status.holders)
+    return f"{status.below} below" if below else ""
+
+
+def _named(status: Status) -> str:
+    return _holder(status) or held_by(status.holders[0]) + _more(status)
 
 
 def _more(status: Status) -> str:

@@ -140,7 +140,7 @@ def _row(lock: Seen, blocked: bool, growth: int) -> dict[str, Any]:  # noqa: FBT
     return {
         "kind": status.kind,
         "name": status.name,
-        "holder": _who(first) if first else None,
+        "holder": _holder(status, first) if first else None,
         "holders": len(status.holders),
         "held": _short(lock.held),
         "lease": _short(min((each.remaining for each in status.holders), default=0.0)),
@@ -163,8 +163,10 @@ def detail(status: Status, history: History, now: float, limits: Limits) -> dict
         "name": status.name,
         "closed": _short(status.closed),
         "limit": status.limit,
-        "holders": [_party(each, status.now) for each in status.holders[: limits.parties]],
-        "waiters": [_party(each, status.now) for each in status.waiters[: limits.parties]],
+        "interval": status.interval,
+        "shares": [*islice(status.shares.items(), limits.parties)],
+        "holders": [_party(each, status) for each in status.holders[: limits.parties]],
+        "waiters": [_party(each, status) for each in status.waiters[: limits.parties]],
         "more_holders": max(0, len(status.holders) - limits.parties),
         "more_waiters": max(0, len(status.waiters) - limits.parties),
         "history": [
@@ -186,17 +188,21 @@ def _who(party: Participant) -> dict[str, Any]:
     }
 
 
-def _party(party: Participant, now: float) -> dict[str, Any]:
+def _holder(status: Status, first: Participant) -> dict[str, Any]:
+    """The first holder, or, of a node of a path that nobody has itself, how many are below."""
+    if all(each.below for each in status.holders):
+        return {**_who(first), "label": f"{status.below} below"}
+    return _who(first)
+
+
+def _party(party: Participant, status: Status) -> dict[str, Any]:
     return {
         **_who(party),
-        "since": _short(now - party.since),
+        "since": _short(status.now - party.since),
         "place": party.place,
         "fence": str(party.fence),  # a number in JavaScript has only 53 bits
         "lease": _short(party.remaining),
-        "shared": party.shared,
-        "permits": party.permits,
-        "share": party.share,
-        "below": party.below,
+        "as": status.role_of(party),
     }
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from argparse import Namespace
 from dataclasses import asdict, replace
-from typing import cast
+from typing import Any, cast
 
 import pytest
 
@@ -145,6 +145,53 @@ def test_lines_about_a_lock_have_the_units_of_its_row_and_fit_the_terminal(
     wide = [line.split()[-2:] for line in described(closed, None, wide=True)][2:]
     assert wide[0] == ["SINCE", "CLIENT"]
     assert wide[1] == ["1970-01-01T00:01:30.000+00:00", f"{HOLDER.client}#0"]
+
+
+def test_row_of_a_node_that_nobody_has_itself_says_how_many_are_below() -> None:
+    """Whoever reads a document has not got its tenant; with a holder of the node, that is named."""
+    reader = replace(HOLDER, shared=True, below="reader")
+    node = replace(STATUS, kind="path", name="acme", holders=(reader, replace(reader)))
+    for width in (100, 200):
+        _, line = listed([node], width)
+        assert "2 readers below" in line
+    _, line = listed([replace(node, holders=(replace(HOLDER, label="batch"),))], 200)
+    assert "batch" in line
+    assert "below" not in line
+
+
+@pytest.mark.parametrize(
+    ("kind", "party", "role"),
+    [
+        ("semaphore", {"shared": True, "permits": 2}, "2 permits"),
+        ("rate_limit", {"shared": True, "permits": 1, "share": "a"}, "1 token, share a"),
+        ("path", {"shared": True, "below": "writer"}, "writer below"),
+        ("path", {"shared": True}, "shared"),
+        ("lock", {"shared": True, "share": "a", "weight": 2.0}, "shared, share a × 2"),
+        ("group", {"shared": True}, ""),
+        ("latch", {"shared": True}, ""),
+        ("lock", {}, ""),
+    ],
+)
+def test_role_of_a_participant_is_in_the_terms_of_its_kind(
+    kind: str, party: dict[str, Any], role: str
+) -> None:
+    """The same for a status as text, `show`, and the page."""
+    waiter = replace(FIRST, **party)
+    status = replace(STATUS, kind=kind, holders=(), waiters=(waiter,))
+    assert status.role_of(waiter) == role
+    assert role in str(status)
+    assert role in "\n".join(described(status, 200))
+
+
+def test_status_of_a_rate_limit_has_its_burst_and_no_share_holds_anything() -> None:
+    """Tokens are spent, not held."""
+    waiter = replace(FIRST, permits=1, shared=True, share="acme")
+    status = replace(
+        STATUS, kind="rate_limit", holders=(), waiters=(waiter,), limit=20, interval=0.6
+    )
+    for lines in (str(status).splitlines(), list(described(status, 200))):
+        assert "burst 20, a token every 0.6 s" in lines[0]
+        assert lines[1].strip() == "share acme: 1 waiting"
 
 
 async def test_top_drops_a_deadlock_that_is_over_and_asks_seldom_without_one() -> None:

@@ -151,8 +151,13 @@ async def test_lock_route_shows_holders_and_waiters_or_answers_400(
             (holder,), (waiter,) = found["holders"], found["waiters"]
             status = await client.status("api", kind="semaphore")
             assert holder["fence"] == str(status.holders[0].fence)
-            assert (holder["permits"], holder["alive"], waiter["place"]) == (3, True, 1)
-            assert holder["share"] == waiter["share"] == "acme"
+            assert (holder["as"], holder["alive"], waiter["place"]) == (
+                "3 permits, share acme",
+                True,
+                1,
+            )
+            assert waiter["as"] == "1 permit, share acme"
+            assert found["shares"] == [["acme", [3, 1]]]
             for wrong in ({"kind": "x", "name": "a"}, {"kind": "lock", "name": ""}, {}):
                 assert (await visitor.get("/lock", params=wrong)).status_code == 400
             many = "&".join(f"a={n}" for n in range(100))

@@ -62,7 +62,10 @@ export class Details {
     this.found = found;
     const { holders, waiters, more_holders: moreHolders, more_waiters: moreWaiters } = found;
     const facts = [];
-    if (found.limit !== null) facts.push(`At most ${number(found.limit)} at a time.`);
+    if (found.interval) facts.push(`A token every ${duration(found.interval)}, ${number(found.limit)} at most.`);
+    else if (found.limit !== null) facts.push(`At most ${number(found.limit)} at a time.`);
+    const share = ([name, [held, waiting]]) => `${plain(name)}: ${held} held, ${waiting} waiting`;
+    if (found.shares.length) facts.push(`Shares: ${found.shares.map(share).join("; ")}.`);
     if (found.closed) facts.push(`No waiter may enter for ${duration(found.closed)}.`);
     put($("details-facts"), facts.join(" "));
     put($("details-held"), holders.length ? "Held by" : "No holder");

@@ -49,10 +49,7 @@ class Line {
     const facts = [`for ${duration(party.since)}`];
     const lease = party.detached ? `${duration(party.lease)} left` : `lease ${duration(party.lease)}`;
     if (!party.place) facts.push(lease, `fence ${party.fence}`);
-    if (party.permits) facts.push(`${party.permits} permit${party.permits > 1 ? "s" : ""}`);
-    else if (party.below) facts.push(`${party.below} below`);
-    else if (party.shared) facts.push("shared");
-    if (party.share) facts.push(`share ${plain(party.share)}`);
+    if (party.as) facts.push(party.as);
     put(this.facts, facts.join(", "));
     put(this.label, plain(party.label));
     this.dead.hidden = party.alive;
