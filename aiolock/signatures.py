@@ -34,6 +34,7 @@ _ELSEWHERE: Final = {
 }
 """The names of these options in other lock libraries."""
 _NOT_WAITING: Final = ("blocking", "block")
+_OF_ONE_QUEUE: Final = ("share", "weight")
 _MEANS: Final = {
     "timeout": "the seconds to wait for it",
     "ttl": "the seconds for which the server keeps it if nobody renews it",
@@ -67,6 +68,11 @@ def unexpected(function: Callable[..., Any], name: str) -> TypeError:
     text = f"{function.__name__}() got an unexpected keyword argument {name!r}"
     if name in _NOT_WAITING and "timeout" in known:
         text += ": did you mean try_acquire() or timeout=0, which do not wait?"
+    elif name in _OF_ONE_QUEUE:
+        text += (
+            ": shares are for lock(), semaphore() and rate_limit(); all others are in order of"
+            " arrival"
+        )
     elif meant in known:
         text += (
             f": did you mean {meant}=, {_MEANS[meant]}?"

@@ -209,6 +209,8 @@ SIGNATURES = {
     "MultiLease.release": "async (self)",
     "MultiLease.extend": "async (self, ttl)",
     "MultiLease.verify": "async (self)",
+    "MultiLease.detach": "(self, **_)",  # these two raise `TypeError`
+    "MultiLease.handing_on": "(self, **_)",
     "Group.name": "property",
     "Group.ttl": "property",
     "Group.members": "async (self)",

@@ -35,7 +35,12 @@ async def detach(lease: Lease, ttl: int, label: str) -> LeaseToken:
     watchdog.check_here()
     lease._still_ours()
     if policy.kind not in _KINDS:
-        raise TypeError(f"a lease of {policy.called} cannot be handed on: it is its client's own")
+        why = (
+            "it is one of those of a whole path"
+            if policy.kind == "path"
+            else "it is its client's own"
+        )
+        raise TypeError(f"a lease of {policy.called} cannot be handed on: {why}")
     if hold.speaking > 1:
         raise policy.with_name(
             Unsupported(

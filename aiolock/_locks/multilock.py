@@ -13,7 +13,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType, TracebackType
-from typing import Any, Final, Self, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Final, NoReturn, Self, TypeVar, Unpack
 
 from aiolock._engine.acquirer import acquire
 from aiolock._engine.lease import Lease, LostEvent
@@ -120,6 +120,19 @@ class MultiLease(Uncopyable, instead=Lease._instead):
     async def verify(self) -> bool:
         """Ask the store whether all leases are still ours; as `Lease.verify`."""
         return all(await self._of_each(Lease.verify))
+
+    _not_handed_on = "hand its leases on one by one, as `leases[name].detach()`"
+
+    if not TYPE_CHECKING:  # type checkers find that it has no such methods
+
+        def detach(self, **_: object) -> NoReturn:
+            """Raise `TypeError`: a token is of one name."""
+            raise TypeError(
+                f"{self!r} cannot be handed on as a whole, since a token is of one name:"
+                f" {self._not_handed_on}"
+            )
+
+        handing_on = detach
 
     async def _of_each(self, do: Callable[[Lease], Coroutine[Any, Any, T]]) -> list[T]:
         """The results for all leases, of which many begin in parts."""

@@ -119,6 +119,8 @@ class PathLease(MultiLease):
 
     __slots__ = ("_fence", "_path")
 
+    _not_handed_on = "hand on a `client.lock()` of its own"
+
     def __init__(self, path: str, leases: Iterable[Lease], fence: int) -> None:
         super().__init__(leases)
         self._path = path

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Generator, Mapping
 from types import MappingProxyType
-from typing import Final, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
 import aiolock
 from aiolock.copying import Uncopyable
@@ -251,6 +251,10 @@ class MultiLease(Uncopyable, instead=aiolock.Lease._instead):
     def __repr__(self) -> str:
         return self._portal.read(lambda: repr(self._multi))
 
+    if not TYPE_CHECKING:  # as of `aiolock.MultiLease`
+        _not_handed_on = property(lambda self: self._multi._not_handed_on)
+        detach = handing_on = aiolock.MultiLease.detach
+
     @property
     def leases(self) -> Mapping[str, Lease]:
         """The lease of each lock, by the lock's name; each has its own fence."""
@@ -258,7 +262,7 @@ class MultiLease(Uncopyable, instead=aiolock.Lease._instead):
 
     @property
     def state(self) -> aiolock.LeaseState:
-        """`lost` if any lease is lost; else `released`, then `at_risk`, if any is; else `held`."""
+        """The worst of the leases' states; as `aiolock.MultiLease.state`."""
         return self._portal.read(lambda: self._multi.state)
 
     @property

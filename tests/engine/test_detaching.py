@@ -6,7 +6,7 @@ import asyncio
 import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -202,6 +202,32 @@ async def test_detach_of_a_leader_or_a_periodic_run_raises_type_error() -> None:
         async with ours.periodic("job", every=60) as lease:
             with pytest.raises(TypeError, match="the periodic 'job' cannot be handed on"):
                 await lease.detach()
+
+
+@virtual
+async def test_detach_of_several_leases_as_one_raises_type_error_and_sends_nothing() -> None:
+    """A token is of one name: the leases of a multilock can be handed on one by one."""
+    async with scene() as (_, faulty, ours, theirs):
+        whole: Any
+        for whole in (
+            await ours.multilock("a", "b").acquire(),
+            await ours.path_lock("a/b").acquire(),
+        ):
+            sent = faulty.calls.total()
+            for detach in (whole.detach, whole.handing_on):
+                with pytest.raises(TypeError, match="cannot be handed on as a whole"):
+                    detach(ttl=60, label="x")
+            assert faulty.calls.total() == sent
+            assert whole.state == "held"
+            if isinstance(whole, aiolock.PathLease):
+                with pytest.raises(TypeError, match="path 'a' cannot be handed on: it is one of"):
+                    await whole.leases["a"].detach()
+                await whole.release()
+                continue
+            tokens = [await lease.detach() for lease in whole.leases.values()]
+            for token in tokens:
+                async with theirs.adopt(token) as lease:
+                    assert lease.name == token.name
 
 
 @virtual

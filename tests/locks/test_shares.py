@@ -230,6 +230,9 @@ def test_share_is_an_option_of_locks_and_semaphores_alone() -> None:
     for name in ("rwlock", "multilock", "election", "once", "latch", "event", "barrier"):
         with pytest.raises(TypeError, match="unexpected keyword argument 'share'"):
             getattr(client, name)("x", share="a")
+    for name, option in (("path_lock", "share"), ("rwlock", "share"), ("path_lock", "weight")):
+        with pytest.raises(TypeError, match=r"shares are for lock\(\), semaphore\(\)"):
+            getattr(client, name)("x", **{option: 2})
 
 
 @pytest.mark.one_loop
