@@ -13,9 +13,9 @@ class Limits:
     """Seconds from one look at the store to the next, at least."""
     share: float = 5.0
     """The pause after a look, as a multiple of the processor time of this thread in it, at least:
-    so looks use a sixth of it. (Not of the time that the look took: that may be all latency, which
-    is no load on anybody. But the pause is never shorter than the look, to spare a store that has
-    much to do.) The search for what viewers want to see rests as long, see `Renderer`."""
+    so looks use a sixth of it. (Not of the time that the look took: that may be all latency, or
+    another's work. But a pause is as long as its look, up to ``every``, to spare a busy store.) The
+    search for what viewers want to see rests as long, see `Renderer`."""
     slowest: float = 10.0
     """The longest pause after a look, in seconds."""
     deadlocks_every: float = 10.0
@@ -24,6 +24,8 @@ class Limits:
     """Deadlocks that are shown, at most."""
     rows: int = 200
     """Locks on one page of the list, which is what a viewer is sent."""
+    glanced: int = 50
+    """Locks of each page of the list that are read once more each second, where looks are slow."""
     parties: int = 200
     """Holders, and waiters, that are shown of one lock, at most."""
     history: float = 600.0

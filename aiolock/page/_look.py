@@ -49,6 +49,23 @@ class Totals(NamedTuple):
     dead: int = 0
 
 
+class Rows(NamedTuple):
+    """The locks on one page of the list that a viewer wants."""
+
+    locks: Sequence[Seen]
+    before: int
+    """The number of locks on the pages before."""
+    matching: int
+    """The number of locks on all pages."""
+
+
+class View(NamedTuple):
+    """What such a viewer is sent of a look."""
+
+    rows: Rows
+    data: bytes
+
+
 @dataclass(frozen=True, slots=True)
 class Look:
     """The result of the last look, and whether it is still current."""
@@ -67,7 +84,7 @@ class Look:
     """The reason why there was no answer this time; then all the rest is old."""
     closed: bool = False
     """Whether the client is not open; then there is nothing to look at."""
-    rendered: dict[object, bytes] = field(default_factory=dict[object, bytes])
+    rendered: dict[object, View] = field(default_factory=dict[object, View])
     """Views rendered from it, for other viewers who want the same."""
 
     @property

@@ -13,6 +13,7 @@ from typing import Final
 import anyio
 
 from aiolock import ClientClosed, LockClient, StoreError
+from aiolock.page._glance import glance
 from aiolock.page._history import History
 from aiolock.page._http import Refused
 from aiolock.page._limits import Limits
@@ -33,6 +34,7 @@ class Poller:
         self._task: asyncio.Task[None] | None = None
         self._search: asyncio.Task[None] | None = None
         """The search for deadlocks that is under way."""
+        self._glances: asyncio.Task[None] | None = None
         self._viewers = 0
         self._next = 0.0
         self._next_deadlocks = 0.0
@@ -110,10 +112,12 @@ class Poller:
             self.history = History(self._limits)
         self._fresh = self.look.version
         self._task = loop.create_task(self._run(), name="aiolock page")
+        self._glances = loop.create_task(self._keep_glancing(), name="aiolock page, glances")
 
     async def _stop(self) -> None:
-        tasks = [task for task in (self._task, self._search) if task is not None]
-        self._task = None
+        all_ = self._task, self._search, self._glances
+        tasks = [task for task in all_ if task is not None]
+        self._task = self._glances = None
         for task in tasks:
             task.cancel()
         if tasks:
@@ -151,7 +155,9 @@ class Poller:
         total = await totals(locks.values())
         await self.history.add(at, total, locks)
         known = await still(self.look.deadlocks, locks)
-        pause = max(limits.every - took, took, limits.share * (thread_time() - used))
+        # A store that has much to do is spared for a while; what it does grows with our own work.
+        rest = max(limits.every - took, min(took, limits.every))
+        pause = max(rest, limits.share * (thread_time() - used))
         self._next = self.now() + min(pause, limits.slowest)
         before = self.look
         every = self._next - began
@@ -178,6 +184,17 @@ class Poller:
         if found != self.look.deadlocks:
             again = replace(self.look, version=self.look.version + 1, deadlocks=found, rendered={})
             self._show(again)
+
+    async def _keep_glancing(self) -> None:
+        """Show the rows as they are now, while the last look is older than it should be."""
+        every = self._limits.every
+        while True:
+            await asyncio.sleep(every)
+            before = self.look
+            if before.rendered and not before.error and self.now() - before.at > 2 * every:
+                again = await glance(self._client, before, self.history, self._limits)
+                if self.look is before:
+                    self._show(again)
 
     def _failed(self, why: str, *, closed: bool = False) -> None:
         self._next = self.now() + self._limits.every

@@ -38,7 +38,7 @@ class Renderer:
     async def view(self, looks: Looks, wanted: Wanted) -> tuple[Look, bytes]:
         """The last look, and what such a viewer sees of it."""
         if (found := looks.look.rendered.get(wanted)) is not None:
-            return looks.look, found
+            return looks.look, found.data
         time = asyncio.get_running_loop().time
         async with self._lock:
             if (left := self._rests - time()) > 0:
@@ -51,7 +51,7 @@ class Renderer:
                 look.rendered[wanted] = found
                 if len(look.rendered) > self._limits.viewers:
                     del look.rendered[next(iter(look.rendered))]
-        return look, found
+        return look, found.data
 
     async def forget(self, look: Look) -> None:
         """Forget a look that is not shown any more."""

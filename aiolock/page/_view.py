@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from fnmatch import translate
 from itertools import islice
 from typing import Any, Final, NamedTuple
@@ -14,7 +14,7 @@ from aiolock import LockClient, Participant, Status
 from aiolock.page._history import History
 from aiolock.page._http import Refused
 from aiolock.page._limits import Limits
-from aiolock.page._look import Key, Look, Seen
+from aiolock.page._look import Key, Look, Rows, Seen, View
 from aiolock.page._pace import Pace, parts
 
 SORTS: Final[Mapping[str, Callable[[Seen], tuple[Any, ...]]]] = {
@@ -66,23 +66,17 @@ class Wanted(NamedTuple):
         return lambda lock: matches(lock.status.name)
 
 
-class _Rows(NamedTuple):
-    """The locks on the page that is wanted."""
-
-    locks: Sequence[Seen]
-    before: int
-    """The number of locks on the pages before."""
-    matching: int
-    """The number of locks on all pages."""
-
-
-async def rendered(look: Look, wanted: Wanted, history: History, limits: Limits) -> bytes:
+async def rendered(look: Look, wanted: Wanted, history: History, limits: Limits) -> View:
     """All that a viewer sees of a look."""
-    rows = await _rows(look, wanted, limits)
-    return dumped(_rendered(look, rows, history, limits))
+    return with_rows(look, await _rows(look, wanted, limits), history, limits)
 
 
-async def _rows(look: Look, wanted: Wanted, limits: Limits) -> _Rows:
+def with_rows(look: Look, rows: Rows, history: History, limits: Limits) -> View:
+    """The view with these rows."""
+    return View(rows, dumped(_rendered(look, rows, history, limits)))
+
+
+async def _rows(look: Look, wanted: Wanted, limits: Limits) -> Rows:
     """Those on the wanted page; on the last one, if there are fewer pages by now."""
     pace, is_wanted, order = Pace(), wanted.check(), SORTS[wanted.sort]
     runs, matching = list[list[Seen]](), 0
@@ -101,7 +95,7 @@ async def _rows(look: Look, wanted: Wanted, limits: Limits) -> _Rows:
     ordered = heapq.merge(*runs, key=order)
     for part in parts(islice(ordered, before)):
         await pace.step(len(part))
-    return _Rows(list(islice(ordered, limits.rows)), before, matching)
+    return Rows(list(islice(ordered, limits.rows)), before, matching)
 
 
 def dumped(value: object) -> bytes:
@@ -109,7 +103,7 @@ def dumped(value: object) -> bytes:
     return json.dumps(value, separators=(",", ":")).encode()
 
 
-def _rendered(look: Look, rows: _Rows, history: History, limits: Limits) -> dict[str, Any]:
+def _rendered(look: Look, rows: Rows, history: History, limits: Limits) -> dict[str, Any]:
     blocked = {(each.kind, each.name) for deadlock in look.deadlocks for each in deadlock.cycle}
     return {
         "error": look.error,

@@ -284,6 +284,29 @@ async def test_stream_of_a_store_with_latency_is_as_quick_as_its_answers(
         await asyncio.wait(waits)
 
 
+async def test_stream_while_a_look_takes_long_shows_the_rows_as_they_are_now(
+    client: aiolock.LockClient, store: FaultyStore
+) -> None:
+    """Those at the top of the list; a lock that is free keeps its row, for the list is old."""
+    page = Page(client, limits=replace(SOON, glanced=2))
+    leases = [await client.lock(name).acquire() for name in "abc"]
+    async with Viewer(page, "sort=name") as viewer:
+        await viewer.until(names=["a", "b", "c"])
+        store.hold("snapshot")
+        await leases[0].release()
+        await leases[2].release()
+        waits = asking(client.lock("b"))
+        async with client.lock("d"):
+            while not (rows := (await viewer.event())["rows"])[1]["waiting"]:
+                pass
+            assert [(row["name"], row["holders"]) for row in rows] == [("a", 0), ("b", 1), ("c", 1)]
+            store.resume()
+            await viewer.until(names=["b", "d"])
+    waits.cancel()
+    await asyncio.wait([waits])
+    await leases[1].release()
+
+
 async def test_stream_of_a_store_that_hangs_in_the_search_for_deadlocks_goes_on(
     client: aiolock.LockClient, store: FaultyStore, page: Page, monkeypatch: pytest.MonkeyPatch
 ) -> None:

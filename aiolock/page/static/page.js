@@ -92,7 +92,7 @@ function showState() {
   put($("trouble"), trouble && (seen === null ? trouble : `${trouble} What is shown here is ${duration(Math.floor(old))} old.`));
   const state = paused ? "paused" : trouble ? "trouble" : stale ? "waiting" : "live";
   $("state").dataset.state = state;
-  put($("state"), { paused: "paused", trouble: "old", waiting: "connecting…", live: every > 2 ? `live, every ${Math.round(every)} s` : "live" }[state]);
+  put($("state"), { paused: "paused", trouble: "old", waiting: "connecting…", live: every > 4 ? `live, the list every ${Math.round(every)} s` : "live" }[state]);
 }
 
 function watch() {
