@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from argparse import Namespace
 from dataclasses import asdict, replace
+from io import StringIO
 from typing import Any, cast
 
 import pytest
+from rich.console import Console
 
 import aiolock
 from aiolock import Deadlock
 from aiolock.cli.parties import described
 from aiolock.cli.rows import COLUMNS, cells, listed
-from aiolock.cli.top import _Look
+from aiolock.cli.top import _Look, _screen
 from aiolock.observer import Blocked, who
 from aiolock.protocol import Participant, Status
 
@@ -192,6 +195,23 @@ def test_status_of_a_rate_limit_has_its_burst_and_no_share_holds_anything() -> N
     for lines in (str(status).splitlines(), list(described(status, 200))):
         assert "burst 20, a token every 0.6 s" in lines[0]
         assert lines[1].strip() == "share acme: 1 waiting"
+
+
+@pytest.mark.parametrize("width", [60, 80, 200])
+def test_screen_of_top_keeps_the_name_and_fits_the_terminal(width: int) -> None:
+    """Each lock on a line of its own, with the mark of a deadlock behind it."""
+    look = _Look()
+    look.statuses = [LONG, STATUS]
+    look.deadlocks = [Deadlock((Blocked("lock", "order:42", FIRST, HOLDER),))]
+    console = Console(width=width, height=12, file=StringIO(), color_system=None)
+    console.print(_screen(look, Namespace(pattern="*"), width, 12))
+    assert isinstance(console.file, StringIO)
+    lines = console.file.getvalue().splitlines()
+    assert max(map(len, lines)) <= width
+    (row,) = (line for line in lines if "tenant/" in line)
+    assert re.search(r"tenant/\S.*west", row)
+    (row,) = (line for line in lines if line.endswith("  DEADLOCK"))
+    assert "order:42" in row
 
 
 async def test_top_drops_a_deadlock_that_is_over_and_asks_seldom_without_one() -> None:
