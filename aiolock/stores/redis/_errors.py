@@ -39,7 +39,7 @@ _CODES: Final[dict[type[Exception], str]] = {
 }
 """The errors from which redis-py removes the code."""
 
-_WITHIN: Final = re.compile(r": -([A-Z]+) ")
+_WITHIN: Final = re.compile(r"@user_script: ?\d+: -?([A-Z]+) ")
 """How Redis 6.2 quotes the error of a command that a script called."""
 
 REDIRECTS: Final = ("MOVED", "ASK", "TRYAGAIN", "CLUSTERDOWN")

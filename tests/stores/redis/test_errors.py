@@ -30,6 +30,8 @@ RULE = ACL_RULE.format(prefix="aiolock")
 
 OLD = "ERR Error running script (call to f_a666): @user_script:7: @user_script: 7: "
 """How Redis 6.2 begins what went wrong in a script."""
+CALLED = "ERR Error running script (call to f_a666): @user_script:7: "
+"""And what a command was refused for that a script called."""
 NEW = " script: a666, on @user_script:7."
 """How Redis 7.0 ends it, and whatever came after."""
 CLUSTER = r"use redis\+cluster://redis.example:6379"
@@ -100,6 +102,7 @@ ANSWERS = [
         False,
     ),
     # What the script may have come to after it had written.
+    (CALLED + "WRONGTYPE Operation against a key holding the wrong kind of value", "prefix", False),
     ("WRONGTYPE Operation against a key holding the wrong kind of value" + NEW, "prefix", False),
     ("ERR something else" + NEW, "something else", False),
 ]
