@@ -7,7 +7,7 @@ from __future__ import annotations
 import contextlib
 from contextlib import AbstractAsyncContextManager
 
-from pottery import AIORedlock, QuorumNotAchieved, ReleaseUnlockedLock  # type: ignore[import-not-found]  # in its own environment
+from pottery import AIORedlock, QuorumNotAchieved, ReleaseUnlockedLock
 from redis.asyncio import Redis
 
 
