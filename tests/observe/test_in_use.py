@@ -139,22 +139,33 @@ def test_client_of_a_program_with_a_meter_provider_counts_there_alone(
 
 
 def test_variable_turns_observers_off_or_names_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Off, whatever the program uses; or on, whatever it does not. Or as OpenTelemetry says."""
+    """Off, whatever the program uses; or those alone. Or as OpenTelemetry has it."""
     program = """
+    import os
     import prometheus_client
     spans = recorded()
+    for value in ("off", "prometheus", "opentelemetry", "auto"):
+        os.environ["AIOLOCK_OBSERVE"] = value
+        asyncio.run(use())
+        print(value, len(spans()), held())
+    os.environ["OTEL_PYTHON_DISABLED_INSTRUMENTATIONS"] = "redis, aiolock"
     asyncio.run(use())
-    print(spans(), held())
+    print("disabled", len(spans()), held())
     """
-    assert run(program, monkeypatch, variable="off") == "[] None"
-    assert run(program, monkeypatch, variable="prometheus") == "[] 1.0"
-    assert run(program, monkeypatch, variable="auto") == "['hold lock'] 1.0"
-    monkeypatch.setenv("OTEL_PYTHON_DISABLED_INSTRUMENTATIONS", "redis, aiolock")
-    assert run(program, monkeypatch) == "[] 1.0"
-    named = "asyncio.run(use()); print(loaded(), held())"
-    assert run(named, monkeypatch, variable="prometheus") == "['prometheus_client'] 1.0"
+    assert run(program, monkeypatch).splitlines() == [
+        "off 0 None",
+        "prometheus 0 1.0",
+        "opentelemetry 1 1.0",
+        "auto 2 2.0",
+        "disabled 2 3.0",
+    ]
+
+
+def test_variable_imports_the_libraries_that_it_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether the program uses them or not."""
+    program = "asyncio.run(use()); print(loaded(), held())"
     both = "['opentelemetry', 'prometheus_client'] 1.0"
-    assert run(named, monkeypatch, variable="opentelemetry, prometheus") == both
+    assert run(program, monkeypatch, variable="opentelemetry, prometheus") == both
 
 
 def test_variable_with_another_value_raises_before_the_client_opens(

@@ -272,11 +272,11 @@ async def test_stream_of_a_store_with_latency_is_as_quick_as_its_answers(
     ):
         waits = [asking(client.lock("a")), asking(client.lock("a"))]
         await queued(client.lock("a"), 2)
-        proxy.delay(to_server=0.1, to_client=0.1)
+        proxy.delay(to_server=0.05, to_client=0.05)
         async with Viewer(Page(client, limits=limits)) as viewer:
             for _ in range(3):
                 took = (await viewer.event())["took"]
-                assert took >= 0.19
+                assert took >= 0.09
                 assert (await viewer.event("times"))["every"] <= 3 * took
         proxy.delay()
         for each in waits:
@@ -446,8 +446,23 @@ def test_page_works_again_in_another_event_loop() -> None:
     asyncio.run(start())
 
 
-async def test_stream_of_ten_thousand_locks_sends_a_small_message_and_reaches_all() -> None:
-    """Ten thousand: one message is small, and each of them is on one of the pages."""
+async def test_stream_of_a_thousand_locks_has_each_of_them_on_one_page() -> None:
+    """More than are sorted at a time, by all of the pages together, in order."""
+    async with aiolock.connect(MemoryServer()) as client:
+        leases = [await client.lock(f"order:{n}").acquire() for n in range(1000)]
+        page = Page(client, limits=replace(SOON, every=60.0, share=0.0, rows=250))
+        names = list[str]()
+        for number in range(1, 5):
+            async with Viewer(page, f"sort=name&page={number}") as viewer:
+                view = await viewer.event()
+                assert (view["page"], view["before"]) == (number, len(names))
+                names += [row["name"] for row in view["rows"]]
+        assert names == sorted(f"order:{n}" for n in range(1000))
+        await asyncio.gather(*(lease.release() for lease in leases))
+
+
+async def test_stream_of_ten_thousand_locks_sends_a_small_message() -> None:
+    """Ten thousand: one message is small, and nobody waits long for it to be made."""
     server = MemoryServer()
     async with aiolock.connect(server) as client:
         leases = [await client.lock(f"order:{n}").acquire() for n in range(10_000)]
@@ -457,14 +472,6 @@ async def test_stream_of_ten_thousand_locks_sends_a_small_message_and_reaches_al
                 block = await viewer.block()
             assert len(block) < 100_000
             assert '"locks":10000' in block
-        seen = list[str]()
-        page = Page(client, limits=replace(SOON, every=60.0, share=0.0, rows=2_500))
-        for number in range(1, 5):
-            async with Viewer(page, f"sort=name&page={number}") as viewer:
-                view = await viewer.event()
-                assert (view["page"], view["before"]) == (number, len(seen))
-                seen += [row["name"] for row in view["rows"]]
-        assert seen == sorted(f"order:{n}" for n in range(10_000))
         await asyncio.gather(*(lease.release() for lease in leases))
 
 
