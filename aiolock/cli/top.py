@@ -17,7 +17,7 @@ from aiolock.protocol import Status
 from aiolock.text import plain
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
+    from rich.console import Console, RenderableType
 
 _LOOKS_FOR_DEADLOCKS: Final = 5
 """Deadlocks are searched for once in this many snapshots."""
@@ -115,7 +115,7 @@ async def _top(client: aiolock.LockClient, arguments: argparse.Namespace) -> int
     with Live(screen=True, auto_refresh=False) as live:
         while True:
             await look.again(client, arguments)
-            live.update(_screen(look, arguments, *live.console.size), refresh=True)
+            live.update(_screen(look, arguments, live.console), refresh=True)
             await asyncio.sleep(look.pause)
 
 
@@ -131,9 +131,11 @@ async def _lines(client: aiolock.LockClient, arguments: argparse.Namespace, look
         await asyncio.sleep(look.pause)
 
 
-def _screen(look: _Look, arguments: argparse.Namespace, width: int, height: int) -> RenderableType:
+def _screen(look: _Look, arguments: argparse.Namespace, console: Console) -> RenderableType:
     from rich.console import Group
     from rich.text import Text
+
+    width, height = console.size
 
     in_cycle = {(each.kind, each.name) for deadlock in look.deadlocks for each in deadlock.cycle}
     waiting = sum(len(status.waiters) for status in look.statuses)
@@ -145,7 +147,7 @@ def _screen(look: _Look, arguments: argparse.Namespace, width: int, height: int)
         head.append(f"\n{plain(look.failure)}", "bold red")
     for deadlock in look.deadlocks:
         head.append(f"\nDEADLOCK: {deadlock}", "bold red")
-    room = max(1, height - str(head).count("\n") - 3)
+    room = max(1, height - len(head.wrap(console, width)) - 2)
     statuses = look.statuses[:room]
     heading, *lines = listed(statuses, width - _MARK)
     rows = [Text(f"{heading:<{width}}", "reverse")]

@@ -204,10 +204,11 @@ def test_screen_of_top_keeps_the_name_and_fits_the_terminal(width: int) -> None:
     look.statuses = [LONG, STATUS]
     look.deadlocks = [Deadlock((Blocked("lock", "order:42", FIRST, HOLDER),))]
     console = Console(width=width, height=12, file=StringIO(), color_system=None)
-    console.print(_screen(look, Namespace(pattern="*"), width, 12))
+    console.print(_screen(look, Namespace(pattern="*"), console))
     assert isinstance(console.file, StringIO)
     lines = console.file.getvalue().splitlines()
     assert max(map(len, lines)) <= width
+    assert len(lines) <= 12
     (row,) = (line for line in lines if "tenant/" in line)
     assert re.search(r"tenant/\S.*west", row)
     (row,) = (line for line in lines if line.endswith("  DEADLOCK"))
