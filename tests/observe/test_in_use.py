@@ -11,6 +11,8 @@ import pytest
 
 import pytest_aiolock
 
+pytestmark = [pytest.mark.one_loop]
+
 HEAD = """
 import asyncio
 import sys
@@ -62,7 +64,7 @@ def run(program: str, monkeypatch: pytest.MonkeyPatch, *, variable: str | None =
     if variable is not None:
         monkeypatch.setenv("AIOLOCK_OBSERVE", variable)
     source = HEAD + "import aiolock\n" + dedent(program)
-    command = (sys.executable, "-W", "error::UserWarning", "-c", source)
+    command = (sys.executable, "-P", "-W", "error::UserWarning", "-c", source)
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "already" not in done.stderr  # of the SDK, where an instrument is made twice
