@@ -65,7 +65,12 @@ def formatter(
             " run after the call: take the lock in it"
         )
     if inspect.iscoroutinefunction(function) != is_async:
-        raise TypeError(f"{decorator}() decorates {wanted}, and {function!r} is not one")
+        other = (
+            "for one without async, use the client of aiolock.sync.connect()"
+            if is_async
+            else "for an async one, use the client of aiolock.connect()"
+        )
+        raise TypeError(f"{decorator}() decorates {wanted}, and {function!r} is not one: {other}")
     signature = inspect.signature(function)
     if unknown := fields(template) - set(signature.parameters):
         raise ValueError(

@@ -60,6 +60,7 @@ WORDS = {
     ],
     "howto/barriers.md": ["rendezvous", "countdown", "notify"],
     "howto/handing-on.md": ["detach", "adopt", "transfer a lock"],
+    "howto/django.md": ["manage.py", "ATOMIC_REQUESTS", "on_commit", "WSGI", "gunicorn"],
     "howto/web.md": ["lifespan", "middleware"],
     "howto/task-queues.md": ["worker", "consumer", "job queue", "message"],
     "howto/threads.md": ["synchronous", "threading", "gevent"],

@@ -45,15 +45,15 @@ INTERRUPTED: Final = 130
 NOT_WRITTEN: Final = 74
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; returns the exit code."""
+def main(argv: Sequence[str] | None = None, prog: str = "aiolock") -> int:
+    """Run one command; returns the exit code. ``prog`` is how it was called, for its help."""
     for stream in (sys.stdout, sys.stderr):
         # A character that the terminal has not is escaped, and ends nothing.
         if isinstance(stream, io.TextIOWrapper):  # it is None if it is closed
             stream.reconfigure(errors="backslashreplace")
     try:
         try:
-            return _run(sys.argv[1:] if argv is None else argv)
+            return _run(sys.argv[1:] if argv is None else argv, prog)
         finally:
             if sys.stdout is not None:
                 sys.stdout.flush()
@@ -68,11 +68,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         return NOT_WRITTEN
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser(prog: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="aiolock",
+        prog=prog,
         description="Run commands under a lock, and inspect or break the locks of a store.",
-        epilog="The store is given by --url or AIOLOCK_URL. `aiolock COMMAND --help` says more.",
+        epilog=f"The store is given by --url or AIOLOCK_URL. `{prog} COMMAND --help` says more.",
     )
     parser.add_argument("--version", action="version", version=f"aiolock {aiolock.__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
@@ -82,14 +82,14 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _run(argv: Sequence[str]) -> int:
+def _run(argv: Sequence[str], prog: str) -> int:
     ours = list(argv)
     behind: list[str] = []
     if ours[:1] == ["run"] and "--" in ours:
         # The words after it are another program's command line: argparse must not read them.
         at = ours.index("--")
         ours, behind = ours[:at], ours[at + 1 :]
-    arguments = _parser().parse_args(ours)
+    arguments = _parser(prog).parse_args(ours)
     arguments.behind = behind
     carry_out: Callable[[argparse.Namespace], int] = arguments.run
     return carry_out(arguments)

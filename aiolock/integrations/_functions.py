@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Any, Final, Generic, TypeVar
 
@@ -25,38 +25,49 @@ Hold = Callable[[L, dict[str, Any]], AbstractAsyncContextManager[Lease]]
 """A function that holds a lock, with these values for its name, for the current request."""
 
 
-class Locked(Generic[L, R]):
-    """A handler, and the lock under which it is called.
+class Parameters:
+    """The parameters of a handler, as far as its lock is concerned.
 
     `ValueError` for a field of the name that is not a parameter of the handler.
     """
 
-    def __init__(self, lock: L, handler: Callable[..., Awaitable[R]]) -> None:
-        check_async(handler)
-        self.signature = inspect.signature(handler)
+    def __init__(
+        self, lock: LockOf, handler: Callable[..., object], signature: inspect.Signature
+    ) -> None:
         # The values gathered in `*args` and `**kwargs` cannot be fields of a name.
-        named = {p.name for p in self.signature.parameters.values() if p.kind not in _STARS}
+        named = {p.name for p in signature.parameters.values() if p.kind not in _STARS}
         if missing := set(lock.fields) - (named - {LEASE}):
-            shown = [_STARS.get(p.kind, "") + p.name for p in self.signature.parameters.values()]
+            shown = [_STARS.get(p.kind, "") + p.name for p in signature.parameters.values()]
             raise ValueError(
                 f"{lock.template!r} needs {', '.join(sorted(missing))}, but the parameters of"
                 f" {handler.__name__}() are {', '.join(shown) or 'none'}"
             )
+        self.signature = signature
+        self.has_lease = LEASE in named
+        self._fields = lock.fields
+
+    def values(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """The values of the fields in a call, as far as they are not None."""
+        given = self.signature.bind_partial(*args, **kwargs)
+        given.apply_defaults()
+        found = {field: given.arguments.get(field) for field in self._fields}
+        return {field: value for field, value in found.items() if value is not None}
+
+
+class Locked(Generic[L, R]):
+    """A handler, and the lock under which it is called; `ValueError` as of `Parameters`."""
+
+    def __init__(self, lock: L, handler: Callable[..., Awaitable[R]]) -> None:
+        check_async(handler)
+        self.signature = inspect.signature(handler)
+        self._parameters = Parameters(lock, handler, self.signature)
         self._lock = lock
         self._handler = handler
-        self._takes_lease = LEASE in named
 
     async def call(self, hold: Hold[L], args: Sequence[Any], kwargs: dict[str, Any]) -> R:
         """Call it under its lock."""
-        given = self.signature.bind_partial(*args, **kwargs)
-        given.apply_defaults()
-        values = {
-            field: given.arguments[field]
-            for field in self._lock.fields
-            if given.arguments.get(field) is not None
-        }
-        async with hold(self._lock, values) as lease:
-            if self._takes_lease:
+        async with hold(self._lock, self._parameters.values(args, kwargs)) as lease:
+            if self._parameters.has_lease:
                 kwargs[LEASE] = lease
             return await self._handler(*args, **kwargs)
 
@@ -64,7 +75,11 @@ class Locked(Generic[L, R]):
 def check_async(handler: Callable[..., object], decorator: str = "locked") -> None:
     """Raise `TypeError` for a function that is not async: a loss could not end it."""
     if not inspect.iscoroutinefunction(handler):
-        raise TypeError(f"{decorator}() decorates async functions, and {handler!r} is not one")
+        raise TypeError(
+            f"{decorator}() decorates async functions, and {handler!r} is not one: declare it with"
+            " `async def`; or, in one that runs in a thread, use `with locks.lock(...)` of"
+            " `locks = aiolock.sync.connect(...)`"
+        )
 
 
 def check_parameters(

@@ -7,9 +7,9 @@ import hashlib
 import json
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from datetime import timedelta
-from typing import Any, Final, NamedTuple, Self
+from typing import Any, Final, NamedTuple, Self, TypeVar
 
-from aiolock import AcquireTimeout, Lease, LockClient, Once
+from aiolock import AcquireTimeout, Lease, LockClient, Once, Outcome
 
 HEADER: Final = "Idempotency-Key"
 REPLAYED: Final = "Idempotent-Replayed"
@@ -28,6 +28,7 @@ Five characters keep four of them, so 4,000 characters of `LONGEST_KEPT` are lef
 LONGEST_APPLICATION: Final = 100
 """Characters of an application's name."""
 
+Described = TypeVar("Described")
 Headers = Iterable[tuple[str, str]]
 
 _COMPARED: Final = ("host", "content-type", "content-encoding")
@@ -74,33 +75,56 @@ async def kept(
     to be kept is returned to the first caller alone; ``work`` returns None if it has delivered it
     already.
     """
-    begun = False
-    came: str | None = None
+    result = Result(asked)
 
     async def keep(lease: Lease) -> str:
-        nonlocal begun, came
-        begun = True
-        came = await work(lease)
-        return asked if came is None or len(came) > LONGEST_KEPT else f"{asked}\n{came}"
+        result.begun = True
+        return result.kept(await work(lease))
 
     try:
         outcome = await once.outcome(keep)
     except AcquireTimeout as error:
-        if begun:
+        if result.begun:
             raise
-        found = UnderWay(f"what is to be done once is still being done: {error}")
-        found.name, found.kind = error.name, error.kind
-        found.waited, found.holders = error.waited, error.holders
-        found.more_holders = error.more_holders
-        raise found from error
-    if outcome.first:
-        return came or "", True
-    before, separator, came = outcome.result.partition("\n")
-    if before != asked:
-        raise KeyReused(f"{once.name!r} was done for something else")
-    if not separator:
-        raise NotKept(f"{once.name!r} was done, and what came of it was too long to be kept")
-    return came, False
+        raise under_way(error) from error
+    return result.of(outcome, once.name)
+
+
+class Result:
+    """The result of work under a key: what is kept of it, and what the next caller gets."""
+
+    def __init__(self, asked: str) -> None:
+        self._asked = asked
+        self._came: str | None = None
+        self.begun = False
+        """Whether the work was begun by this caller."""
+
+    def kept(self, came: str | None) -> str:
+        """The text to keep for this result; None if that has been delivered already."""
+        self._came = came
+        if came is None or len(came) > LONGEST_KEPT:
+            return self._asked
+        return f"{self._asked}\n{came}"
+
+    def of(self, outcome: Outcome, name: str) -> tuple[str, bool]:
+        """The result, and whether it was done now; `KeyReused` or `NotKept`."""
+        if outcome.first:
+            return self._came or "", True
+        before, separator, came = outcome.result.partition("\n")
+        if before != self._asked:
+            raise KeyReused(f"{name!r} was done for something else")
+        if not separator:
+            raise NotKept(f"{name!r} was done, and what came of it was too long to be kept")
+        return came, False
+
+
+def under_way(error: AcquireTimeout) -> UnderWay:
+    """The error for a caller who is not the first, and did not get the result in time."""
+    found = UnderWay(f"what is to be done once is still being done: {error}")
+    found.name, found.kind = error.name, error.kind
+    found.waited, found.holders = error.waited, error.holders
+    found.more_holders = error.more_holders
+    return found
 
 
 def digest(*parts: str | bytes) -> str:
@@ -152,9 +176,15 @@ def _values(headers: Headers, names: Sequence[str]) -> list[str]:
 
 
 def once_of(
-    client: LockClient, application: str, who: str, key: str, remember: float | timedelta
-) -> Once:
-    """The `Once` of a key of this owner in this application; the store sees none of the three.
+    once: Callable[..., Described],
+    application: str,
+    who: str,
+    key: str,
+    remember: float | timedelta,
+) -> Described:
+    """The `Once` of a key of this owner in this application, by the client's ``once``.
+
+    The store sees neither the key, nor its owner, nor the application.
 
     `TypeError` for an owner that is no str: equal owners of other types may be written differently.
     """
@@ -164,7 +194,7 @@ def once_of(
             ' return str(user.id), for example, and "" for a request of nobody'
         )
     name = f"idempotency:{digest(application, who, key)}"
-    return client.once(name, remember=remember, wait=False)
+    return once(name, remember=remember, wait=False)
 
 
 def check_options(client: LockClient, application: str, remember: float | timedelta) -> None:

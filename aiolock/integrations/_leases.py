@@ -296,7 +296,7 @@ class RequestLock(LockOf):
         self, leases: RequestLeases, client: LockClient, values: Mapping[str, object]
     ) -> AsyncGenerator[Lease]:
         """Hold it while a handler runs; and then, with ``scope="request"``, until that ends."""
-        lock = self.on(client, values)
+        lock = self.on(client.lock, values)
         if self.scope == "function":
             async with leases.hold(lock, self.send_timeout) as lease:
                 yield lease

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import string
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from enum import Enum
-from typing import Unpack
+from typing import TypeVar, Unpack
 
-from aiolock import Lock, LockClient, connect
-from aiolock.options import LockOptions
+from aiolock import connect
+from aiolock.options import LockOptions, Seconds
 
 PATIENCE = 10.0
 """Seconds that a request waits for its turn by default."""
+
+
+L = TypeVar("L")
+
+
+BAD_NAME = "What the request names is too long, or no name at all."
 
 
 class BadName(Exception):
@@ -51,6 +57,21 @@ class LockOf:
         return f"<Lock {self.template!r}>"
 
     @property
+    def timeout(self) -> Seconds | None:
+        """Seconds that a request waits at most; None if it waits as long as it takes."""
+        return self._options.get("timeout")
+
+    @property
+    def max_waiters(self) -> int | None:
+        """How many may wait, if that is bounded."""
+        return self._options.get("max_waiters")
+
+    @property
+    def cancels(self) -> bool:
+        """Whether its loss ends what is under it."""
+        return self._options.get("on_lost", "cancel") == "cancel"
+
+    @property
     def path(self) -> set[str]:
         """The fields that come from the path."""
         return set(self.fields) - self.query
@@ -75,13 +96,13 @@ class LockOf:
             raise BadName(f"The request lacks {_list(missing)}.")
         return _formatted(self.template, values)
 
-    def on(self, client: LockClient, values: Mapping[str, object]) -> Lock:
-        """The lock itself; `BadName` if that is no valid name, or share. No I/O."""
+    def on(self, lock: Callable[..., L], values: Mapping[str, object]) -> L:
+        """The lock itself, by the client's ``lock``; `BadName` for an invalid name, or share."""
         name = self.name(values)
         try:
-            return client.lock(name, **self._with_share(values))
+            return lock(name, **self._with_share(values))
         except ValueError as error:  # the options were checked before, so it is one of these
-            raise BadName("What the request names is too long, or no name at all.") from error
+            raise BadName(BAD_NAME) from error
 
     def _with_share(self, values: Mapping[str, object]) -> LockOptions:
         """The options of the lock with these values."""

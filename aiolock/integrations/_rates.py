@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Generic, TypeVar, Unpack
 
-from aiolock import LockClient, RateLimit, Verdict, connect
+from aiolock import LockClient, Verdict, connect
 from aiolock.integrations._kept import owner
-from aiolock.options import RateLimitOptions
+from aiolock.options import RateLimitOptions, Seconds
 
 Request_contra = TypeVar("Request_contra", contravariant=True)
+L = TypeVar("L")
 Who = Callable[[Request_contra], str | Awaitable[str]]
 """A function that gives the owner of a request; it may be async."""
 
@@ -27,19 +28,29 @@ class RequestRate:
         options.setdefault("family", name[:100])
         self._name, self._limit, self._options = name, limit, options
         # This client is never opened, but checks the options as any other does.
-        self.of(connect("memory://"), "x")
+        self.of(connect("memory://").rate_limit, "x")
 
-    def of(self, client: LockClient, whose: str | None) -> RateLimit:
-        """That of this owner; None if there is one for all. No I/O."""
+    @property
+    def timeout(self) -> Seconds | None:
+        """Seconds that a request waits at most; None if it waits as long as it takes."""
+        return self._options.get("timeout")
+
+    @property
+    def max_waiters(self) -> int | None:
+        """How many may wait, if that is bounded."""
+        return self._options.get("max_waiters")
+
+    def of(self, rate_limit: Callable[..., L], whose: str | None) -> L:
+        """That of this owner, by the client's ``rate_limit``; None if there is one for all."""
         if whose is None:
-            return client.rate_limit(self._name, self._limit, **self._options)
+            return rate_limit(self._name, self._limit, **self._options)
         if not isinstance(whose, str):
             raise TypeError(f"the owner of a request must be a str, not {whose!r}")
-        return client.rate_limit(f"{self._name}:{whose}", self._limit, **self._options)
+        return rate_limit(f"{self._name}:{whose}", self._limit, **self._options)
 
     async def admit(self, client: LockClient, whose: str | None) -> Verdict:
         """Take a token for a request; `AcquireTimeout` and `QueueFull` are answered with 429."""
-        return await self.of(client, whose).acquire()
+        return await self.of(client.rate_limit, whose).acquire()
 
 
 class RateOf(Generic[Request_contra]):
@@ -52,9 +63,9 @@ class RateOf(Generic[Request_contra]):
         who: Who[Request_contra] | None,
         **options: Unpack[RateLimitOptions],
     ) -> None:
-        self._rate, self._who = RequestRate(name, limit, **options), who
+        self.rate, self._who = RequestRate(name, limit, **options), who
 
     async def admit(self, client: LockClient, request: Request_contra) -> Verdict:
         """As `RequestRate.admit`."""
         whose = None if self._who is None else await owner(self._who(request))
-        return await self._rate.admit(client, whose)
+        return await self.rate.admit(client, whose)

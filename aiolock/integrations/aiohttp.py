@@ -206,7 +206,7 @@ def idempotent(
             whose = await owner(who(request))
             headers, body = list(request.headers.items()), await _read(request)
             asked = fingerprint(request.method, request.raw_path, headers, body)
-            once = once_of(client_of(request), application, whose, key, remember)
+            once = once_of(client_of(request).once, application, whose, key, remember)
             return await exchanged(once, asked, functools.partial(handler, source), headers)
 
         return call

@@ -111,7 +111,8 @@ def locked(
     lock = RequestLock(template, query, scope=scope, send_timeout=send_timeout, **options)
 
     async def hold(aiolock_request: Request, **_: str) -> Lease:
-        of_request = lock.on(client_of(aiolock_request), values_of(aiolock_request, lock, _is_lock))
+        values = values_of(aiolock_request, lock, _is_lock)
+        of_request = lock.on(client_of(aiolock_request).lock, values)
         leases = leases_of(aiolock_request.scope)
         if lock.scope == "request":
             return await leases.take(of_request, lock.send_timeout)
@@ -182,7 +183,7 @@ def idempotent(
         checked = key_of(keys_in(request.scope), required=required)
         if checked is None:
             return Idempotent(None, None)
-        once = once_of(client_of(request), application, whose, checked, remember)
+        once = once_of(client_of(request).once, application, whose, checked, remember)
         lease = await begin(request.scope, once)
         # All dependencies and the path operation have this one object.
         exchange_of(request.scope).put_off(cast("list[Any]", background.tasks))
@@ -285,4 +286,8 @@ def _unfit(function: Callable[..., Any] | None, lock: RequestLock) -> str | None
         return 'a generator: what it yields is sent after scope="function" has ended'
     if any(inspect.iscoroutinefunction(f) for f in forms):
         return None
-    return "a function without async: that runs in a thread, which no loss of the lock could end"
+    return (
+        "a function without async: that runs in a thread, which no loss of the lock could end."
+        " Declare it with `async def`, or use `with locks.lock(...)` in it, of"
+        " `locks = aiolock.sync.connect(...)`"
+    )

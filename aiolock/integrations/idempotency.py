@@ -125,7 +125,7 @@ class Idempotency:
         key = key_of(keys_in(scope), required=True)
         assert key is not None
         whose = await owner(self._who(scope))
-        once = once_of(self._client, self._application, whose, key, self._remember)
+        once = once_of(self._client.once, self._application, whose, key, self._remember)
         await begin(scope, once)
         await self._app(scope, receive, send)
 

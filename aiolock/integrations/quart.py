@@ -18,16 +18,17 @@ from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import AbstractAsyncContextManager
 from typing import Any, Final, TypeVar, Unpack
 
-from quart import Quart, Response, current_app, request
+from quart import Quart, Request, Response, current_app, request
 
 from aiolock import Lease, LockClient
 from aiolock.integrations._asgi import Held, Interrupted, leases_of
-from aiolock.integrations._functions import Locked, checked_client
+from aiolock.integrations._functions import Locked, check_async, checked_client
 from aiolock.integrations._leases import SEND_TIMEOUT, LeaseScope, RequestLock
 from aiolock.integrations._problems import CONTENT_TYPE, ERRORS, problem
-from aiolock.options import LockOptions, Seconds
+from aiolock.integrations._rates import RateOf
+from aiolock.options import LockOptions, RateLimitOptions, Seconds
 
-__all__ = ["current_client", "locked", "setup"]
+__all__ = ["current_client", "locked", "rate_limited", "setup"]
 
 R = TypeVar("R")
 
@@ -104,6 +105,40 @@ def locked(
         @functools.wraps(view)
         async def call(*args: Any, **kwargs: Any) -> R:
             return await under_lock.call(_hold, args, kwargs)
+
+        return call
+
+    return decorate
+
+
+def rate_limited(
+    name: str,
+    limit: int,
+    *,
+    who: Callable[[Request], str | Awaitable[str]] | None = None,
+    **options: Unpack[RateLimitOptions],
+) -> Callable[[Callable[..., Awaitable[R]]], Callable[..., Coroutine[Any, Any, R]]]:
+    """Decorate a view: not more than ``limit`` requests in ``per`` seconds.
+
+    It takes a token before it begins, from a bucket that all processes share: of each owner, if
+    ``who`` gives one. A request that finds none is answered with 429 and ``Retry-After``, by
+    `setup`; with ``timeout=2`` it waits for one, in the queue, for two seconds at most.
+
+    :param name: the name of the rate limit; the owner follows it.
+    :param limit: how many requests may begin in ``per`` seconds; ``burst`` and the other options
+        are those of `LockClient.rate_limit`.
+    :param who: the owner of a request, given that: the user, the tenant, the address, as a str. May
+        be async. None: one bucket for all requests.
+    """
+    rate = RateOf[Request](name, limit, who, **options)
+
+    def decorate(view: Callable[..., Awaitable[R]]) -> Callable[..., Coroutine[Any, Any, R]]:
+        check_async(view, "rate_limited")
+
+        @functools.wraps(view)
+        async def call(*args: Any, **kwargs: Any) -> R:
+            await rate.admit(current_client(), request)
+            return await view(*args, **kwargs)
 
         return call
 

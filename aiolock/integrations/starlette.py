@@ -197,7 +197,7 @@ def idempotent(
             if key is None:
                 return await endpoint(request)
             whose = await owner(who(request))
-            once = once_of(client_of(request), application, whose, key, remember)
+            once = once_of(client_of(request).once, application, whose, key, remember)
             await begin(request.scope, once)
             response = await endpoint(request)
             if isinstance(response, Response) and response.background is not None:

@@ -32,15 +32,19 @@ def ignore_transactions() -> Generator[None, None, None]:
         _ignored.reset(token)
 
 
-def refuse_in_transaction(what: object, otherwise: str = "it would be released") -> None:
+def refuse_in_transaction(
+    what: object,
+    otherwise: str = "it would be released",
+    instead: str = "Take the lock first, and begin the transaction in its body:"
+    " `with lock, transaction.atomic(): ...`, in a view with @transaction.non_atomic_requests",
+) -> None:
     """`RuntimeError` if a transaction is open in this thread."""
     if (database := open_transaction()) is not None:
         raise RuntimeError(
             f"{what!r} is used in a transaction of the database {database!r} (ATOMIC_REQUESTS, or"
             f" atomic(), or no autocommit): {otherwise} before that is committed, and others would"
-            " not see what it has written. Take the lock first, and begin the transaction in its"
-            " body: `with lock, transaction.atomic(): ...`, in a view with"
-            " @transaction.non_atomic_requests. If it is about something else than this database:"
+            f" not see what it has written. {instead}. If it is about something else than this"
+            " database:"
             " `with aiolock.integrations.django.ignore_transactions(): ...`"
         )
 

@@ -16,7 +16,8 @@ from django.urls import path
 
 import aiolock
 from aiolock import Lease
-from aiolock.integrations.django import _clients, client, close, locked, with_locks
+from aiolock.integrations.django import client, close, locked, with_locks
+from aiolock.integrations.django._clients import by_loop
 from aiolock.stores.memory import MemoryServer
 from tests.support.webapps.django import configure
 
@@ -119,9 +120,9 @@ def test_client_of_a_loop_that_is_gone_is_dropped() -> None:
     """They are let go of: there are no more of them than there are loops."""
     with override_settings(AIOLOCK={"target": "memory://"}):
         for _ in range(3):
-            assert asyncio.run(client()) in _clients.values()
-            assert len(_clients) == 1
-    _clients.clear()
+            assert asyncio.run(client()) in by_loop.values()
+            assert len(by_loop) == 1
+    by_loop.clear()
     gc.collect()  # it is told of here, and not in another test
 
 
@@ -141,7 +142,7 @@ async def test_with_locks_runs_the_lifespan_of_its_application_while_open() -> N
             assert failure is None
             assert happened == ["startup"]
         assert happened == ["startup", "shutdown"]
-        assert asyncio.get_running_loop() not in _clients
+        assert asyncio.get_running_loop() not in by_loop
 
 
 @pytest.mark.parametrize("failing", ["says so", "raises"])
@@ -157,12 +158,12 @@ async def test_with_locks_closes_the_client_if_its_application_fails_to_start(fa
     with override_settings(AIOLOCK={"target": "memory://"}):
         async with started(with_locks(app)) as failure:
             assert failure == "no stock"
-        assert asyncio.get_running_loop() not in _clients
+        assert asyncio.get_running_loop() not in by_loop
 
 
-def test_locked_with_an_unknown_field_or_a_plain_function_raises() -> None:
-    """A field is a parameter of the view."""
+def test_locked_with_an_unknown_field_raises_value_error() -> None:
+    """A field is a parameter of the view, whether that is async or not."""
     with pytest.raises(ValueError, match="needs item"):
         locked("{item}")(view)
-    with pytest.raises(TypeError, match="async functions"):
-        locked("{order}")(lambda request, order: HttpResponse())  # type: ignore[arg-type,return-value]  # that is the test
+    with pytest.raises(ValueError, match="needs item"):
+        locked("{item}")(lambda request, order: HttpResponse())

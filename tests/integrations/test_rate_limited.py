@@ -10,13 +10,14 @@ import pytest
 from aiohttp import web
 from fastapi import FastAPI, Header, Request
 from litestar import Litestar, get
+from quart import Quart
 from starlette.applications import Starlette
 from starlette.requests import Request as StarletteRequest
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 
 import aiolock
-from aiolock.integrations import aiohttp, fastapi, litestar, starlette
+from aiolock.integrations import aiohttp, fastapi, litestar, quart, starlette
 from tests.support.webapps.servers import serving
 
 FEW: dict[str, Any] = {"per": 3600, "burst": 2}
@@ -101,11 +102,30 @@ def with_aiohttp(client: aiolock.LockClient) -> Any:
     return app
 
 
+def with_quart(client: aiolock.LockClient) -> Any:
+    """The same in Quart."""
+    app = Quart(__name__)
+    quart.setup(app, client)
+
+    @app.get("/quotes")
+    @quart.rate_limited("quotes", 120, who=who, **FEW)
+    async def quotes() -> dict[str, Any]:
+        return {}
+
+    @app.get("/patient")
+    @quart.rate_limited("all", 10, per=1, burst=1, timeout=5)
+    async def patient() -> dict[str, Any]:
+        return {}
+
+    return app
+
+
 FRAMEWORKS: dict[str, Callable[[aiolock.LockClient], Any]] = {
     "starlette": with_starlette,
     "fastapi": with_fastapi,
     "litestar": with_litestar,
     "aiohttp": with_aiohttp,
+    "quart": with_quart,
 }
 
 
@@ -145,12 +165,12 @@ async def test_request_with_a_timeout_waits_for_its_token(framework: str) -> Non
         assert [reply.status_code for reply in replies] == [200] * 4
 
 
-@pytest.mark.parametrize("decorate", [starlette.rate_limited, aiohttp.rate_limited])
+@pytest.mark.parametrize("decorate", [m.rate_limited for m in (starlette, aiohttp, quart)])
 def test_rate_limited_with_invalid_arguments_raises_where_it_is_written(decorate: Any) -> None:
     """Not when the first request comes."""
     with pytest.raises(ValueError, match="limit must be from 1"):
         decorate("quotes", 0, per=1)
     with pytest.raises(TypeError, match="must be a str"):
         decorate(7, 1, per=1)
-    with pytest.raises(TypeError, match="decorates async functions"):
+    with pytest.raises(TypeError, match=r"decorates async functions, .*aiolock\.sync\.connect"):
         decorate("quotes", 1, per=1)(lambda request: None)

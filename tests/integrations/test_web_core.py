@@ -55,7 +55,7 @@ def test_lock_of_replaces_fields_by_values_of_the_request(
     template: str, values: dict[str, object], name: str
 ) -> None:
     """Fields are replaced by what the request has, and that is taken as it is."""
-    assert LockOf(template).on(aiolock.connect("memory://"), values).name == name
+    assert LockOf(template).on(aiolock.connect("memory://").lock, values).name == name
 
 
 @pytest.mark.parametrize(
@@ -104,17 +104,17 @@ def test_check_path_without_a_field_raises_value_error_naming_it() -> None:
 def test_lock_of_values_that_make_no_name_raises_bad_name(values: dict[str, str]) -> None:
     """That is the client's mistake, not a ValueError of ours."""
     with pytest.raises(BadName):
-        LockOf("{a}").on(aiolock.connect("memory://"), values)
+        LockOf("{a}").on(aiolock.connect("memory://").lock, values)
 
 
 def test_lock_of_has_its_template_as_family_and_a_timeout_of_10_s() -> None:
     """Metrics are by template; who wants others says so."""
     client = aiolock.connect("memory://")
     values = {"order": "42"}
-    assert LockOf("order:{order}").on(client, values)._policy.of_family == "order:{order}"
-    assert LockOf("order:{order}", family="x").on(client, values)._policy.of_family == "x"
-    assert LockOf("order:{order}").on(client, values)._policy.timeout == 10
-    assert LockOf("order:{order}", timeout=None).on(client, values)._policy.timeout is None
+    assert LockOf("order:{order}").on(client.lock, values)._policy.of_family == "order:{order}"
+    assert LockOf("order:{order}", family="x").on(client.lock, values)._policy.of_family == "x"
+    assert LockOf("order:{order}").on(client.lock, values)._policy.timeout == 10
+    assert LockOf("order:{order}", timeout=None).on(client.lock, values)._policy.timeout is None
 
 
 @pytest.mark.parametrize("kind", ERRORS, ids=lambda kind: kind.__name__)

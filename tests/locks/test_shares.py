@@ -302,12 +302,12 @@ def test_share_of_a_request_has_fields_as_the_name_of_its_lock() -> None:
     client = aiolock.connect("memory://")
     lock = LockOf("order:{order}", query={"tenant"}, share="{tenant}", weight=0.5)
     assert lock.fields == ("order", "tenant")
-    policy = lock.on(client, {"order": "7", "tenant": "acme"})._policy
+    policy = lock.on(client.lock, {"order": "7", "tenant": "acme"})._policy
     assert (policy.name, policy.share, policy.weight) == ("order:7", "acme", 0.5)
     for values in ({"order": "7", "tenant": "x" * 65}, {"order": "7"}):
         with pytest.raises(BadName):
-            lock.on(client, values)
-    assert LockOf("x", share="all").on(client, {})._policy.share == "all"
+            lock.on(client.lock, values)
+    assert LockOf("x", share="all").on(client.lock, {})._policy.share == "all"
     for wrong in ("{a.b}", "{", "x" * 65):
         with pytest.raises(ValueError, match=r"."):
             LockOf("x", share=wrong)

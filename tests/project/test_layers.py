@@ -221,8 +221,23 @@ FRAMEWORKS = {
     "aiohttp": {"aiolock.integrations._handling"},
     "litestar": set[str](),
     "quart": set[str](),
-    "django": {"aiolock.sync.transactions"},
+    "django": {"aiolock.sync", "aiolock.sync.transactions", "aiolock.cli.main"},
 }
+# The parts of a framework's package; the lower knows nothing of the higher.
+DJANGO = [
+    "aiolock.integrations.django._clients",
+    "aiolock.integrations.django._lifespan",
+    "aiolock.integrations.django._transactions",
+    "aiolock.integrations.django._views",
+    "aiolock.integrations.django._rates",
+    "aiolock.integrations.django._idempotency",
+    "aiolock.integrations.django",
+    "aiolock.integrations.django._checks",
+    "aiolock.integrations.django.apps",
+    "aiolock.integrations.django.management",
+    "aiolock.integrations.django.management.commands",
+    "aiolock.integrations.django.management.commands.aiolock",
+]
 # A part of one of these, which knows its framework, too.
 PARTS = {"_parameters": "fastapi", "_handling": "aiohttp"}
 TASK_FRAMEWORKS = {"arq", "saq", "taskiq", "celery", "apscheduler", "faststream", "procrastinate"}
@@ -391,8 +406,10 @@ def test_page_modules_import_only_the_public_package(module: str) -> None:
 @pytest.mark.parametrize("module", [m for m in MODULES if m.startswith("aiolock.integrations.")])
 def test_integration_modules_import_only_their_framework_and_below(module: str) -> None:
     """What they have in common imports no framework, and each framework's module no other."""
-    name = module.rpartition(".")[2]
+    name = "django" if module in DJANGO else module.rpartition(".")[2]
     below = {"aiolock", *DECORATORS}
+    if module in DJANGO:
+        below |= set(DJANGO[: DJANGO.index(module)])
     below |= set(WEB[: WEB.index(module)] if module in WEB else WEB) | FRAMEWORKS.get(name, set())
     if module in TASKS or name in TASK_FRAMEWORKS:
         below = {"aiolock", *DECORATORS, *({*TASKS} - {module})}

@@ -7,13 +7,15 @@ from datetime import timedelta
 from typing import Annotated, Any, assert_type
 
 from aiohttp import web
+from django.http import HttpRequest, HttpResponse
 from fastapi import FastAPI
 from starlette.requests import Request
 from starlette.responses import Response
 
 import aiolock
+import aiolock.sync
 from aiolock import Lease
-from aiolock.integrations import aiohttp, fastapi, quart, starlette
+from aiolock.integrations import aiohttp, django, fastapi, quart, starlette
 from aiolock.integrations.idempotency import idempotent
 
 app = FastAPI()
@@ -128,3 +130,28 @@ async def called() -> None:
     assert_type(await with_quart("42"), str)
     assert_type(await once("42", amount=2), dict[str, int])
     await once(42)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]  # a str
+
+
+@django.locked("order:{order}", timeout=2)
+def with_django(request: HttpRequest, order: str, lease: aiolock.sync.Lease) -> HttpResponse:
+    """A synchronous view stays one."""
+    locks = django.sync_client()
+    assert_type(locks, aiolock.sync.LockClient)
+    assert_type(django.hold_until_commit(locks.lock("x")), aiolock.sync.Lease)
+    assert_type(django.hold_until_commit(locks.multilock("x", "y")), aiolock.sync.MultiLease)
+    return HttpResponse()
+
+
+assert_type(with_django, Callable[..., HttpResponse])
+
+
+@django.rate_limited("quotes", 60, per=60, who=lambda request: str(request.user.pk))
+@django.locked("order:{order}")
+async def with_django_async(request: HttpRequest, order: str, lease: Lease) -> HttpResponse:
+    """An asynchronous one, too."""
+    assert_type(await django.client(), aiolock.LockClient)
+    return HttpResponse()
+
+
+assert_type(with_django_async, Callable[..., Coroutine[Any, Any, HttpResponse]])
+django.hold_until_commit(aiolock.connect("memory://").lock("x"))  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue, reportArgumentType]  # of threads

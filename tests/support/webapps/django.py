@@ -11,7 +11,8 @@ from django.urls import path
 from django.views import View
 
 from aiolock import Lease
-from aiolock.integrations.django import _clients, locked, with_locks
+from aiolock.integrations.django import locked, with_locks
+from aiolock.integrations.django._clients import by_loop
 from tests.support.webapps.bodies import Bodies
 
 
@@ -85,5 +86,5 @@ def build(bodies: Bodies) -> Any:
         path("twice/<str:order>", twice),
     )
     configure(ROOT_URLCONF=urls)
-    _clients[asyncio.get_running_loop()] = bodies.client
+    by_loop[asyncio.get_running_loop()] = bodies.client
     return with_locks(Handler())
