@@ -543,6 +543,7 @@ FRAMEWORKS: dict[str, dict[str, str | None]] = {
     "fastapi": {
         "Client": None,
         "Idempotent": "(key, lease)",
+        "RESPONSES": None,
         "client_of": "(connection)",
         "idempotent": "(*, application, remember, who, required=False)",
         "locked": "(template, *, query=(), scope='request', send_timeout=30.0, **options)",

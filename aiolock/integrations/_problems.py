@@ -25,7 +25,7 @@ from aiolock.integrations._kept import (
     UnderWay,
 )
 from aiolock.integrations._leases import SlowClient
-from aiolock.integrations._names import BadName
+from aiolock.integrations._names import BAD_NAME, BadName
 from aiolock.integrations._waiting import Disconnected
 
 CONTENT_TYPE: Final = "application/problem+json"
@@ -98,7 +98,7 @@ STOPPED: Final = Problem(
 )
 GONE: Final = Problem(499, "client_closed_request", "The client has closed the connection.")
 
-_ANSWERS: Final[Mapping[type[Exception], Problem]] = {
+ANSWERS: Final[Mapping[type[Exception], Problem]] = {
     UnderWay: Problem(
         409,
         "idempotency_under_way",
@@ -116,7 +116,7 @@ _ANSWERS: Final[Mapping[type[Exception], Problem]] = {
         "slow_client",
         "The request was sent too slowly. Part of it may have been done: check, then try again.",
     ),
-    BadName: Problem(400, "bad_lock_name", ""),
+    BadName: Problem(400, "bad_lock_name", BAD_NAME),
     BadKey: Problem(
         400,
         "idempotency_key",
@@ -133,7 +133,7 @@ _ANSWERS: Final[Mapping[type[Exception], Problem]] = {
     ),
 }
 
-ERRORS: Final = tuple(_ANSWERS)
+ERRORS: Final = tuple(ANSWERS)
 """The errors that have an answer. Other errors of aiolock are bugs in the program: 500."""
 
 
@@ -153,7 +153,7 @@ def problem(error: Exception) -> Problem:
 
 
 def _problem(error: Exception) -> Problem:
-    found = next(found for kind, found in _ANSWERS.items() if isinstance(error, kind))
+    found = next(found for kind, found in ANSWERS.items() if isinstance(error, kind))
     if isinstance(error, BadName):
         return replace(found, detail=str(error))
     if isinstance(error, AcquireTimeout) and error.retry_after is not None:

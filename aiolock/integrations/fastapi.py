@@ -30,13 +30,16 @@ from aiolock.integrations._asgi import leases_of
 from aiolock.integrations._exchange import begin, exchange_of, keys_in
 from aiolock.integrations._kept import HEADER, check_options, key_of, once_of
 from aiolock.integrations._leases import SEND_TIMEOUT, LeaseScope, RequestLock
+from aiolock.integrations._openapi import ALL, IDEMPOTENT, add_responses, of_marks, responses
 from aiolock.integrations._parameters import check_values, values_of
+from aiolock.integrations._problems import ERRORS
 from aiolock.integrations._rates import RequestRate
-from aiolock.integrations.starlette import NO_HTTP, set_up
+from aiolock.integrations.starlette import MARK, NO_HTTP, answered, set_up
 from aiolock.integrations.starlette import client_of as _client_of
 from aiolock.options import LockOptions, RateLimitOptions, Seconds
 
 __all__ = [
+    "RESPONSES",
     "Client",
     "Idempotent",
     "client_of",
@@ -45,8 +48,6 @@ __all__ = [
     "rate_limited",
     "setup",
 ]
-
-_MARK: Final = "__aiolock__"
 
 
 def setup(app: FastAPI, client: LockClient) -> None:
@@ -58,11 +59,14 @@ def setup(app: FastAPI, client: LockClient) -> None:
     is answered with 503. An application that is mounted in another has handlers of its own: set
     that up too, with the same client.
 
+    The OpenAPI document has these answers for each path operation with a lock, a rate limit or
+    a key; see `RESPONSES` for others.
+
     When the application starts, a lock whose template needs a field that its path does not have, or
     that is a list, a `SecretStr` or part of a model in the path operation, raises `ValueError`, and
     one around a path operation without ``async`` raises `TypeError`.
     """
-    set_up(app, client, _locks_of)
+    set_up(app, client, _locks_of, functools.partial(_document, app))
 
 
 def client_of(connection: HTTPConnection) -> LockClient:
@@ -75,6 +79,12 @@ def client_of(connection: HTTPConnection) -> LockClient:
 
 Client = Annotated[LockClient, Depends(client_of)]
 """The client, as a dependency."""
+
+
+RESPONSES: Final[dict[int | str, dict[str, Any]]] = {
+    int(status): response for status, response in responses(ALL, ERRORS).items()
+}
+"""The answers to errors of locks, for the ``responses`` of a path operation that uses `Client`."""
 
 
 def locked(
@@ -135,7 +145,7 @@ def locked(
         if field in lock.query
     ]
     hold.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # for inspect
-    setattr(hold, _MARK, lock)
+    setattr(hold, MARK, lock)
     return Depends(hold, scope="function" if lock.scope == "function" else None)
 
 
@@ -189,6 +199,7 @@ def idempotent(
         exchange_of(request.scope).put_off(cast("list[Any]", background.tasks))
         return Idempotent(checked, lease)
 
+    setattr(of_request, MARK, IDEMPOTENT)
     # So that FastAPI documents the header. `key_of` checks it.
     header = Annotated[str | None, Header(alias=HEADER)]
     kind = inspect.Parameter.KEYWORD_ONLY
@@ -227,6 +238,7 @@ def rate_limited(
     async def of_request(request: Request, whose: str | None = None) -> Verdict:
         return await rate.admit(client_of(request), whose)
 
+    setattr(of_request, MARK, rate)
     kind = inspect.Parameter.KEYWORD_ONLY
     parameters = [inspect.Parameter("request", kind, annotation=Request)]
     if who is not None:
@@ -234,6 +246,36 @@ def rate_limited(
         parameters.append(inspect.Parameter("whose", kind, annotation=owner))
     of_request.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # for inspect
     return Depends(of_request)
+
+
+def _document(app: FastAPI) -> None:
+    """Let the OpenAPI document have the answers of each operation."""
+    documented = app.openapi
+    if getattr(documented, MARK, None) is app:
+        return
+
+    @functools.wraps(documented)
+    def openapi() -> dict[str, Any]:
+        document = documented()
+        ours = answered(app)
+        for context in (each for route in app.routes for each in _flat(route)):
+            added = of_marks(_marks_in(getattr(context, "dependant", None)), ours)
+            paths: dict[str, dict[str, dict[str, Any]]] = document.get("paths", {})
+            for method, operation in paths.get(context.path_format, {}).items() if added else ():
+                if method.upper() in (getattr(context, "methods", None) or ()):
+                    add_responses(operation.setdefault("responses", {}), added)
+        return document
+
+    setattr(openapi, MARK, app)
+    app.openapi = openapi  # type: ignore[method-assign]  # as FastAPI says that it is extended
+
+
+def _marks_in(dependant: object) -> Iterator[object]:
+    """The marks of all dependencies of an operation."""
+    if isinstance(dependant, Dependant):
+        for each in dependant.dependencies:
+            yield getattr(each.call, MARK, None)
+            yield from _marks_in(each)
 
 
 def _locks_of(route: BaseRoute) -> Iterator[tuple[RequestLock, str]]:
@@ -262,12 +304,12 @@ def _flat(route: BaseRoute) -> Iterable[Any]:
 
 
 def _is_lock(dependant: Dependant) -> bool:
-    return isinstance(getattr(dependant.call, _MARK, None), RequestLock)
+    return isinstance(getattr(dependant.call, MARK, None), RequestLock)
 
 
 def _locks_in(dependant: Dependant) -> Iterable[RequestLock]:
     for each in dependant.dependencies:
-        lock = getattr(each.call, _MARK, None)
+        lock = getattr(each.call, MARK, None)
         if isinstance(lock, RequestLock):
             yield lock
         yield from _locks_in(each)

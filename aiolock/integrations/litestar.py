@@ -26,11 +26,14 @@ from litestar.config.app import AppConfig
 from litestar.connection import ASGIConnection
 from litestar.handlers import BaseRouteHandler
 from litestar.plugins import InitPlugin
+from litestar.plugins.base import ReceiveRoutePlugin
+from litestar.routes import BaseRoute
 
 from aiolock import Lease, LockClient
 from aiolock.integrations._asgi import Held, Interrupted, leases_of
 from aiolock.integrations._functions import LEASE, Locked, checked_client
 from aiolock.integrations._leases import SEND_TIMEOUT, LeaseScope, RequestLock
+from aiolock.integrations._operations import document
 from aiolock.integrations._problems import CONTENT_TYPE, ERRORS, problem
 from aiolock.integrations._rates import RateOf
 from aiolock.options import LockOptions, RateLimitOptions, Seconds
@@ -40,19 +43,23 @@ __all__ = ["Locks", "client_of", "locked", "rate_limited"]
 R = TypeVar("R")
 
 _KEY: Final = "aiolock"
+_MARK: Final = "__aiolock__"
+"""Where a handler, or a guard, says what it is under."""
 _REQUEST: Final = "request"
 
 
-class Locks(InitPlugin):
+class Locks(InitPlugin, ReceiveRoutePlugin):
     """Opens ``client`` with the application and closes it with it, and answers its errors.
 
     `StoreError` ends the start. Errors are answered with 409, 423, 429 or 503, unless the
     application has a handler of its own for one. A request that the server interrupts when it ends
-    is answered with 503.
+    is answered with 503. The OpenAPI document has these answers for each handler with a lock or a
+    rate limit.
     """
 
     def __init__(self, client: LockClient) -> None:
         self._client = checked_client(client)
+        self._answered = set[type[Exception]]()
 
     def on_app_init(self, app_config: AppConfig) -> AppConfig:
         """Set up the application; called by Litestar."""
@@ -61,8 +68,13 @@ class Locks(InitPlugin):
         config.lifespan.insert(0, self._opened)
         config.middleware[:0] = [Interrupted, Held]
         for error in ERRORS:
-            config.exception_handlers.setdefault(error, _answer)
+            if config.exception_handlers.setdefault(error, _answer) is _answer:
+                self._answered.add(error)
         return app_config
+
+    def receive_route(self, route: BaseRoute) -> None:
+        """Document the answers of a route; called by Litestar."""
+        document(route, _MARK, self._answered)
 
     @asynccontextmanager
     async def _opened(self, _: Litestar) -> AsyncGenerator[None]:
@@ -128,6 +140,7 @@ def locked(
             setattr(call, name, getattr(handler, name))
         call.__annotations__ = hints
         signature = own.replace(parameters=list(parameters.values()))
+        setattr(call, _MARK, lock)
         call.__signature__ = signature  # type: ignore[attr-defined]  # what `inspect` looks for
         return call
 
@@ -159,6 +172,7 @@ def rate_limited(
         request: Any = connection
         await rate.admit(client_of(request), request)
 
+    setattr(guard, _MARK, rate.rate)
     return guard
 
 

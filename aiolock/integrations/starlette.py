@@ -46,7 +46,8 @@ __all__ = ["client_of", "idempotent", "locked", "rate_limited", "setup"]
 
 R = TypeVar("R")
 
-_MARK: Final = "__aiolock__"
+MARK: Final = "__aiolock__"
+"""Where an endpoint, or a dependency, says what it is under."""
 NO_HTTP: Final = (
     "a WebSocket, which is no request that could wait, or be answered: take the lock in it,"
     " client_of(websocket).lock(...)"
@@ -72,20 +73,27 @@ LocksOf = Callable[[BaseRoute], Iterable[tuple[LockOf, str]]]
 """The locks of a route, each with its path."""
 
 
-def set_up(app: Starlette, client: LockClient, locks_of: LocksOf) -> None:
-    """`setup`, for a framework that finds the locks of its routes."""
+def set_up(
+    app: Starlette,
+    client: LockClient,
+    locks_of: LocksOf,
+    document: Callable[[], None] = lambda: None,
+) -> None:
+    """`setup`, for a framework that finds the locks of its routes, and documents them."""
     if hasattr(app.state, "aiolock"):
         raise ValueError("this application has been set up already")
     app.state.aiolock = checked_client(client)
     for error in ERRORS:
         app.exception_handlers.setdefault(error, _answer)
     app.router.middleware_stack = Exchanges(Held(app.router.middleware_stack))
+    document()
     inner = app.router.lifespan_context
 
     @asynccontextmanager
     async def lifespan(started: Any) -> AsyncGenerator[Any]:
         check(app.routes, locks_of)
         _wrap_all_middleware(app)
+        document()  # again, if the application has replaced its document since
         async with client, inner(started) as state:
             yield state
 
@@ -156,7 +164,7 @@ def locked(
             async with lock.held_in(leases_of(request.scope), client, values) as lease:
                 return await endpoint(request, lease)
 
-        setattr(call, _MARK, lock)
+        setattr(call, MARK, lock)
         return call
 
     return decorate
@@ -247,6 +255,12 @@ def rate_limited(
     return decorate
 
 
+def answered(app: Starlette) -> set[type[Exception]]:
+    """The errors for which the application has no handler of its own."""
+    handlers: dict[Any, Any] = dict(app.exception_handlers)
+    return {error for error in ERRORS if handlers.get(error) is _answer}
+
+
 async def _answer(_: Request, error: Exception) -> Response:
     found = problem(error)
     return Response(found.body, found.status, found.headers, CONTENT_TYPE)
@@ -267,7 +281,7 @@ def check(
 
 def _locks_of_route(route: BaseRoute) -> Iterator[tuple[LockOf, str]]:
     if isinstance(route, Route | WebSocketRoute):
-        lock = getattr(route.endpoint, _MARK, None)
+        lock = getattr(route.endpoint, MARK, None)
         if isinstance(lock, LockOf):
             if isinstance(route, WebSocketRoute):
                 raise TypeError(f"{route.path!r} holds a lock, {lock.template!r}, round {NO_HTTP}")

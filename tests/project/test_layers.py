@@ -207,6 +207,7 @@ WEB = [
     "aiolock.integrations._kept",
     "aiolock.integrations._rates",
     "aiolock.integrations._problems",
+    "aiolock.integrations._openapi",
     "aiolock.integrations._asgi",
     "aiolock.integrations._exchange",
     "aiolock.integrations._functions",
@@ -219,7 +220,7 @@ FRAMEWORKS = {
     "starlette": set[str](),
     "fastapi": {"aiolock.integrations.starlette", "aiolock.integrations._parameters"},
     "aiohttp": {"aiolock.integrations._handling"},
-    "litestar": set[str](),
+    "litestar": {"aiolock.integrations._operations"},
     "quart": set[str](),
     "django": {"aiolock.sync", "aiolock.sync.transactions", "aiolock.cli.main"},
 }
@@ -239,7 +240,7 @@ DJANGO = [
     "aiolock.integrations.django.management.commands.aiolock",
 ]
 # A part of one of these, which knows its framework, too.
-PARTS = {"_parameters": "fastapi", "_handling": "aiohttp"}
+PARTS = {"_parameters": "fastapi", "_handling": "aiohttp", "_operations": "litestar"}
 TASK_FRAMEWORKS = {"arq", "saq", "taskiq", "celery", "apscheduler", "faststream", "procrastinate"}
 # These import only what is public elsewhere: what they need, users who write wrappers need as well.
 OUTSIDE = [
