@@ -12,20 +12,18 @@ import heapq
 import sys
 import warnings
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
-from contextvars import Context
 from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, ParamSpec, Self, TypeVar, Unpack
-
-import anyio
 
 from aiolock._decorated import locked
 from aiolock._engine.adopting import described, discard
 from aiolock._engine.diagnostics.deadlock_search import find_deadlocks
 from aiolock._engine.diagnostics.labels import labelled
 from aiolock._engine.diagnostics.snapshot import snapshot
-from aiolock._engine.engine import Engine, State
+from aiolock._engine.engine import Engine
 from aiolock._engine.policy import Policy, plain, to_ms
+from aiolock._lifecycle import Lifecycle
 from aiolock._locks.adoption import Adoption
 from aiolock._locks.async_only import AsyncOnly
 from aiolock._locks.barrier import Barrier, describe_barrier
@@ -39,15 +37,14 @@ from aiolock._locks.multilock import MultiLock
 from aiolock._locks.once import Once
 from aiolock._locks.passing import passing
 from aiolock._locks.path import PathLock, nodes
-from aiolock._locks.periodic import Periodic
-from aiolock._locks.rate_limit import RateLimit, checked_rate
+from aiolock._locks.periodic import Periodic, describe_periodic
+from aiolock._locks.rate_limit import REMEMBERED, RateLimit, describe_rate_limit
 from aiolock._locks.rwlock import RWLock
 from aiolock._locks.semaphore import Semaphore
 from aiolock._locks.shards import Shards, describe_shards
 from aiolock._turns import clear_in_parts, turns
 from aiolock.async_library import check_asyncio
 from aiolock.copying import Uncopyable
-from aiolock.errors import ClientClosed
 from aiolock.kinds import KINDS
 from aiolock.lease_token import LeaseToken
 from aiolock.naming import family_of
@@ -88,12 +85,8 @@ R = TypeVar("R")
 
 _TTL: Final = 30.0
 _NONE: Final = (None,) * 8
-_REMEMBERED: Final = 10.0
-"""Seconds for which a store remembers who got tokens: longer than it may take until an answer or a
-push that was lost is noticed, and asked for again."""
 _MOST_POLICIES: Final = 1024
 """Names of locks without options that are kept checked."""
-_AT_REST: Final = (State.NEW, State.CLOSED)
 
 
 class LockClient(
@@ -141,11 +134,7 @@ class LockClient(
         self._policies = dict[str, Policy]()
         """Those of the locks without options, by name."""
         self._engine.limits.check_ttl(self._ttl)
-        self._opening: asyncio.Task[None] | None = None
-        self._openers = 0
-        self._wanted = False
-        """Whether any call of `open` has succeeded since the last opening began."""
-        self._closing: asyncio.Task[None] | None = None
+        self._lifecycle = Lifecycle(self._engine)
 
     def __repr__(self) -> str:
         return f"<LockClient {self.id} of {self._engine.store!r}>"
@@ -184,57 +173,7 @@ class LockClient(
         task waits for it too. Raises `ClientClosed` when the client is open in another event loop
         (which has not been closed), was opened before a fork, or is closed meanwhile.
         """
-        engine = self._engine
-        check_asyncio()
-        if engine.state not in _AT_REST and engine.loop_is_gone:
-            engine.state, self._closing, self._opening = State.CLOSED, None, None
-        if engine.state not in _AT_REST:
-            engine.watchdog.check_here()
-            if _runs(self._closing):
-                await self.aclose()  # wait until the closing under way has ended
-        if engine.is_open:
-            self._wanted = True
-            return
-        # `_opening` may be a task that has ended. It is not reset at its end, because an eager task
-        # may end before it is stored there.
-        opening = self._opening
-        if opening is not None and not opening.done() and opening.cancelling():
-            await asyncio.wait([opening])  # its last caller has given up
-            await self.open()
-            return
-        if opening is None or opening.done():
-            engine.begin()
-            self._wanted = False
-            # In a context of its own: the tasks and timers that it starts serve all tasks, and
-            # outlive this one.
-            opening = self._opening = asyncio.create_task(
-                engine.open(), name="aiolock open", context=Context()
-            )
-            opening.add_done_callback(_seen)
-        self._openers += 1
-        task = asyncio.current_task()
-        before = task.cancelling() if task else 0
-        try:
-            await asyncio.shield(opening)
-            self._wanted = True
-        except asyncio.CancelledError:
-            if opening.cancelled() and (task is None or task.cancelling() == before):
-                raise ClientClosed(
-                    "this client was closed while it was being opened", closed=True
-                ) from None
-            if self._openers == 1 and not self._wanted:
-                await self._abandon_opening(opening)
-            raise
-        finally:
-            self._openers -= 1
-
-    async def _abandon_opening(self, opening: asyncio.Task[None]) -> None:
-        """The last caller that waited was cancelled: cancel the opening, or close the client."""
-        opening.cancel()
-        with anyio.CancelScope(shield=True):
-            await asyncio.wait([opening])
-        if self._engine.is_open:
-            await self.aclose()
+        await self._lifecycle.open()
 
     async def aclose(self) -> None:
         """Release what is held, leave the queues, wait for both, and disconnect. Idempotent.
@@ -246,34 +185,7 @@ class LockClient(
         `ClientClosed` in a fork or another event loop, where it would disturb the owner's client.
         """
         check_asyncio()
-        await self._aclose(asyncio.current_task())
-
-    async def _aclose(self, caller: asyncio.Task[Any] | None) -> None:
-        """Close it for this task, whose own bodies are not waited for."""
-        engine = self._engine
-        if engine.state in _AT_REST:
-            return
-        if engine.loop_is_gone:
-            # Its connections ended with its loop.
-            engine.state, self._closing, self._opening = State.CLOSED, None, None
-            return
-        engine.watchdog.check_here()
-        closing = self._closing
-        if closing is None or closing.done():
-            close = self._close(caller)
-            closing = self._closing = asyncio.create_task(close, name="aiolock close")
-        with anyio.CancelScope(shield=True):
-            await asyncio.shield(closing)
-
-    async def _close(self, caller: asyncio.Task[Any] | None) -> None:
-        opening = self._opening
-        if opening is not None and not opening.done():
-            opening.cancel()
-            await asyncio.wait([opening])
-            # Also if it was cancelled before its first step: then `Engine.open` has not run at all.
-            self._engine.state = State.CLOSED
-        if self._engine.state is State.OPEN:
-            await self._engine.aclose(caller)
+        await self._lifecycle.aclose(asyncio.current_task())
 
     async def __aenter__(self) -> Self:
         await self.open()
@@ -604,27 +516,18 @@ class LockClient(
         :param priority: as for `lock`; so are ``share``, ``weight`` and ``family``. The shares of
             those who wait get tokens in proportion to their weights.
         """
-        rate = checked_rate(limit, per, burst)
         policy = Policy(
             name,
-            _REMEMBERED,
+            REMEMBERED,
             plain(timeout),
             renew=False,
             max_waiters=max_waiters,
             priority=priority,
             share=share,
             weight=weight,
-            shared=True,
-            kind="rate_limit",
-            rule=Rule.RATE,
-            number=1,
-            declared=rate.declared,
             family=family,
         )
-        self._engine.limits.check_kind("rate_limit", name)
-        if share is not None:
-            self._engine.limits.check_kind("share", name)
-        return RateLimit(self._engine, policy, rate)
+        return describe_rate_limit(self._described, policy, limit, per, burst)
 
     @spelled_out(lock, _NodeOptions)
     def path_lock(
@@ -743,21 +646,14 @@ class LockClient(
         :param ttl: seconds after which the death of an instance in its run is noticed; the
             client's, if None.
         """
-        period = seconds("every", every, least=SHORTEST_TTL, most=LONGEST_TTL)
-        least = 0.0
-        if min_hold is not None:
-            least = seconds("min_hold", min_hold, least=0, most=LONGEST_TTL)
-        if max_hold is not None:
-            seconds("max_hold", max_hold, least=max(least, SHORTEST_TTL), most=LONGEST_TTL)
         policy = Policy(
             name,
             self._ttl if ttl is None else plain(ttl),
             max_hold=plain(max_hold),
             min_hold=plain(min_hold),
-            every=period,
             kind="periodic",
         )
-        return Periodic(self._described("periodic", policy), period)
+        return describe_periodic(self._described, policy, every)
 
     def once(
         self,
@@ -849,12 +745,3 @@ def _observers(given: Observer | Sequence[Observer]) -> tuple[Observer, ...]:
         if not isinstance(observer, Observer):
             raise TypeError(f"an observer inherits from aiolock.Observer, not so {observer!r}")
     return each if any(isinstance(observer, Log) for observer in each) else (*each, Log())
-
-
-def _runs(task: asyncio.Task[None] | None) -> bool:
-    return task is not None and not task.done()
-
-
-def _seen(opening: asyncio.Task[None]) -> None:
-    if not opening.cancelled():
-        opening.exception()  # the caller that waits raises it; asyncio must not log it as well

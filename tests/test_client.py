@@ -118,8 +118,10 @@ async def test_open_cancelled_when_it_is_done_closes_nothing_for_the_others(worl
     client = world.client()
     first, second = (asyncio.create_task(client.open()) for _ in range(2))
     await asyncio.sleep(0)
-    assert client._opening is not None
-    client._opening.add_done_callback(lambda _: second.cancel())  # when both are to hear of it
+    assert client._lifecycle.opening is not None
+    client._lifecycle.opening.add_done_callback(
+        lambda _: second.cancel()
+    )  # when both are to hear of it
     await first
     await asyncio.wait([second])
     await client.lock("a").status()
@@ -265,7 +267,7 @@ def test_open_in_another_event_loop_after_an_unfinished_close_works() -> None:
         await client.open()
         closing.append(asyncio.create_task(client.aclose()))
         await asyncio.sleep(0.05)
-        closing.append(cast("asyncio.Task[Any]", client._closing))
+        closing.append(cast("asyncio.Task[Any]", client._lifecycle.closing))
         for each in closing:
             assert not each.done()
             each._log_destroy_pending = False  # type: ignore[attr-defined]

@@ -9,16 +9,20 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import replace
 from typing import Any, Final, NoReturn
 
 from aiolock._engine.lease import Lease
+from aiolock._engine.policy import Policy
 from aiolock._locks.async_only import AsyncOnly
 from aiolock._locks.lock import Lock
 from aiolock.backoff import Backoff
 from aiolock.copying import CopiedAsItself
 from aiolock.entering import AsyncEnterable, Entered, Entry
 from aiolock.errors import LeaseLost, StoreError
+from aiolock.options import Seconds
 from aiolock.protocol import Status
+from aiolock.validation import LONGEST_TTL, SHORTEST_TTL, seconds
 
 Job = Callable[[], Awaitable[object]]
 """The job to run."""
@@ -114,3 +118,14 @@ class Periodic(CopiedAsItself, AsyncEnterable[Lease], AsyncOnly):
             log.exception(
                 "aiolock: a run of %r failed: a task that it awaits was cancelled", self.name
             )
+
+
+def describe_periodic(
+    described: Callable[[str, Policy], Lock], policy: Policy, every: Seconds
+) -> Periodic:
+    """The job of these arguments, checked; ``policy`` has its options apart from the period."""
+    period = seconds("every", every, least=SHORTEST_TTL, most=LONGEST_TTL)
+    least = max(policy.min_hold or 0.0, SHORTEST_TTL)
+    if policy.max_hold is not None:
+        seconds("max_hold", policy.max_hold, least=least, most=LONGEST_TTL)
+    return Periodic(described("periodic", replace(policy, every=period)), period)

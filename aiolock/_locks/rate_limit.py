@@ -7,7 +7,7 @@ waiter takes tokens by `Rule.RATE` and holds nothing, so there is no lease and n
 from __future__ import annotations
 
 import warnings
-from collections.abc import Coroutine, Generator
+from collections.abc import Callable, Coroutine, Generator
 from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any, Final, NoReturn, Unpack
@@ -16,12 +16,13 @@ from aiolock._engine.engine import Engine
 from aiolock._engine.policy import Policy
 from aiolock._engine.tokens import Taken, take
 from aiolock._locks.async_only import AsyncOnly
+from aiolock._locks.lock import Lock
 from aiolock._rate import LONGEST, Rate
 from aiolock.copying import CopiedAsItself, Uncopyable
 from aiolock.errors import AcquireTimeout
 from aiolock.kinds import KINDS
 from aiolock.options import DEFAULT, Default, Seconds
-from aiolock.protocol import Resize, Status
+from aiolock.protocol import Resize, Rule, Status
 from aiolock.signatures import NoOptions, unexpected, without_unknown
 from aiolock.validation import (
     LONGEST_TTL,
@@ -33,6 +34,9 @@ from aiolock.validation import (
 )
 from aiolock.validation import seconds as checked_seconds
 
+REMEMBERED: Final = 10.0
+"""Seconds for which a store remembers who got tokens: longer than it may take until an answer or a
+push that was lost is noticed, and asked for again."""
 _REMEMBERED: Final = 30 * 24 * 3_600_000
 """Milliseconds for which a `RateLimit.resize` is remembered, in use or not."""
 
@@ -323,3 +327,24 @@ def _not_there(policy: Policy, timeout: float, taken: Taken) -> AcquireTimeout:
 async def _never() -> NoReturn:
     """A coroutine in place of one that was closed before it began."""
     raise AssertionError("it is closed before its first step")
+
+
+def describe_rate_limit(
+    described: Callable[[str, Policy], Lock],
+    policy: Policy,
+    limit: object,
+    per: object,
+    burst: object,
+) -> RateLimit:
+    """The rate limit of these arguments, checked; ``policy`` has the options of its waiters."""
+    rate = checked_rate(limit, per, burst)
+    tokens = replace(
+        policy,
+        shared=True,
+        kind="rate_limit",
+        rule=Rule.RATE,
+        number=1,
+        declared=rate.declared,
+    )
+    lock = described("rate_limit", tokens)
+    return RateLimit(lock._engine, lock._policy, rate)

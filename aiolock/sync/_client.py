@@ -222,7 +222,7 @@ class LockClient(Uncopyable, instead=aiolock.LockClient._instead):
 
     async def _aclose(self, task: asyncio.Task[Any] | None) -> None:
         self._ending.set()
-        await self._client._aclose(task)
+        await self._client._lifecycle.aclose(task)
 
     def _forget(self, portal: Portal) -> None:
         here = process()

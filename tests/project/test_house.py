@@ -32,7 +32,7 @@ EXTENDING = set[str]()
 
 # The most code that one acquisition on one Redis may go through. These only get lower, too; the aim
 # is 14, 3,500 and 35.
-MOST_FILES, MOST_LINES, MOST_CLASSES = 37, 9_000, 102
+MOST_FILES, MOST_LINES, MOST_CLASSES = 37, 8_900, 102
 
 _STUB = "NotImplementedError"
 # To these, a class is given without being made.

@@ -124,6 +124,7 @@ CORE = [
     "aiolock._locks.multilock",
     *PRIMITIVES,
     "aiolock._target",
+    "aiolock._lifecycle",
     "aiolock._client",
     "aiolock._connect",
     "aiolock._own_client",
