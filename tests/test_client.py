@@ -240,8 +240,6 @@ def test_open_in_another_event_loop_after_close_works(world: World) -> None:
         if close:
             await client.aclose()
 
-    if world.kind == "fakeredis":
-        return  # its driver is bound to the first loop
     for _ in range(2):
         asyncio.run(use(close=True))
     if world.kind == "memory":  # of a socket, asyncio itself would complain

@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 import redis.asyncio
-from fakeredis import FakeAsyncRedis
 
 import aiolock
 from aiolock import Lock, LockClient
@@ -67,7 +66,7 @@ class Stand:
             assert not engine.entered
 
 
-@pytest.fixture(params=["memory", "fakeredis", "redis"])
+@pytest.fixture(params=["memory", "redis"])
 async def stand(
     request: pytest.FixtureRequest, redis_server: RedisServer, prefix: str
 ) -> AsyncIterator[Stand]:
@@ -81,11 +80,7 @@ async def stand(
         async with aiolock.connect(server) as ours, aiolock.connect(server) as other:
             yield Stand(ours, other, names)
         return
-    driver: redis.asyncio.Redis = (
-        FakeAsyncRedis()
-        if request.param == "fakeredis"
-        else redis.asyncio.Redis.from_url(redis_server.url)
-    )
+    driver = redis.asyncio.Redis.from_url(redis_server.url)
 
     async def keys() -> list[str]:
         found: list[Any] = await driver.keys(f"{prefix}:{{lock:{NAME}}}:*")

@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Coroutine
 from typing import Any, ParamSpec, Protocol
 
-import fakeredis
 import pytest
 
 import aiolock
@@ -21,7 +20,7 @@ from tests.support.virtual import run
 
 P = ParamSpec("P")
 
-KINDS = ("memory", "sqlite", "fakeredis", "redis", "postgres", "mysql", "etcd")
+KINDS = ("memory", "sqlite", "redis", "postgres", "mysql", "etcd")
 
 
 class World:
@@ -33,8 +32,6 @@ class World:
         self._target: Any = url
         if kind == "memory":
             self._target = MemoryServer()
-        elif kind == "fakeredis":
-            self._target = fakeredis.FakeAsyncRedis(server=fakeredis.FakeServer())
 
     def client(self, **options: Any) -> aiolock.LockClient:
         """Another client, not opened yet."""
