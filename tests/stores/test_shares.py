@@ -149,12 +149,12 @@ def test_shares_of_random_tenants_keep_every_promise(kind: Kind, reloaded: bool)
     idle, nobody starves; whether or not the state is written down after each step.
     """
     counts = Counter[str]()
-    for seed in range(40):
+    for seed in range(16):
         counts += run(seed, kind, reloaded=reloaded)
     for done in ("grants", "gave up", "died", "expired", "came back"):
-        assert counts[done] > 100, done
+        assert counts[done] > 40, done
     for checked in ("first of its share", "holds least", "passed over", "pairs"):
-        assert counts[checked] > 1000, checked
+        assert counts[checked] > 400, checked
 
 
 def test_shares_keep_one_busy_tenant_out_of_the_way_of_others() -> None:
