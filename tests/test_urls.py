@@ -125,12 +125,16 @@ def leaked(text: str) -> list[str]:
 
 
 def all_texts(error: BaseException) -> str:
-    """All that an error may show, also to who looks at its parts."""
-    texts = "".join(traceback.format_exception(error))
+    """All that an error may show, also to who looks at its parts.
+
+    But not the lines of the source that a traceback shows: they have no values.
+    """
+    texts = ""
     seen: list[BaseException | None] = [error]
     for each in seen:
         if each is not None:
-            texts += f"{each} {each!r} {each.args!r} {vars(each)!r}"
+            texts += "".join(traceback.format_exception_only(each))
+            texts += f"{each!r} {each.args!r} {vars(each)!r}"
             seen += [one for one in (each.__cause__, each.__context__) if one not in seen]
     return texts
 
@@ -162,8 +166,9 @@ def test_password_of_any_character_is_shown_nowhere(
     port = free_port()
 
     async def all_of_them() -> None:
-        asyncio.get_running_loop().set_debug(True)
-        for _, written in passwords():
+        for number, (_, written) in enumerate(passwords()):
+            # What the loop's debug mode shows more of does not go by the mark.
+            asyncio.get_running_loop().set_debug(number % 12 == 0)
             if "@" in written and "@" not in url:
                 continue  # it is a URL of the host behind that
             shown = await opened(url.replace("{port}", str(port)).replace("{}", written))
