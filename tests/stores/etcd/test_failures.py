@@ -92,7 +92,7 @@ class Contest:
                     assert not self._inside
                     assert lease.fence > self.fence
                     self._inside, self.fence = True, lease.fence
-                    await asyncio.sleep(0.001)
+                    await asyncio.sleep(0.01)  # more turns would show nothing more
                     self._inside = False
                     self.count += 1
 
