@@ -7,7 +7,7 @@ from __future__ import annotations
 from contextlib import AbstractAsyncContextManager
 from typing import Any
 
-from aioredlock import Aioredlock  # type: ignore[import-not-found]  # in its own environment
+from aioredlock import Aioredlock  # type: ignore[import-untyped]  # has no types
 
 
 class Peer:

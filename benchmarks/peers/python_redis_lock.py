@@ -8,7 +8,7 @@ import asyncio
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager
 
-import redis_lock  # type: ignore[import-not-found]  # in its own environment
+import redis_lock  # type: ignore[import-untyped]  # has no types
 from redis import Redis
 
 

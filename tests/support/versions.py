@@ -49,7 +49,18 @@ class Version:
 
 def other() -> Version:
     """The other version, built if it has not been; `Unavailable`, if it cannot be had."""
-    name, commit = _chosen()
+    return _built(*_chosen())
+
+
+def at(commit: str) -> Version:
+    """The version of a commit, by its whole name; `Unavailable`, if it cannot be had."""
+    if not (ROOT / ".git").exists():
+        raise Unavailable("these tests are in no checkout, so there is no history to build from")
+    _git("rev-parse", "--verify", "--quiet", f"{commit}^{{commit}}")
+    return _built(commit[:12], commit)
+
+
+def _built(name: str, commit: str) -> Version:
     with _alone():
         folder = _KEPT / f"{commit[:12]}-{sys.version_info.major}.{sys.version_info.minor}"
         version = Version(name, folder / "environment" / "bin" / "python")

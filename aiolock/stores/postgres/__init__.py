@@ -5,14 +5,19 @@ The schema is a text, for which no driver is needed: it may be printed where the
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
+from aiolock.errors import StoreError
 from aiolock.stores.postgres import _schema
 
 if TYPE_CHECKING:
+    from aiolock.stores.postgres._settings import Settings
     from aiolock.stores.postgres._store import PostgresStore
 
 __all__ = ["create_schema", "facts", "from_url", "schema"]
+
+_TRIES: Final = 5
+"""The most times to try to make the schema, while clients use the one that is there."""
 
 
 def from_url(url: str, prefix: str) -> PostgresStore:
@@ -32,12 +37,29 @@ def schema(*roles: str) -> str:
 def create_schema(url: str, *roles: str) -> str:
     """Run that SQL, in one transaction; returns where. `StoreError` if it cannot be done."""
     _check_driver()
-    import psycopg
-
-    from aiolock.stores.postgres import _server, _settings
-    from aiolock.stores.postgres._errors import Failed, not_made, shown_of, store_error
+    from aiolock.stores.postgres import _settings
+    from aiolock.stores.postgres._errors import BUSY, failed, is_one_of
 
     settings = _settings.from_url(url)
+    for _ in range(_TRIES - 1):
+        try:
+            _create_schema(settings, *roles)
+        except StoreError as error:
+            # Calls that are under way lock the same tables, in another order.
+            if not is_one_of(failed(error.__cause__ or error), BUSY):
+                raise
+        else:
+            return settings.listens_at.where
+    _create_schema(settings, *roles)
+    return settings.listens_at.where
+
+
+def _create_schema(settings: Settings, *roles: str) -> None:
+    import psycopg
+
+    from aiolock.stores.postgres import _server
+    from aiolock.stores.postgres._errors import Failed, not_made, shown_of, store_error
+
     making = False
     try:
         with psycopg.connect(settings.listens) as connection:
@@ -55,7 +77,6 @@ def create_schema(url: str, *roles: str) -> str:
         clean = shown_of(settings.listens).error(error)
         why = not_made(clean) if making else clean
         raise store_error(why, settings.listens_at, refused=True) from clean
-    return settings.listens_at.where
 
 
 async def facts(url: str) -> dict[str, str]:

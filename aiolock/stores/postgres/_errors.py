@@ -17,6 +17,9 @@ ELSEWHERE: Final = ("25006", "57P01", "57P02", "57P03", "57P05", "08", "53300")
 successor."""
 BUSY: Final = ("55P03", "40P01", "40001")
 """States of a conflict with others that passes: try again."""
+REPLACED: Final = ("0A000", "22", "23502", "42804", "XX000")
+"""States of a call that was under way while `init-db` changed the tables: it went on with the old
+functions on the new tables, and has changed nothing. The next try has the new functions."""
 _MISCONFIGURED: Final = ("AL", "28", "3D000", "3F000", "42501", "42883", "42P01")
 """States, or classes of them, that last until a password, a right or the schema is changed."""
 _REFUSES: Final = re.compile(

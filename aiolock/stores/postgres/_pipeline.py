@@ -18,7 +18,14 @@ from aiolock.stores.postgres import _codec as codec
 from aiolock.stores.postgres._calls import Call, text
 from aiolock.stores.postgres._codec import Value, number
 from aiolock.stores.postgres._command import Command
-from aiolock.stores.postgres._errors import BUSY, ELSEWHERE, Failed, is_one_of, store_error
+from aiolock.stores.postgres._errors import (
+    BUSY,
+    ELSEWHERE,
+    REPLACED,
+    Failed,
+    is_one_of,
+    store_error,
+)
 from aiolock.stores.postgres._greeting import Greeting
 from aiolock.stores.postgres._link import Connection, Link
 from aiolock.stores.postgres._notices import TELLS, Notices
@@ -237,6 +244,9 @@ class Pipeline:
             self._outbox.waiting.appendleft(command)
             self._link.drop(failure)
         elif is_one_of(failure, BUSY) and self._loop.time() - command.born < COMMAND_TIMEOUT - 1:
+            self._outbox.rest(command)
+        elif is_one_of(failure, REPLACED) and command.again < _AGAIN:
+            command.again += 1
             self._outbox.rest(command)
         else:
             self._fail(command, failure, refused=command.times == 0)

@@ -1,0 +1,61 @@
+"""The schema is replaced by that of another version while clients are at work."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Iterator
+
+import pytest
+
+import aiolock
+from aiolock.stores import postgres
+from aiolock.stores.postgres import _schema
+from tests.support import databases
+from tests.support.databases import PostgresServer
+
+# As a later version changes the tables: what was compiled for them before does not fit any more.
+_CHANGE = """
+ALTER TABLE aiolock.waiters DROP COLUMN weight;
+ALTER TABLE aiolock.waiters ADD COLUMN weight bigint NOT NULL DEFAULT 1000;
+ALTER TABLE aiolock.grants DROP COLUMN weight;
+ALTER TABLE aiolock.grants ADD COLUMN weight bigint NOT NULL DEFAULT 1000;
+"""
+
+
+@pytest.fixture
+def server() -> Iterator[PostgresServer]:
+    """A server of the test's own."""
+    databases.need_postgres()
+    with PostgresServer() as own:
+        yield own
+
+
+async def _in_turn(client: aiolock.LockClient, fences: list[int], stop: asyncio.Event) -> None:
+    while not stop.is_set():
+        async with client.lock("x") as lease:
+            fences.append(lease.fence)
+
+
+@pytest.mark.one_loop
+async def test_clients_at_work_go_on_while_the_tables_are_changed(
+    server: PostgresServer, prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No call fails that was under way: it is made again, with the new functions."""
+    statements = _schema.statements()
+    monkeypatch.setattr(_schema, "statements", lambda: _CHANGE + statements)
+    url, stop, fences = server.url("app"), asyncio.Event(), list[int]()
+    async with contextlib.AsyncExitStack() as stack:
+        clients = [
+            await stack.enter_async_context(aiolock.connect(url, prefix=prefix)) for _ in range(4)
+        ]
+        async with asyncio.TaskGroup() as tasks:
+            for client in clients:
+                tasks.create_task(_in_turn(client, fences, stop))
+            for _ in range(5):
+                had = len(fences)
+                await asyncio.to_thread(postgres.create_schema, server.url(), "app")
+                while len(fences) <= had + 4:  # noqa: ASYNC110  # they tell nobody
+                    await asyncio.sleep(0.001)
+            stop.set()
+    assert fences == sorted(set(fences))
