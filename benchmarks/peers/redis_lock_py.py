@@ -7,7 +7,7 @@ from __future__ import annotations
 from contextlib import AbstractAsyncContextManager
 
 from redis.asyncio import Redis
-from redis_lock.asyncio import RedisLock  # type: ignore[import-not-found]  # in its environment
+from redis_lock.asyncio import RedisLock  # type: ignore[import-untyped]  # has no types
 
 
 class Peer:
