@@ -8,8 +8,9 @@ from typing import Any, Final
 from aiolock import LockRequest, Observer
 
 _LEGAL: Final[dict[str, tuple[str, ...]]] = {
-    "": ("waiting", "acquired", "gave_up"),
-    "waiting": ("acquired", "gave_up"),
+    "": ("waiting", "acquired", "took", "gave_up"),
+    "waiting": ("acquired", "took", "gave_up"),
+    "took": (),  # tokens, which nobody holds
     "acquired": ("released", "lost"),
     "released": ("lost",),  # only the answer to the release told it
     "lost": (),
@@ -55,7 +56,7 @@ class Ledger(Observer):
             "lost",
         ):
             self.wrong.append(f"{request} has it from {before}, who has it still")
-        self._write(request, "acquired", fence)
+        self._write(request, "took" if request.kind == "rate_limit" else "acquired", fence)
 
     def gave_up(self, request: LockRequest, **facts: Any) -> None:
         self._write(request, "gave_up")

@@ -50,6 +50,24 @@ def of(t: float, attempt: str, kind: str, **data: object) -> Event:
     return at(t, attempt.rpartition("/")[2], kind, a=attempt, **data)
 
 
+def enters_path(
+    since: float, t: float, attempt: str, path: str, fence: int, *, shared: bool = False
+) -> list[Event]:
+    """An attempt enters a path lock that it has wanted."""
+    until = ns(t + 1)
+    return [
+        of(since, attempt, "wants_path"),
+        of(t, attempt, "has_path", path=path, shared=shared, fence=fence, deadline=until),
+    ]
+
+
+def takes(since: float, t: float, attempt: str, number: int, *, tokens: int) -> Event:
+    """A waiter of this attempt's process has taken tokens, since it asked."""
+    who = attempt.rpartition("/")[2]
+    client = "abc"[int(who[0])]
+    return at(t, who, "took", n="api", w=[client, number], tokens=tokens, since=ns(since))
+
+
 def asks(t: float, attempt: str, **options: object) -> Event:
     """An attempt begins."""
     usual = {
@@ -545,6 +563,32 @@ RIGHT: dict[str, Story] = {
         stall(1.15, 1.4, "2.0"),
         of(1.4, C, "had"),
         of(1.5, B, "had"),
+    ],
+    "paths_beside_each_other": [
+        *enters_path(1.0, 1.1, A, "a/b", 10),
+        *enters_path(1.0, 1.2, B, "a/c", 11),
+        of(1.3, A, "had_path"),
+        of(1.35, B, "had_path"),
+        *enters_path(1.3, 1.4, D, "a", 12, shared=True),
+        *enters_path(1.2, 1.5, "2/0/1.0", "a/b", 13, shared=True),
+        of(1.6, D, "had_path"),
+        stall(1.5, 2.6, "1.0"),
+        *enters_path(1.7, 2.55, C, "a", 14),  # the reader's lease has ended
+        of(2.7, "2/0/1.0", "had_path"),
+        of(2.7, C, "had_path"),
+    ],
+    "tokens_in_turn": [
+        takes(1.0, 1.01, A, 1, tokens=8),
+        at(1.1, "1.0", "in_line", n="api", w=["b", 1], since=ns(1.1)),
+        takes(1.1, 1.13, B, 1, tokens=1),
+        takes(1.12, 1.2, A, 2, tokens=1),
+        at(1.2, "2.0", "in_line", n="api", w=["c", 1], since=ns(1.2)),
+        stall(1.2, 1.4, "2.0"),  # it was taken for dead
+        takes(1.25, 1.3, A, 3, tokens=1),
+        at(1.4, "2.0", "in_line", n="api", w=["c", 1], since=ns(1.4)),
+        at(2.0, "conductor", "wiped", since=ns(1.9), fence=0),
+        takes(2.0, 2.1, A, 4, tokens=8),
+        takes(1.8, 2.11, A, 5, tokens=8),  # before the bucket was lost, perhaps
     ],
     "an_election": [
         asks(1.0, A),
@@ -1522,6 +1566,27 @@ WRONG: dict[str, Story] = {
         of(1.1, B, "has", names=["b", "c"]),
         of(1.2, A, "had"),
         of(1.3, B, "had"),
+    ],
+    "paths-a_document_and_its_tenant": [
+        *enters_path(1.0, 1.1, A, "a/b", 10),
+        *enters_path(1.0, 1.2, B, "a", 11),
+        of(1.3, A, "had_path"),
+        of(1.3, B, "had_path"),
+    ],
+    "paths-a_lower_fence": [
+        *enters_path(1.0, 1.1, A, "a", 11, shared=True),
+        of(1.2, A, "had_path"),
+        *enters_path(1.15, 1.3, B, "a/b", 10),
+        of(1.4, B, "had_path"),
+    ],
+    "rates-too_many": [
+        takes(1.0, 1.01, A, 1, tokens=8),
+        takes(1.0, 1.02, B, 1, tokens=1),
+    ],
+    "rates-overtaken": [
+        at(1.1, "1.0", "in_line", n="api", w=["b", 1], since=ns(1.09)),
+        takes(1.2, 1.21, A, 1, tokens=1),
+        at(1.3, "1.0", "in_line", n="api", w=["b", 1], since=ns(1.25)),
     ],
     "elections-an_earlier_one": [
         asks(1.0, A),

@@ -62,6 +62,12 @@ being renewed; or it was broken, wiped, or its client closed. `StoreError` needs
 lock. A waiter may be overtaken by who adopts: it is no newcomer. A token is spent for a reason: it
 was used or discarded before, its time has ended, or its grant was broken, wiped or forgotten.
 
+**Rates and paths.** In no time more tokens of a rate limit are taken than its burst and its rate
+allow, unless the server has forgotten some meanwhile; a grant was made at some time since the last
+question of its waiter that was answered otherwise. Of two path locks that exclude each other, the
+one that is asked for when the other is held has the higher fence; and bodies of both never run at
+once, as long as they may rely on their leases.
+
 **The other primitives.** A job begins once in each period. No party passes a barrier before as many
 as it needs are there, and no waiter a latch that was not counted down. A message that was handled
 is not handled again. Of the tasks that take several locks at once, only one at a time has each
@@ -119,6 +125,8 @@ from typing import Final
 from aiolock.protocol import WaiterId
 from aiolock.stores.redis._codec import RESERVED, waiter_of
 from tests.proof.chaos.history import Event
+from tests.proof.chaos.paths import paths
+from tests.proof.chaos.rates import rates
 from tests.proof.chaos.run import (
     AT_ONCE,
     CLOSE,
@@ -961,6 +969,8 @@ RULES: Final[tuple[Rule, ...]] = (
     unknowns,
     accounts,
     handing_on,
+    rates,
+    paths,
     elections,
     observers,
     looks,

@@ -27,12 +27,13 @@ EVERYTHING: Final = frozenset(
         *("meet", "count", "wait", "once", "both"),  # see `Meeting`
         "downgrade",  # see `Step`
         "fixed",  # leases that are not renewed
+        *("rates", "paths"),  # see `rates.Taking`, and `paths.Entering`
     }
 )
 """All kinds that are used."""
 OF_A_QUORUM: Final = frozenset({"lock", "rw", "campaign", "periodic", "once", "both", "fixed"})
 """The kinds that several voting servers offer, and that are used."""
-WITHOUT_CLOCK: Final = EVERYTHING - {"periodic", "once", "fixed", "baton"}
+WITHOUT_CLOCK: Final = EVERYTHING - {"periodic", "once", "fixed", "baton", "rates", "paths"}
 """The kinds about which no clock decides where a lease is a session of its client."""
 PERMITS: Final = 4
 EVERY: Final = 2.0

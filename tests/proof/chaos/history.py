@@ -47,6 +47,12 @@ handling    a, message, fence: a message's body has ended without an error
 handled     a, message: the end of that body was confirmed
 knows       a, message: the attempt was told that the message is handled
 has, had    a, names: a body that has these locks begins, and ends
+took        n, w, tokens, since: the waiter (client, number) has heard of its tokens, which it did
+            not have at ``since``
+in_line     n, w, since: the waiter, which asked at ``since``, has no tokens yet
+wants_path  a: just before the attempt asks for a path lock
+has_path    a, path, shared, fence, deadline: the body of that begins
+had_path    a: that body is over
 apart       a, outcome: an attempt at a meeting ended by an error or a timeout
 waits       a, w: the attempt's waiter, as the server has it
 over        w: the store has answered the release that ended this waiter

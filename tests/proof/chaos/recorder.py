@@ -17,6 +17,7 @@ from aiolock.protocol import (
     Deliver,
     Event,
     Form,
+    Granted,
     GrantPushed,
     Operation,
     Queued,
@@ -30,6 +31,7 @@ from aiolock.store import Store
 from aiolock.stores.quorum import QuorumStore
 from aiolock.stores.redis._codec import encode
 from tests.proof.chaos.history import History
+from tests.proof.chaos.rates import Takings, is_rate
 
 Value = TypeVar("Value")
 
@@ -62,6 +64,7 @@ class Recorder:
         self._leases: dict[WaiterId, tuple[str, aiolock.Lease, int]] = {}
         """By waiter, because readers may share a fence: its attempt, its lease, and until when."""
         self._breaks = 0
+        self._takings = Takings(history)
 
     def deadline(self, lease: aiolock.Lease) -> int:
         """Until when a lease is ours, at least. Read before `remaining`: too early, if anything."""
@@ -135,6 +138,9 @@ class Recorder:
     def _after(self, operation: Operation[Any], now: int, answer: asyncio.Future[Any]) -> None:
         if isinstance(operation, Acquire | Adopt):
             attempt = self._attempts[operation.waiter]
+            if is_rate(operation.form.rule):
+                self._takings.asks(operation.waiter, now)
+                answer.add_done_callback(partial(self._takes, operation, now))
             answer.add_done_callback(partial(self._answered, attempt, operation.name, now))
             return
         if isinstance(operation, Release):
@@ -179,6 +185,14 @@ class Recorder:
                     place=answer.place,
                 )
 
+    def _takes(self, asked: Acquire | Adopt, since: int, answered: asyncio.Future[Any]) -> None:
+        if answered.cancelled() or answered.exception() is not None:
+            return
+        if isinstance(answered.result(), Queued):
+            self._takings.queued(asked.name, asked.waiter, since)
+        elif isinstance(answered.result(), Granted):
+            self._takings.took(asked.name, asked.waiter, asked.form.number)
+
     def _releases(self, operation: Release, since: int) -> None:
         name, waiter, fence = operation.name, operation.waiter, operation.fence
         attempt = self._attempts.get(waiter, "")
@@ -212,7 +226,9 @@ class Recorder:
         self._deliver(event)
 
     def _granted(self, event: GrantPushed) -> None:
-        _, waiter, form, fence, *_ = event
+        name, waiter, form, fence, *_ = event
+        if is_rate(form.rule):
+            self._takings.took(name, waiter, form.number)
         attempt = self._attempts[waiter]
         self._heard[attempt] = time.monotonic_ns()
         self._pushed.add((attempt, fence))

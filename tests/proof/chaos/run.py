@@ -55,6 +55,7 @@ STALLED: Final = NS // 2
 
 _OF_PROCESSES: Final = (
     *("arrives", "has", "watches", "looked", "wants", "begins", "breaking", "closing"),
+    *("took", "in_line", "has_path"),
 )
 """Events that only a process writes, apart from its attempts."""
 

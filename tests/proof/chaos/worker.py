@@ -14,7 +14,7 @@ import logging
 import random
 import sys
 import time
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Iterator
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -38,6 +38,8 @@ from tests.proof.chaos.choices import (
 from tests.proof.chaos.faults import ATTACKS, QUORUM_LONGEST
 from tests.proof.chaos.history import History
 from tests.proof.chaos.meetings import MEETING, meet
+from tests.proof.chaos.paths import ENTERING, draw_entering, enter, enter_last
+from tests.proof.chaos.rates import TAKING, draw_taking, take, take_last
 from tests.proof.chaos.recorder import ATTEMPT, Recorder, key
 from tests.proof.chaos.tokens import Tokens
 from tests.proof.chaos.witness import quorum_at
@@ -164,6 +166,23 @@ class Process:
             await self.close()
             await self.open()
 
+    def tasks(self, number: int) -> Iterator[Coroutine[Any, Any, None]]:
+        """All that it does until the run is to be quiet: so many tasks, and those of a kind."""
+        yield from map(self.repeat, range(number))
+        yield from map(self.meet, range(MEETING))
+        if "rates" in self._offers:
+            yield from map(self.take, range(TAKING))
+        if "paths" in self._offers:
+            yield from map(self.enter, range(ENTERING))
+        if "periodic" in self._offers:
+            yield self.job()
+        if "baton" in self._offers:
+            for task in range(_HANDING):
+                yield self.pass_on(task, by_token=False)
+                yield self.pass_on(task, by_token=True)
+        yield self.look()
+        yield self.reopen()
+
     async def repeat(self, task: int) -> None:
         """Make one attempt after another, until the run is to be quiet."""
         rng = random.Random(f"{self._seed} {self._who} {task}")
@@ -183,6 +202,26 @@ class Process:
             ATTEMPT.set("")
             choice = draw_meeting(rng, self._offers)
             await meet(self.client, self.history, f"{number}/meets {task}/{self._who}", choice)
+            await self.rest(choice.pause)
+
+    async def take(self, task: int) -> None:
+        """Take tokens of a rate limit; one attempt after another."""
+        rng = random.Random(f"{self._seed} {self._who} tokens {task}")
+        while not self._quiet.done():
+            ATTEMPT.set("")
+            choice = draw_taking(rng)
+            await take(self.client, choice)
+            await self.rest(choice.pause)
+
+    async def enter(self, task: int) -> None:
+        """Take nodes of a tree; one attempt after another."""
+        rng = random.Random(f"{self._seed} {self._who} paths {task}")
+        number = 0
+        while not self._quiet.done():
+            number += 1
+            ATTEMPT.set("")
+            choice = draw_entering(rng)
+            await enter(self.client, self.history, f"{number}/paths {task}/{self._who}", choice)
             await self.rest(choice.pause)
 
     async def job(self) -> None:
@@ -275,6 +314,11 @@ class Process:
         """Take every lock once; nothing is in the way by now."""
         for number, name in enumerate(places(self._offers)):
             await self._attempt(f"{number}/final/{self._who}", final_choice(name), final=True)
+        if "rates" in self._offers:
+            ATTEMPT.set("")
+            await take_last(self.client)
+        if "paths" in self._offers:
+            await enter_last(self.client)
 
     async def rest(self, seconds: float, lost: asyncio.Task[Literal[True]] | None = None) -> bool:
         """Wait, unless the run is to be quiet or a lease is lost; whether it waited in full."""
@@ -650,18 +694,8 @@ async def main(*arguments: str) -> None:
         say("ready")
         orders = commands()
         async with asyncio.TaskGroup() as group:
-            for task in range(int(tasks)):
-                group.create_task(process.repeat(task))
-            for task in range(MEETING):
-                group.create_task(process.meet(task))
-            if "periodic" in ATTACKS[store].offers:
-                group.create_task(process.job())
-            if "baton" in ATTACKS[store].offers:
-                for task in range(_HANDING):
-                    group.create_task(process.pass_on(task, by_token=False))
-                    group.create_task(process.pass_on(task, by_token=True))
-            group.create_task(process.look())
-            group.create_task(process.reopen())
+            for does in process.tasks(int(tasks)):
+                group.create_task(does)
             await _order(orders, "quiet")
             process.quiet()
         say("quiet")
