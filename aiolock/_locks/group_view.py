@@ -38,6 +38,8 @@ _TOGETHER: Final = 100
 """Posts that are read at a time."""
 MOST_DATA: Final = 4096
 """Bytes of a member's data, as JSON."""
+_LATEST: Final = 1 << 62
+"""No fence is as high as this."""
 _TRIES: Final = 8
 """How often an epoch is announced under another number, because others were quicker."""
 
@@ -102,9 +104,10 @@ def card_of(value: str) -> Card | None:
     try:
         posted = json.loads(value)
         shards = {str(name): int(count) for name, count in posted.get("shards", {}).items()}
-        return Card(str(posted["id"]), dict(posted["data"]), int(posted["joined"]), shards)
-    except (AttributeError, KeyError, TypeError, ValueError):
+        card = Card(str(posted["id"]), dict(posted["data"]), int(posted["joined"]), shards)
+    except (AttributeError, KeyError, OverflowError, RecursionError, TypeError, ValueError):
         return None
+    return card if 0 <= card.joined < _LATEST else None
 
 
 def card_key(client: str, seq: int) -> str:

@@ -10,6 +10,7 @@ import asyncio
 import logging
 import random
 import secrets
+from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
 from contextvars import Context
 from dataclasses import replace
@@ -82,6 +83,8 @@ class Membership(
         self._begun = self._left = False
         self._served = set[str]()
         """The shards, by name, that this process serves as this member, or begins to serve."""
+        self._times_served = Counter[str]()
+        """How often it has begun to serve each of them."""
         self._hold(lease)
 
     _body: Scope
@@ -180,16 +183,18 @@ class Membership(
 
     async def _serve(self, shards: str, count: int) -> None:
         """Tell the others that it takes part in these shards."""
+        self._times_served[shards] += 1
         await self._change(lambda card: replace(card, shards={**card.shards, shards: count}))
 
     def _serve_no_more(self, shards: str) -> asyncio.Task[None]:
         """Tell them that it takes no part, in the background, until they know or it has left."""
-        return self._start(self._withdraw(shards), "aiolock group update")
+        work = self._withdraw(shards, self._times_served[shards])
+        return self._start(work, "aiolock group update")
 
-    async def _withdraw(self, shards: str) -> None:
+    async def _withdraw(self, shards: str, time: int) -> None:
         def without(card: Card) -> Card:
-            if shards not in card.shards:
-                return card
+            if shards not in card.shards or self._times_served[shards] != time:
+                return card  # or it serves them again by now
             left = {name: count for name, count in card.shards.items() if name != shards}
             return replace(card, shards=left)
 

@@ -12,7 +12,7 @@ import pytest
 import aiolock
 from aiolock import Joined, LeaseLost, Members, StoreError
 from aiolock._engine.lease_state import LossReason
-from aiolock._locks.group_view import Card, card_key
+from aiolock._locks.group_view import Card, card_key, card_of
 from aiolock.protocol import Participant, Post, Reconnected, Rule
 from aiolock.stores.memory import MemoryServer, MemoryStore
 from aiolock.testing import FaultyStore
@@ -584,3 +584,25 @@ async def test_loss_that_is_seen_twice_rejoins_once() -> None:
         await asyncio.sleep(5)
         held = {each.fence for each in (await process.client.group("w").status()).holders}
         assert held - {lease.fence} == {me.fence}
+
+
+@pytest.mark.one_loop
+@pytest.mark.parametrize(
+    "posted",
+    [
+        "",
+        "[]",
+        "7",
+        '{"id": "x"}',
+        '{"id": "x", "data": [1], "joined": 1}',
+        '{"id": "x", "data": {}, "joined": "soon"}',
+        '{"id": "x", "data": {}, "joined": Infinity}',
+        '{"id": "x", "data": {}, "joined": -1}',
+        '{"id": "x", "data": {}, "joined": 1' + "0" * 400 + "}",
+        '{"id": "x", "data": {}, "joined": 1, "shards": {"t": null}}',
+        '{"id": "x", "data": {"a": ' + "[" * 5_000 + "]" * 5_000 + '}, "joined": 1}',
+    ],
+)
+def test_card_that_nobody_could_have_written_is_none(posted: str) -> None:
+    """Whatever a client of the same store posts there: the others see all members but that."""
+    assert card_of(posted) is None

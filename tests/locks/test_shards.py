@@ -647,3 +647,19 @@ async def test_member_that_stops_while_the_store_refuses_takes_no_part_when_it_i
                 await running
             await asyncio.sleep(60)
             assert held.sizes() == ([4] if client is ours else [])
+
+
+@virtual
+async def test_member_that_serves_again_while_its_end_is_not_known_yet_takes_part() -> None:
+    """What the others have not heard of the end before is not said any more."""
+    faulty = FaultyStore(MemoryStore(MemoryServer()))
+    async with aiolock.connect(faulty) as client, client.group("workers") as me:
+        await me._serve("t", 4)
+        faulty.lose("post", 1)
+        told = me._serve_no_more("t")  # fails, and is said again after a pause
+        await settled(100)
+        assert not told.done()
+        await me._serve("t", 4)
+        await told
+        (member,) = await client.group("workers").members()
+        assert member.shards == {"t": 4}
