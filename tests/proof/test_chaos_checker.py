@@ -716,6 +716,11 @@ RIGHT: dict[str, Story] = {
         leaves(6.1, C),
     ],
     "nobody_knows_so_soon": [asks(1.0, A, timeout=0.001), ends(1.002, A, "StoreError")],
+    "an_answer_after_the_timeout": [
+        asks(1.0, A, timeout=0.003),
+        queued(1.0233, A),
+        ends(1.0236, A, "StoreError"),
+    ],
     "left_just_before_the_end_of_its_lease": [
         asks(1.0, A),
         enters(1.4, A, 10, 1.5),

@@ -455,7 +455,8 @@ def errors(run: Run) -> Iterator[Violation]:
             case "StoreError":
                 # With so little time, it is possible that the store had not answered at all.
                 hasty = asked["timeout"] is not None and asked["timeout"] * NS < LAG
-                heard = bool(attempt.queued) and attempt.queued[0] < ended.t
+                # An answer may come when the time has passed, and the task has not run yet.
+                heard = bool(attempt.queued) and attempt.queued[0] < ended.t - STEP
                 fair = run.disturbed(attempt.who, ended.t - COMMAND - LAG, ended.t) or (
                     hasty and attempt.entered is None and not heard
                 )
