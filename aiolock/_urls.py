@@ -162,7 +162,9 @@ def scheme_of(text: str, known: Collection[str], whose: str = "a lock store") ->
     if found and scheme in known:
         return scheme
     schemes = ", ".join(f"{each}://" for each in known)
-    raise ValueError(f"{_meant(text, known)}. The URL of {whose} begins with one of {schemes}")
+    meant = _meant(text, known)
+    end = "" if meant.endswith("?") else "."
+    raise ValueError(f"{meant}{end} The URL of {whose} begins with one of {schemes}")
 
 
 def _meant(text: str, known: Collection[str]) -> str:

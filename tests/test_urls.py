@@ -539,7 +539,7 @@ def test_url_that_is_not_understood_raises_value_error_naming_the_part(
         ("db.example:5432", r"did you mean postgresql://db\.example:5432\?"),
         ("db:3306", r"did you mean mysql://db:3306\?"),
         ("REDIS://h", r"did you mean redis://\?"),
-        ("redi://h", r"did you mean redis://\?"),
+        ("redi://h", r"did you mean redis://\? The URL"),
         ("tcp://h", r"did you mean redis://\?"),
         ("postgresql+asyncpg://h/d", r"did you mean postgresql://\?"),
         ("mysql+pymysql://h/d", r"did you mean mysql://\?"),
