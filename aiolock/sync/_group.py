@@ -199,7 +199,9 @@ class Shard(Uncopyable, SyncEnterable["Shard"], instead=aiolock.Shard._instead):
 
     @property
     def giving_up(self) -> Flag:
-        """Set when another member waits for this shard, or this process ends: the body returns."""
+        """Set when another member waits for this shard, when this process ends, or when the shard
+        is lost: the body returns.
+        """
         return Flag(self._portal, self._shard.giving_up, waits=False)
 
     def release(self) -> bool:
@@ -297,20 +299,20 @@ async def _in_a_thread(body: Body, portal: Portal, shard: aiolock.Shard) -> None
         with contextlib.suppress(ClientClosed, RuntimeError):  # the loop has ended
             portal.soon(_end, ended, failure)
 
-    threading.Thread(target=work, name=f"aiolock {shard.name}", daemon=True).start()
-    cancelled: asyncio.CancelledError | None = None
-    while not ended.done():
-        try:
-            await asyncio.wait([ended])
-        except asyncio.CancelledError as error:
-            cancelled = error
-            shard.giving_up.set()
-    shard.lease.release_nowait()
-    failure = ended.result()
-    if cancelled is not None:
-        raise cancelled
-    if failure is not None:
-        raise failure
+    async with shard:  # so a client that closes waits for it
+        threading.Thread(target=work, name=f"aiolock {shard.name}", daemon=True).start()
+        cancelled: asyncio.CancelledError | None = None
+        while not ended.done():
+            try:
+                await asyncio.wait([ended])
+            except asyncio.CancelledError as error:
+                cancelled = error
+                shard.giving_up.set()
+        failure = ended.result()
+        if cancelled is not None:
+            raise cancelled
+        if failure is not None:
+            raise failure
 
 
 def _end(ended: asyncio.Future[Exception | None], failure: Exception | None) -> None:

@@ -138,6 +138,57 @@ def test_shards_for_threads_run_in_a_thread_each(clients: list[LockClient]) -> N
     assert not held
 
 
+def test_shard_of_a_client_that_closes_is_held_until_its_thread_has_ended(
+    clients: list[LockClient],
+) -> None:
+    """Its body is asked to give up, and only when it has returned, others may have the shard."""
+    one, two = clients
+    seen = set[bool]()
+
+    def body(shard: aiolock.sync.Shard) -> None:
+        shard.giving_up.wait()
+        end = time.monotonic() + 0.5
+        while time.monotonic() < end:
+            seen.add(bool(two.snapshot("t/0")))
+
+    def run() -> None:
+        with pytest.raises((LeaseLost, aiolock.ClientClosed)):
+            one.shards("t", 1).run(body)
+
+    running = threading.Thread(target=run)
+    running.start()
+    until(lambda: bool(two.snapshot("t/0")))
+    one.close()
+    assert seen == {True}
+    assert not two.snapshot("t/0")
+    running.join(PATIENCE)
+
+
+def test_body_of_a_shard_that_is_lost_is_asked_to_give_up(clients: list[LockClient]) -> None:
+    """It need not look at two things, and then the shard is served again."""
+    one, two = clients
+    fences = list[int]()
+
+    def body(shard: aiolock.sync.Shard) -> None:
+        fences.append(shard.fence)
+        shard.giving_up.wait()
+        fences.append(-1 if shard.lost.is_set() else 0)
+
+    def run() -> None:
+        with pytest.raises((LeaseLost, aiolock.ClientClosed)):
+            one.shards("t", 1).run(body)
+
+    running = threading.Thread(target=run)
+    running.start()
+    until(lambda: len(fences) == 1)
+    assert two.break_("t/0", kind="shards")
+    until(lambda: len(fences) == 3)
+    one.close()
+    running.join(PATIENCE)
+    assert fences[1] == -1
+    assert fences[2] > fences[0]
+
+
 def test_shards_for_threads_take_no_grace(clients: list[LockClient]) -> None:
     """Nothing stops a thread; a wrong group is refused, too."""
     with pytest.raises(ValueError, match="nothing stops a thread"):
