@@ -19,20 +19,20 @@ pytestmark = [pytest.mark.one_loop]
 # The most calls, on CPython 3.11 to 3.13, and the most opcodes; and the aim for these, which is not
 # reached yet. They only get lower.
 MOST: dict[str, tuple[int, int]] = {
-    "free lock, one task": (119, 2_570),  # 1,900
-    "200 tasks, 200 names": (71, 2_000),  # 1,400
+    "free lock, one task": (111, 2_530),  # 1,900
+    "200 tasks, 200 names": (70, 1_970),  # 1,400
     "5 tasks, one name": (125, 3_100),  # 2,000
-    "20 tasks, one name": (87, 2_650),  # 1,700
-    "200 tasks, one name": (73, 2_560),  # 70 where the machine does nothing else; 1,600
-    "free, acquire()": (146, 2_700),
-    "free, timeout=5": (125, 2_720),
-    "free, renew=False": (125, 2_700),
-    "free, confirm=False": (118, 2_550),  # 89, or more if the two replies come one by one
-    "free, memory": (188, 3_400),
-    "200 tasks, one name, memory": (137, 3_400),
+    "20 tasks, one name": (86, 2_600),  # 1,700
+    "200 tasks, one name": (73, 2_480),  # 1,600
+    "free, acquire()": (137, 2_650),
+    "free, timeout=5": (114, 2_660),
+    "free, renew=False": (116, 2_660),
+    "free, confirm=False": (87, 2_220),
+    "free, memory": (185, 3_400),
+    "200 tasks, one name, memory": (136, 3_340),
 }
-_TRIES = 5
-"""Counts of a row, of which the least counts: on a busy machine, replies come one by one."""
+_TRIES = 3
+"""Counts of a row, of which the least counts: in which order tasks come to a lock may differ."""
 
 
 def test_each_row_of_the_counts_has_a_budget() -> None:
@@ -41,14 +41,14 @@ def test_each_row_of_the_counts_has_a_budget() -> None:
 
 
 @pytest.mark.parametrize("title", calls.ROWS)
-async def test_acquire_and_release_make_no_more_calls_than_budgeted(
+def test_acquire_and_release_make_no_more_calls_than_budgeted(
     redis_server: RedisServer, title: str
 ) -> None:
-    """Counted, not timed: a busy machine changes little."""
+    """Counted, not timed, and so that a busy machine changes nothing."""
     on_3_11 = sys.version_info[:2] == (3, 11)  # the opcodes of others differ
     made = opcodes = math.inf
     for _ in range(_TRIES):
-        found = await calls.measure(title, redis_server.url, opcodes=on_3_11)
+        found = calls.measure(title, redis_server.url, opcodes=on_3_11)
         made, opcodes = min(made, found[0]), min(opcodes, found[1])
         if made <= MOST[title][0] and opcodes <= MOST[title][1]:
             return
