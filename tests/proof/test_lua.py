@@ -1,4 +1,4 @@
-"""The scripts on another version of Lua than that of Redis."""
+"""The scripts on fakeredis, as on a server; and on another version of Lua than that of Redis."""
 
 from __future__ import annotations
 
@@ -9,7 +9,13 @@ from pathlib import Path
 
 import pytest
 
+from tests.stores.test_contract import OnFakeRedis
+
 ROOT = Path(__file__).resolve().parents[2]
+
+
+class TestFakeRedis(OnFakeRedis):
+    """The whole contract, of which `make test` has a test for each command."""
 
 
 @pytest.mark.long
@@ -19,7 +25,7 @@ def test_scripts_on_lua_5_4_pass_the_contract() -> None:
     """The scripts pass on Lua 5.4 too, as some servers have it: its numbers are not of one kind."""
     pytest.importorskip("lupa.lua54")
     # In a process of its own: it dies of two versions of Lua.
-    tests = f"{ROOT}/tests/stores/test_contract.py::TestFakeRedis"
+    tests = f"{ROOT}/tests/proof/test_lua.py::TestFakeRedis"
     ran = subprocess.run(
         [
             sys.executable,

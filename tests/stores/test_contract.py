@@ -275,8 +275,8 @@ class TestEtcd(StoreContract, RunsContract):
         return json.loads(text.partition(" ")[2])[1]
 
 
-class TestFakeRedis(StoreContract, RunsContract):
-    """The scripts on fakeredis, by a client that reads replies as bytes."""
+class OnFakeRedis(StoreContract, RunsContract):
+    """The scripts on fakeredis; all of it is in `tests/proof/test_lua.py`."""
 
     decode_responses = False
 
@@ -297,9 +297,14 @@ class TestFakeRedis(StoreContract, RunsContract):
         return from_client(self._client, self._prefix)
 
 
+@by_each_command
+class TestFakeRedis(OnFakeRedis):
+    """By a client that reads replies as bytes."""
+
+
 @pytest.mark.one_loop
 @by_each_command
-class TestFakeRedisDecoding(TestFakeRedis):
+class TestFakeRedisDecoding(OnFakeRedis):
     """The same, by a client that decodes replies."""
 
     decode_responses = True
@@ -394,6 +399,7 @@ class TestRedisUnixSocket(TestRedis):
         return from_url(self._redis.unix_url, self._prefix)
 
 
+@by_each_command
 class TestRedisClient(TestRedis):
     """A real server, by a client of the caller's, which is left alone."""
 
