@@ -369,7 +369,8 @@ async def test_page_views_in_a_row_pause_for_most_of_the_time(
         await poller.view(Wanted(f"{number}", "", "name"))
         worked.append(loop.time() - began)
     assert len(slept) == 19
-    assert sum(slept) > 5 * sum(worked[:-1])
+    # A pause is five times the processor time of making a view, of which this is a little more.
+    assert sum(slept) > 4 * sum(worked[:-1])
     assert len(poller.look.rendered) == 20
 
 

@@ -17,8 +17,8 @@ from tests.support import etcds
 from tests.support.etcds import EtcdServer
 
 
-class TestEtcdThree(StoreContract, RunsContract):
-    """Three servers, of which each client begins with another one."""
+class OnEtcdThree(StoreContract, RunsContract):
+    """Three servers, of which each client begins with another one; all is in `tests/proof`."""
 
     holds_end_with_client = True
     max_skew = SLACK / 1_000_000
@@ -31,6 +31,11 @@ class TestEtcdThree(StoreContract, RunsContract):
     def store(self) -> Store:
         """Another link, to the next server."""
         return etcd.from_url(self._etcd.url(first=next(self._links)), self._prefix)
+
+
+@by_each_command
+class TestEtcdThree(OnEtcdThree):
+    """What a client sends and reads is the same for one server, which has the whole contract."""
 
 
 @pytest.fixture(scope="module")
