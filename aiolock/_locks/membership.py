@@ -155,7 +155,8 @@ class Membership(
             members = view.members
             for change in changes.of(view):
                 yield change
-            if view.members is members:
+            # It may have ended while the reader was at work: nothing changes after that.
+            if view.members is members and not self._left:
                 await view.changed()
 
     async def update(self, data: Mapping[str, Any] | None) -> None:

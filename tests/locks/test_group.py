@@ -433,6 +433,17 @@ async def test_watch_of_a_slow_reader_sees_every_member_that_stays() -> None:
 
 
 @virtual
+async def test_watch_of_a_member_that_left_while_its_reader_worked_ends() -> None:
+    """Nothing changes any more, so nothing would wake it."""
+    async with aiolock.connect(MemoryStore(MemoryServer())) as client:
+        async with client.group("w") as me, asyncio.timeout(60):
+            watched = me.watch()
+            assert isinstance(await anext(watched), Members)
+        async with aclosing(watched), asyncio.timeout(60):
+            assert [change async for change in watched] == []
+
+
+@virtual
 async def test_snapshot_shows_groups_and_nobody_that_watches_them() -> None:
     """A wait for news is no wait that anybody should be shown."""
     async with processes(2) as (ours, theirs):

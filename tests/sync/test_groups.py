@@ -103,15 +103,15 @@ def test_shards_for_threads_run_in_a_thread_each(clients: list[LockClient]) -> N
 
     def body_of(client: LockClient) -> Any:
         def body(shard: aiolock.sync.Shard) -> None:
-            with guard:
-                assert shard.index not in held
-                held[shard.index] = client
             assert threading.current_thread().name == f"aiolock {shard.name}"
             assert shard.state == "held"
             shard.lease.check()
             assert shard.fence == shard.lease.fence
             if "acme" in shard:
                 keys.add(shard.index)
+            with guard:  # then the clients are closed
+                assert shard.index not in held
+                held[shard.index] = client
             shard.giving_up.wait()
             with guard:
                 del held[shard.index]
