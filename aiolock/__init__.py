@@ -38,7 +38,8 @@ from aiolock._locks.periodic import Periodic
 from aiolock._locks.rate_limit import RateLimit, TokensContext, Verdict
 from aiolock._locks.rwlock import RWLock
 from aiolock._locks.semaphore import Semaphore
-from aiolock._locks.shards import Shard, Shards
+from aiolock._locks.shard import Shard
+from aiolock._locks.shards import Shards
 from aiolock._own_client import lock
 from aiolock.errors import (
     AcquireTimeout,

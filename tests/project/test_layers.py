@@ -28,6 +28,8 @@ PRIMITIVES = sorted(
         "group_changes",
         "group_upkeep",
         "membership",
+        "shard",
+        "shard_part",
         "group",
         "multilock",
     }
@@ -120,6 +122,8 @@ CORE = [
     "aiolock._locks.group_changes",
     "aiolock._locks.group_upkeep",
     "aiolock._locks.membership",
+    "aiolock._locks.shard",
+    "aiolock._locks.shard_part",
     "aiolock._locks.group",
     "aiolock._locks.multilock",
     *PRIMITIVES,
