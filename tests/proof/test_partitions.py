@@ -24,7 +24,7 @@ async def fence_of(client: aiolock.LockClient) -> int:
                     return lease.fence
 
 
-@pytest.mark.one_loop
+@pytest.mark.alone  # a leader is elected in real time
 @pytest.mark.skipif(sys.platform != "linux", reason="who has dialled, only Linux tells")
 async def test_member_that_is_cut_off_has_no_leader_until_it_is_healed() -> None:
     """The others elect a leader, and a client of the one that is cut off goes to them."""

@@ -14,6 +14,10 @@ from pathlib import Path
 from tests.support.etcds import EtcdNode, EtcdServer
 from tests.support.proxy import Link, Proxy
 
+_LOOKS = 5
+"""How often the table of connections is read for one that is not in it: while others come and go,
+a reading may leave out some."""
+
 
 class _PeerProxy(Proxy):
     """The way of the other members to one of them."""
@@ -38,11 +42,19 @@ class _PeerProxy(Proxy):
 
     def _cut_off(self, links: list[Link]) -> None:
         assert self.shut is not None
-        sockets = _sockets_of(self.shut.pid)
-        inodes = _inodes()
-        for link in list(links):
-            if inodes.get(link._ends[0].getpeername()[1]) in sockets:
-                link.cut()
+        unknown = list(links)
+        for _ in range(_LOOKS):
+            inodes, sockets = _inodes(), _sockets_of(self.shut.pid)
+            for link in tuple(unknown):
+                inode = inodes.get(_ports(link))
+                if inode is not None:
+                    unknown.remove(link)
+                if inode in sockets:
+                    link.cut()
+            if not unknown:
+                return
+        for link in unknown:  # whoever has dialled has gone
+            link.cut()
 
 
 class Partition:
@@ -74,10 +86,22 @@ class Partition:
             proxy.accept()
 
 
-def _inodes() -> dict[int, str]:
-    """By local port: the socket."""
+def _ports(link: Link) -> tuple[int, int] | None:
+    """Those of whoever has dialled, and of the proxy; None if the link is closed."""
+    try:
+        return link._ends[0].getpeername()[1], link._ends[0].getsockname()[1]
+    except OSError:
+        return None
+
+
+def _inodes() -> dict[tuple[int, int] | None, str]:
+    """By local and remote port: the socket."""
     rows = [row.split() for row in Path("/proc/net/tcp").read_text().splitlines()[1:]]
-    return {int(row[1].rpartition(":")[2], 16): row[9] for row in rows if row[3] == "01"}
+    return {(_port(row[1]), _port(row[2])): row[9] for row in rows if row[3] == "01"}
+
+
+def _port(address: str) -> int:
+    return int(address.rpartition(":")[2], 16)
 
 
 def _sockets_of(pid: int) -> set[str]:

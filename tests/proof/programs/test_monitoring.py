@@ -89,6 +89,7 @@ async def test_prometheus_has_data_for_each_panel_and_evaluates_each_rule(
             wanted = read("alerts.yml")["groups"][0]["rules"]
             assert [rule["name"] for rule in rules] == [rule["alert"] for rule in wanted]
             assert {rule["health"] for rule in rules} == {"ok"}
-            assert {rule["state"] for rule in rules} == {"inactive"}
+            # On a busy machine, the times of a moment may be above a limit: that rule is pending.
+            assert {rule["state"] for rule in rules} <= {"inactive", "pending"}
         await worker.ask_to_end()
         assert await worker.wait() == 0
