@@ -19,10 +19,8 @@ import pytest
 import aiolock
 from aiolock.stores import postgres
 from aiolock.stores.postgres import _schema
-from tests.stores.test_versions import (
-    Neighbour,
+from tests.proof.test_versions import (
     both,
-    both_see,
     majority,
     place,
     test_expiry_hands_the_lock_to_a_waiter_of_the_other_version,
@@ -32,6 +30,7 @@ from tests.stores.test_versions import (
 from tests.support import versions
 from tests.support.databases import PostgresServer
 from tests.support.etcds import EtcdServer
+from tests.support.neighbours import Neighbour, both_see
 from tests.support.versions import Version
 
 # With the older version of this module, on each kind of store.

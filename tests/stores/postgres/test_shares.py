@@ -23,10 +23,10 @@ from aiolock.stores import postgres
 from aiolock.stores.postgres import _codec as codec
 from aiolock.stores.postgres import _reading
 from aiolock.testing._peer import CLAIM, Peer
-from tests.stores.test_versions import Neighbour
 from tests.support import databases, versions
 from tests.support.databases import PostgresServer
 from tests.support.failures import until
+from tests.support.neighbours import Neighbour
 
 pytestmark = pytest.mark.one_loop
 

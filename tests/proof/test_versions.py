@@ -7,67 +7,26 @@ round, while a deployment goes on.
 from __future__ import annotations
 
 import asyncio
-import json
 import sys
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import pytest
 
 import aiolock
 from tests.support import versions
 from tests.support.majorities import LONGEST, Majority
-from tests.support.procs import Worker
+from tests.support.neighbours import CHILD, Neighbour, both_see
 from tests.support.versions import Version
 
 pytestmark = pytest.mark.one_loop
 
-CHILD = Path(__file__).parents[1] / "support" / "children" / "neighbour.py"
 TTL = 0.5
 """Seconds of a lease that ends."""
 STORES = ("sqlite", "redis", "redis/cluster", "redis/quorum", "postgres", "mysql")
-
-
-class Neighbour(Worker):
-    """A process with a client of one version."""
-
-    def __init__(self, python: Path, target: object, options: dict[str, object]) -> None:
-        arguments = (str(CHILD), json.dumps(target), json.dumps(options))
-        super().__init__("-I", *arguments, python=python)
-
-    async def __aenter__(self) -> Self:
-        await super().__aenter__()
-        ready = await self.expect("ready", within=30)
-        self.client: str = ready["client"]
-        self.package = Path(ready["package"]).parent
-        return self
-
-    async def ask(self, name: str, who: str, **options: object) -> None:
-        """Have a task ask for a lock."""
-        await self.send({"do": "acquire", "name": name, "who": who, **options})
-
-    async def holds(self, who: str) -> int:
-        """Return the fence of that task when it has it."""
-        return int((await self.expect(f"{who} holds", within=20))["fence"])
-
-    async def acquire(self, name: str, who: str, **options: object) -> int:
-        """Both."""
-        await self.ask(name, who, **options)
-        return await self.holds(who)
-
-    async def release(self, who: str) -> bool:
-        """Have that task release it; whether it still had it."""
-        await self.send({"do": "release", "who": who})
-        return bool((await self.expect(f"{who} released"))["held"])
-
-    async def status(self, name: str) -> tuple[list[str], list[str]]:
-        """The clients that hold a lock, and those that wait for it."""
-        await self.send({"do": "status", "name": name})
-        said = await self.expect(f"{name} has")
-        return said["holders"], said["waiters"]
 
 
 @pytest.fixture(scope="module")
@@ -119,18 +78,6 @@ async def both(
         assert theirs.package.is_relative_to(other.folder)
         assert ours.package == Path(aiolock.__file__).parent
         yield {"other": theirs, "this": ours}
-
-
-async def both_see(
-    sides: tuple[Neighbour, Neighbour], name: str, holders: list[Neighbour], *waiters: Neighbour
-) -> None:
-    """Wait until both see who holds a lock, and who waits for it."""
-    expected = ([each.client for each in holders], [each.client for each in waiters])
-    give_up = time.monotonic() + 20
-    for side in sides:
-        while (seen := await side.status(name)) != expected:
-            assert time.monotonic() < give_up, f"{side.package} sees {seen}, not {expected}"
-            await asyncio.sleep(0.01)
 
 
 def orders(both: dict[str, Neighbour]) -> Iterator[tuple[str, tuple[Neighbour, Neighbour]]]:
