@@ -28,7 +28,10 @@ def range_request(
 
 def put_request(key: bytes, value: bytes, *, lease: int = 0, keeps_lease: bool = False) -> bytes:
     """Write a key; with ``keeps_lease`` it must exist, and stays attached to its lease."""
-    return data(1, key) + data(2, value) + integer(3, lease) + integer(6, keeps_lease)
+    request = _first(key) + data(2, value)
+    if lease:
+        request += _lease_of_put(lease)
+    return request + integer(6, keeps_lease) if keeps_lease else request
 
 
 def delete_request(key: bytes) -> bytes:
@@ -62,18 +65,32 @@ def txn_op(request: bytes) -> bytes:
 _EQUAL, _NOT_EQUAL = 0, 3
 _CREATE, _MOD, _LEASE = 1, 2, 4
 _MANY: Final = 4096
-"""Parts of requests that are kept: those about clients and leases are the same each time."""
+"""Parts of requests that are kept: those about one key or lease are the same each time."""
+
+
+@lru_cache(_MANY)
+def _first(key: bytes) -> bytes:
+    return data(1, key)
+
+
+@lru_cache(_MANY)
+def _lease_of_put(lease: int) -> bytes:
+    return integer(3, lease)
+
+
+@lru_cache(_MANY)
+def _compared(result: int, target: int, key: bytes, field: int) -> bytes:
+    # A zero must be written behind it: which field of a union is set says which value is meant.
+    return integer(1, result) + integer(2, target) + data(3, key) + bytes([field << 3])
 
 
 def _compare(result: int, target: int, key: bytes, field: int, value: int) -> bytes:
-    # A zero must be written here: which field of a union is set says which value is meant.
-    union = bytes([field << 3]) + varint(value)
-    return integer(1, result) + integer(2, target) + data(3, key) + union
+    return _compared(result, target, key, field) + varint(value)
 
 
 def is_at(key: bytes, revision: int) -> bytes:
     """Condition: the key was last written at this revision; 0: it does not exist."""
-    return _compare(_EQUAL, _MOD, key, 6, revision)
+    return _compared(_EQUAL, _MOD, key, 6) + varint(revision)
 
 
 @lru_cache(_MANY)
@@ -110,13 +127,17 @@ def txn_request(
     conditions: Sequence[bytes], then: Sequence[bytes], otherwise: Sequence[bytes] = ()
 ) -> bytes:
     """If all conditions hold, carry out ``then``, else ``otherwise``: at one moment."""
-    return b"".join(
-        [
-            *[message(1, each) for each in conditions],
-            *[message(2, each) for each in then],
-            *[message(3, each) for each in otherwise],
-        ]
-    )
+    request = bytearray()
+    for tag, parts in ((b"\n", conditions), (b"\x12", then), (b"\x1a", otherwise)):
+        for part in parts:  # as `message(1, part)`, 2 and 3, without a call for each
+            size = len(part)
+            request += tag
+            if size > 127:  # noqa: PLR2004
+                request += varint(size)
+            else:
+                request.append(size)
+            request += part
+    return bytes(request)
 
 
 def lease_grant_request(seconds: int, lease: int) -> bytes:

@@ -30,8 +30,14 @@ class Txn(NamedTuple):
     """The outcome of a transaction."""
 
     succeeded: bool
-    responses: Sequence[Response]
+    parts: Sequence[bytes]
+    """The responses to its parts, not read yet."""
     revision: int
+
+    @property
+    def responses(self) -> Sequence[Response]:
+        """The outcomes of its parts."""
+        return [read_response(each) for each in self.parts]
 
 
 class Range(NamedTuple):
@@ -122,18 +128,19 @@ def read_range(text: bytes) -> Range:
 def read_txn(text: bytes) -> Txn:
     """A `Txn`."""
     succeeded, revision = False, 0
-    responses = list[Response]()
+    parts = list[bytes]()
     for number, value in fields(text):
         if number == 1:
             revision = _revision(as_bytes(value))
         elif number == 2:
             succeeded = bool(as_int(value))
         elif number == 3:
-            responses.append(_response(as_bytes(value)))
-    return Txn(succeeded, responses, revision)
+            parts.append(as_bytes(value))
+    return Txn(succeeded, parts, revision)
 
 
-def _response(text: bytes) -> Response:
+def read_response(text: bytes) -> Response:
+    """The outcome of a part of a transaction."""
     for number, value in fields(text):
         if number == _RANGE:
             return read_range(as_bytes(value))

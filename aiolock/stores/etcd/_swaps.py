@@ -24,7 +24,14 @@ from aiolock.stores.etcd._messages import (
     txn_op,
     txn_request,
 )
-from aiolock.stores.etcd._replies import KeyValue, Range, Txn, read_range, read_txn
+from aiolock.stores.etcd._replies import (
+    KeyValue,
+    Range,
+    Txn,
+    read_range,
+    read_response,
+    read_txn,
+)
 from aiolock.stores.etcd._servers import TRY, Servers
 from aiolock.stores.etcd._wire import MalformedError
 
@@ -190,7 +197,9 @@ class Swaps:
         if done.succeeded:
             if len(swaps) == 1:
                 return [Outcome(succeeded=True, found=(), revision=revision)]
-            return [_outcome(each, revision) for each in done.responses]
+            # The responses to swaps that have succeeded are alike: they are read once.
+            outcomes = {each: _outcome(each, revision) for each in dict.fromkeys(done.parts)}
+            return [outcomes[each] for each in done.parts]
         own, *found = [_first(each) for each in done.responses]
         if own is None or own.modified != swaps[0].mark:
             return [Outcome(succeeded=False, found=(), revision=revision, marked=False)] * len(
@@ -227,7 +236,8 @@ class Swaps:
         return None
 
 
-def _outcome(response: object, revision: int) -> Outcome:
+def _outcome(part: bytes, revision: int) -> Outcome:
+    response = read_response(part)
     if not isinstance(response, Txn):
         raise MalformedError("a part of a transaction has another outcome than it can have")
     found = [] if response.succeeded else [_first(each) for each in response.responses]

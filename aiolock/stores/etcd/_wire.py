@@ -28,8 +28,10 @@ def varint(number: int) -> bytes:
     """A whole number of 64 bits; a negative one as its two's complement."""
     if 0 <= number < 128:  # noqa: PLR2004  # seven bits
         return _SMALL[number]
+    if 0 <= number < 1 << 14:
+        return bytes((number & 127 | 128, number >> 7))
     number &= _MASK
-    found = bytearray()
+    found = list[int]()
     while number > 127:  # noqa: PLR2004
         found.append(number & 127 | 128)
         number >>= 7
@@ -70,7 +72,11 @@ def fields(text: bytes) -> Iterator[tuple[int, Value]]:
             value, at = _read_varint(text, at)
             yield number, value - (1 << 64) if value & _SIGN else value
         elif kind == _BYTES:
-            size, at = _read_varint(text, at)
+            if at < end and text[at] < 128:  # noqa: PLR2004  # by far the most
+                size = text[at]
+                at += 1
+            else:
+                size, at = _read_varint(text, at)
             if size > end - at:
                 raise MalformedError("a field is longer than its message")
             yield number, text[at : at + size]
