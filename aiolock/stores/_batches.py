@@ -43,23 +43,22 @@ class Batches(Generic[Request, Reply]):
         self._gathered: deque[tuple[Request, asyncio.Future[Reply]]] = deque()
         self._under_way = 0
         self._planned = False
-        """Whether the next batch is sent at the end of this iteration of the loop."""
+        """Whether a task was started that has not taken its batch yet."""
+        self._starting = False
 
     def submit(self, request: Request) -> asyncio.Future[Reply]:
         """Send it with the next batch; the future of its reply."""
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[Reply] = loop.create_future()
+        future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
         self._gathered.append((request, future))
-        if not self._planned:
-            self._planned = True
-            loop.call_soon(self._send_gathered)
+        self._plan()
         return future
 
-    def _send_gathered(self) -> None:
-        self._planned = False
-        while self._under_way < self._at_once and (batch := self._next()):
+    def _plan(self) -> None:
+        if self._gathered and not self._planned and self._under_way < self._at_once:
+            self._planned = self._starting = True
             self._under_way += 1
-            self._start(self._carry_out(batch))
+            self._start(self._carry_out())
+            self._starting = False
 
     def _next(self) -> list[tuple[Request, asyncio.Future[Reply]]]:
         batch: list[tuple[Request, asyncio.Future[Reply]]] = []
@@ -76,7 +75,15 @@ class Batches(Generic[Request, Reply]):
         self._gathered += later
         return batch
 
-    async def _carry_out(self, batch: Sequence[tuple[Request, asyncio.Future[Reply]]]) -> None:
+    async def _carry_out(self) -> None:
+        if self._starting:  # eager: the others of this iteration are still to be submitted
+            await asyncio.sleep(0)
+        self._planned = False
+        batch = self._next()
+        self._plan()
+        if not batch:
+            self._under_way -= 1
+            return
         requests, futures = zip(*batch, strict=True)
         try:
             replies = await self._send(requests)
@@ -92,7 +99,7 @@ class Batches(Generic[Request, Reply]):
             answered = [(future, error) for future in futures]
         finally:
             self._under_way -= 1
-            self._send_gathered()
+            self._plan()
         self._resolve(answered)
 
     @staticmethod

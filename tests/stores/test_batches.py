@@ -6,11 +6,7 @@ import asyncio
 from collections.abc import Coroutine, Sequence
 from typing import Any
 
-import pytest
-
 from aiolock.stores.authors import Batches
-
-pytestmark = pytest.mark.one_loop
 
 
 class Database:

@@ -8,6 +8,7 @@ import itertools
 import random
 from collections import OrderedDict
 from collections.abc import Callable, Coroutine, Sequence
+from functools import cached_property
 from typing import Any, Final
 
 from aiolock.backoff import Backoff
@@ -54,8 +55,12 @@ class _Tries:
         self.all_refused = True
         """Whether all attempts were certainly not done when they failed."""
         self.why = "others were faster, each time"
-        self.backoff = Backoff(*_PAUSES, jitter=True)
         self._lost = 0
+
+    @cached_property
+    def backoff(self) -> Backoff:
+        """The pauses after attempts without an answer."""
+        return Backoff(*_PAUSES, jitter=True)
 
     def pause(self) -> float:
         """The seconds to wait after a lost race.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
@@ -16,7 +17,8 @@ WINDOW: Final = 65_535
 """Bytes that may be sent, of a stream and of all, before the receiver has said more."""
 SIZE: Final = 16_384
 """Bytes of a frame, at most, before the receiver has said more: we never do."""
-_HEAD: Final = 9
+_HEAD: Final = struct.Struct(">IBI")
+"""The payload's size in three bytes and the kind in one, flags, stream."""
 
 
 class Frame(NamedTuple):
@@ -34,9 +36,7 @@ class BrokenFrameError(ValueError):
 
 def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
     """The bytes of a frame."""
-    return (
-        len(payload).to_bytes(3, "big") + bytes([kind, flags]) + stream.to_bytes(4, "big") + payload
-    )
+    return _HEAD.pack(len(payload) << 8 | kind, flags, stream) + payload
 
 
 def settings(values: dict[int, int]) -> bytes:
@@ -95,18 +95,17 @@ class Frames:
         """The frames that are whole now."""
         rest = self._data
         rest += data
-        at = 0
+        at, end = 0, len(rest)
         try:
-            while len(rest) - at >= _HEAD:
-                size = int.from_bytes(rest[at : at + 3], "big")
+            while end - at >= _HEAD.size:
+                size, flags, stream = _HEAD.unpack_from(rest, at)
+                kind, size = size & 255, size >> 8
                 if size > self._most:
                     raise BrokenFrameError("a frame is larger than we allow")
-                if len(rest) - at < _HEAD + size:
+                begin = at + _HEAD.size
+                if end - begin < size:
                     break
-                stream = int.from_bytes(rest[at + 5 : at + 9], "big") & 0x7FFF_FFFF
-                payload = bytes(rest[at + _HEAD : at + _HEAD + size])
-                kind, flags = rest[at + 3], rest[at + 4]
-                at += _HEAD + size
-                yield Frame(kind, flags, stream, payload)
+                at = begin + size
+                yield Frame(kind, flags, stream & 0x7FFF_FFFF, bytes(rest[begin:at]))
         finally:
             del rest[:at]
