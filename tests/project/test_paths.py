@@ -36,7 +36,6 @@ OTHERS = {
     # Attributes, metrics.
     "docs/howto/observability.md": re.compile(r"aiolock\.(?!sync\b|observe\b).+"),
     "docs/howto/task-queues.md": re.compile(r"aiolock\.tasks"),  # a logger
-    "docs/stores/postgres.md": re.compile(r"aiolock\.in_parts"),  # a setting
 }
 
 
