@@ -784,6 +784,16 @@ print("done")
 """
 
 
+MODELS = """
+from django.db import models
+
+
+class Item(models.Model):
+    name = models.TextField(primary_key=True)
+    sold = models.IntegerField(default=0)
+"""
+
+
 def test_example_of_the_django_page_loses_no_update_in_concurrent_requests(
     postgres_server: PostgresServer, redis_server: RedisServer, tmp_path: Path
 ) -> None:
@@ -793,9 +803,9 @@ def test_example_of_the_django_page_loses_no_update_in_concurrent_requests(
     shop = tmp_path / "shop"
     shop.mkdir()
     (shop / "__init__.py").touch()
-    for name in ("models.py", "views.py"):
-        (code,) = [code for code in blocks if code.startswith(f"# shop/{name}\n")]
-        (shop / name).write_text(code, "utf-8")
+    (shop / "models.py").write_text(MODELS, "utf-8")
+    (views,) = [code for code in blocks if code.startswith("# shop/views.py\n")]
+    (shop / "views.py").write_text(views, "utf-8")
     words = ("import sync_client", "import hold_until_commit", "import ignore_transactions")
     rest = "\n".join(code for word in words for code in blocks if f"{word}\n" in code)
     path = [tmp_path, Path(aiolock.__file__).parent.parent, ROOT]
@@ -808,3 +818,15 @@ def test_example_of_the_django_page_loses_no_update_in_concurrent_requests(
         check=False,
     )
     assert done.stdout == "done\n", done.stdout + done.stderr
+
+
+def test_django_example_sells_each_item_once(redis_server: RedisServer) -> None:
+    """The project in one file, with which the page begins, as a reader runs it."""
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "examples" / "sales_django.py")],
+        env=os.environ | {"AIOLOCK_URL": redis_server.url},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout == "20 requests have sold 20\n", done.stdout + done.stderr

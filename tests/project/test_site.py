@@ -107,10 +107,6 @@ def test_page_titles_are_unique_and_followed_by_text() -> None:
 
 NO_PROGRAM = {
     "command-line.md": "commands of a shell",
-    "dashboard.md": "an application that a server runs",
-    "django.md": "a project; tests/integrations/test_django_transactions.py makes it of the page",
-    "fastapi.md": "an application that a server runs",
-    "observability.md": "one for each of three",
     "testing.md": "tests, which pytest runs",
 }
 """Guides that do not begin with a program, and what they begin with."""
