@@ -586,6 +586,29 @@ async def test_log_has_a_line_each_for_a_loss_a_long_wait_and_a_long_hold() -> N
     assert "max_hold= bounds it" in long
 
 
+@virtual
+async def test_log_of_an_election_has_no_line_for_a_candidate_or_a_leader() -> None:
+    """A candidate stands by, and a leader leads, for as long as it takes: no line says so."""
+    server = MemoryServer()
+    with Logged() as logged:
+        async with (
+            aiolock.connect(server) as client,
+            aiolock.connect(server) as other,
+            client.election("primary").campaign("here"),
+        ):
+            standby = asyncio.create_task(enter_election(other.election("primary")))
+            await asyncio.sleep(600)
+            standby.cancel()
+            await asyncio.wait([standby])
+    assert logged.lines == []
+
+
+async def enter_election(election: aiolock.Election) -> None:
+    """Wait until it leads."""
+    async with election.campaign("there"):
+        pass
+
+
 async def hold(lock: aiolock.Lock) -> None:
     """Have it until the end."""
     with contextlib.suppress(LeaseLost):

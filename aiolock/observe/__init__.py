@@ -35,8 +35,9 @@ def log(
     """A log of what goes wrong, to the logger ``aiolock``: on by default, with these defaults.
 
     It has one line for each loss, broken link and deadlock, for each wait of more than
-    ``slow_wait`` seconds and each hold of more than ``slow_hold`` (None: no such lines). Give one
-    to `connect` for other limits.
+    ``slow_wait`` seconds and each hold of more than ``slow_hold`` (None: no such lines), but not
+    for elections, whose candidates wait and leaders lead for days. Give one to `connect` for other
+    limits.
     """
     return Log(slow_wait=slow_wait, slow_hold=slow_hold)
 

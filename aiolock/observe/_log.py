@@ -14,6 +14,9 @@ SLOW_WAIT: Final = 10.0
 SLOW_HOLD: Final = 300.0
 """Default limits, in seconds."""
 
+_LASTING: Final = frozenset({"election"})
+"""The kinds that are waited for, and held, for days on purpose."""
+
 _BODIES: Final[dict[LostBody, str]] = {
     "cancelled": "Its body is cancelled",
     "goes on": "Its body goes on, for on_lost='signal' only sets `lease.lost`",
@@ -84,6 +87,8 @@ class Log(Observer):
         self, request: LockRequest, *, waited: float, holders: tuple[Participant, ...], others: int
     ) -> None:
         """Log the wait, and the holder."""
+        if request.kind in _LASTING:
+            return
         held = f"{who(holders[0])} holds it" if holders else "it has no holder at this moment"
         held += f", and {len(holders) - 1} more" if len(holders) > 1 else ""
         held += "; that process is gone: its lease ends by itself" * any(
@@ -102,6 +107,8 @@ class Log(Observer):
 
     def holds_long(self, request: LockRequest, *, fence: int, held: float) -> None:
         """Log the hold: others may wait for the lock."""
+        if request.kind in _LASTING:
+            return
         _log.warning(
             "aiolock: %r has held the %s %r (fence %d) for %.0f s, and goes on. If that is not"
             " meant, max_hold= bounds it",
