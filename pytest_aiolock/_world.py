@@ -13,6 +13,7 @@ from typing import Final, TypeVar
 import pytest
 
 import aiolock
+from aiolock.kinds import KINDS
 from aiolock.protocol import (
     CLAIM,
     Acquire,
@@ -32,6 +33,9 @@ Value = TypeVar("Value")
 
 _FORM: Final = Form(CLAIM)
 """The form of the waiters of other processes."""
+
+_OTHERS: Final = "others"
+"""The client that `Others` represents."""
 
 
 class Clock:
@@ -70,6 +74,7 @@ class Server(MemoryServer):
         self._guard = threading.RLock()
         self._loops = dict[str, asyncio.AbstractEventLoop]()
         clock.call_when_moved(self._reap)
+        super().listen(_OTHERS, lambda _: None)  # so they are alive, for a status
 
     def __repr__(self) -> str:
         return "<aiolock_server>"
@@ -138,7 +143,7 @@ class Others:
 
     def take(self, name: str, *, kind: str = "lock", ttl: float = 30.0) -> int:
         """Hold a lock until `release` or the end of the test; returns the fence."""
-        key, waiter = f"{kind}:{name}", WaiterId("others", next(self._numbers))
+        key, waiter = _key(kind, name), WaiterId(_OTHERS, next(self._numbers))
         answer = self._server.run(Acquire(key, waiter, _FORM, int(ttl * 1000), wait=False))
         if not isinstance(answer, Granted):
             pytest.fail(f"{key} is held already")
@@ -147,16 +152,24 @@ class Others:
 
     def release(self, name: str, *, kind: str = "lock") -> None:
         """Release a lock, which goes to the next waiter; no effect once its lease has ended."""
-        held = self._held.pop(f"{kind}:{name}", None)
+        key = _key(kind, name)
+        held = self._held.pop(key, None)
         if held is not None:
             waiter, fence = held
-            self._server.run(Release(f"{kind}:{name}", waiter, _FORM, fence))
+            self._server.run(Release(key, waiter, _FORM, fence))
 
     def release_all(self) -> None:
         """Release all locks."""
         for key in list(self._held):
             kind, _, name = key.partition(":")
             self.release(name, kind=kind)
+
+
+def _key(kind: str, name: str) -> str:
+    """The name at the server; `ValueError` for a kind that no lock of the program can have."""
+    if kind not in KINDS:
+        raise ValueError(f"kind must be one of {', '.join(KINDS)}, not {kind!r}")
+    return f"{kind}:{name}"
 
 
 def faulty(server: Server) -> FaultyStore:

@@ -31,8 +31,9 @@ async def test_busy(aiolock_client, aiolock_others):
     with aiolock_others.hold("a") as fence:
         assert await lock.try_acquire(timeout=0.01) is None
         waiting = asyncio.create_task(lock.acquire())
-        while not (await lock.status()).waiters:
+        while not (status := await lock.status()).waiters:
             pass
+        assert status.holders[0].alive
     lease = await waiting
     assert lease.fence > fence
     await lease.release()
@@ -181,6 +182,11 @@ def test_fixtures_fail_a_test_that_leaves_a_lock_held(pytester: pytest.Pytester)
         def test_leaves_it_to_the_others(aiolock_others):
             aiolock_others.take("a")
 
+        def test_gives_the_others_no_kind(aiolock_others):
+            for call in (aiolock_others.take, aiolock_others.release):
+                with pytest.raises(ValueError, match="kind must be one of lock, .*, not 'mutex'"):
+                    call("a", kind="mutex")
+
         def test_moves_back(aiolock_clock):
             with pytest.raises(ValueError, match="back"):
                 aiolock_clock.advance(-1)
@@ -190,7 +196,7 @@ def test_fixtures_fail_a_test_that_leaves_a_lock_held(pytester: pytest.Pytester)
         *("--asyncio-mode=auto", "-o", "asyncio_default_fixture_loop_scope=function"),
         *("-W", "error"),
     )
-    done.assert_outcomes(passed=6, failed=1, errors=1)
+    done.assert_outcomes(passed=7, failed=1, errors=1)
     done.stdout.fnmatch_lines(["*the test has left locks held or waited for: lock:a*"])
     done.stdout.fnmatch_lines(["*lock:a is held already*"])
 
