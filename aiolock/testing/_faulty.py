@@ -96,7 +96,7 @@ class FaultyStore:
         self._lost: dict[Operation, float] = {}
         self._held: set[Operation] = set()
         self._back: list[Callable[[], None]] = []
-        self._loop: asyncio.AbstractEventLoop
+        self._loop: asyncio.AbstractEventLoop | None = None
 
     def __repr__(self) -> str:
         return f"<FaultyStore round {self._store!r}>"
@@ -131,13 +131,18 @@ class FaultyStore:
         self._held.update(operations or _HELD)
 
     def resume(self) -> None:
-        """Deliver what was held back, in order, and cause no more faults."""
+        """Deliver what was held back, in order, and cause no more faults.
+
+        Any thread may call it, such as one whose other threads wait in `aiolock.sync`.
+        """
         self._refused.clear()
         self._lost.clear()
         self._held.clear()
-        back, self._back = self._back, []
-        for deliver in back:
-            deliver()
+        loop = self._loop
+        if loop is None or loop.is_closed() or loop is asyncio._get_running_loop():
+            self._deliver_back()
+        else:  # it does not notice what another thread delivers, and sleeps on
+            loop.call_soon_threadsafe(self._deliver_back)
 
     # The store
 
@@ -158,15 +163,16 @@ class FaultyStore:
         """As the other store, with the faults of this operation."""
         name = _NAMES[type(operation)]
         self.calls[name] += 1
-        future: asyncio.Future[Value] = self._loop.create_future()
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[Value] = loop.create_future()
         if _due(self._refused, name):
-            self._loop.call_soon(_refuse, future, name)
+            loop.call_soon(_refuse, future, name)
             return future
         lost = _due(self._lost, name)
 
         def answered(answer: asyncio.Future[Value]) -> None:
             if name in self._held:
-                self._loop.call_later(GIVES_UP, _fail, future, f"{name}: no answer, on purpose")
+                loop.call_later(GIVES_UP, _fail, future, f"{name}: no answer, on purpose")
             self._do(name, lambda: _pass_on(answer, future, name, lost=lost))
 
         self._store.submit(operation).add_done_callback(answered)
@@ -179,6 +185,11 @@ class FaultyStore:
         self.calls["push"] += 1
         if not _due(self._lost, "push"):
             self._do("push", partial(deliver, event))
+
+    def _deliver_back(self) -> None:
+        back, self._back = self._back, []
+        for deliver in back:
+            deliver()
 
     def _do(self, operation: Operation, deliver: Callable[[], None]) -> None:
         if operation in self._held:

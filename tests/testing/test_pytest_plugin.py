@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import subprocess
 import sys
+import threading
 
 import pytest
 
+from aiolock.protocol import AskAgain, Event
 from aiolock.stores.memory import MemoryServer, MemoryStore
 from aiolock.testing import FaultyStore
 
@@ -263,6 +266,25 @@ def test_fault_of_an_unknown_operation_raises_value_error(
     faulty = FaultyStore(MemoryStore(MemoryServer()))
     with pytest.raises(ValueError, match=says):
         getattr(faulty, fault)(operation)
+
+
+async def test_resume_in_another_thread_delivers_in_the_event_loop() -> None:
+    """A test of `aiolock.sync` resumes in its own thread: what is held back may not run there."""
+    faulty = FaultyStore(MemoryStore(server := MemoryServer()))
+    threads: list[int] = []
+
+    def deliver(event: Event) -> None:
+        threads.append(threading.get_ident())
+
+    faulty.resume()  # of no use before it is open, and no error
+    await faulty.open("a", deliver)
+    faulty.hold("push")
+    server.push("a", AskAgain("lock:a"))
+    await asyncio.sleep(0)
+    await asyncio.to_thread(faulty.resume)
+    await asyncio.sleep(0)
+    assert threads == [threading.get_ident()]
+    await faulty.aclose()
 
 
 KINDS = """
