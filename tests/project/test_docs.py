@@ -1,8 +1,9 @@
 """Every Python block of the documentation runs, in order, each page by itself.
 
 A block may use `await` at its top, as in the asyncio REPL. It is given `asyncio`, `aiolock`, an
-open `client` and a `work()` that takes a moment; the rest, a page brings itself. What cannot run
-here is only compiled, and says why above the block: `<!-- not run: reason -->`.
+open `client` and a `work()` that takes a moment; the rest, a page brings itself. A test that needs
+no fixture is run. What cannot run here is only compiled, and says why above the block:
+`<!-- not run: reason -->`.
 
 A block with a title is a whole program, a file of that name. It is given nothing, as if a reader
 had copied it, and has to pass a strict type checker as it stands.
@@ -22,6 +23,7 @@ import textwrap
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -82,6 +84,10 @@ def test_page_code_blocks_run_in_order(
                 awaitable = eval(code, names)
                 if awaitable is not None:
                     runner.run(awaitable)
+                for name in [each for each in names if each.startswith("test_")]:
+                    test: Any = names.pop(name)
+                    if not inspect.signature(test).parameters:  # others want pytest's fixtures
+                        runner.run(test())
     for value in names.values():
         if isinstance(value, sqlite3.Connection | aiolock.sync.LockClient):
             value.close()  # a page is no program that ends
