@@ -283,7 +283,7 @@ _NEEDED: Final = " ".join(
 )
 _LACKS: Final = (
     "lacks a command that aiolock needs",
-    f"take Redis 6.2 or Valkey, or newer, and let rename-command leave these alone: {_NEEDED}",
+    f"take Redis 6.2 or Valkey or fakeredis[lua], or newer; rename-command must spare: {_NEEDED}",
 )
 
 _SAYINGS: Final[tuple[tuple[str, tuple[str, str]], ...]] = (

@@ -84,7 +84,7 @@ ANSWERS = [
     ("ERR unknown command 'EVAL', with args beginning with: ", "EVALSHA", False),
     (
         OLD + "Unknown Redis command called from Lua script ",
-        "rename-command leave these alone: .* PUBLISH",
+        "rename-command must spare: .* PUBLISH",
         False,
     ),
     ("ERR Unknown Redis command called from script" + NEW, "rename-command", False),
