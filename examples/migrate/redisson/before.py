@@ -5,6 +5,7 @@ It represents your program in Java: it keeps the same keys and sends the same me
 
 import asyncio
 import os
+import time
 from uuid import uuid4
 
 from redis.asyncio import Redis
@@ -44,9 +45,11 @@ class JavaLock:
         self._lease_time, self._wait_time = int(lease_time * 1000), wait_time
 
     async def __aenter__(self) -> None:
-        async with asyncio.timeout(self._wait_time):
-            while await self._take(self._keys, [self._owner, self._lease_time]) is not None:  # noqa: ASYNC110  # Redis knows
-                await asyncio.sleep(0.05)  # those in Java wait for a message instead
+        last = time.monotonic() + self._wait_time
+        while await self._take(self._keys, [self._owner, self._lease_time]) is not None:
+            if time.monotonic() > last:  # not within a try, which may have taken it
+                raise TimeoutError(f"{self._keys[0]} is locked")
+            await asyncio.sleep(0.05)  # those in Java wait for a message instead
 
     async def __aexit__(self, *_: object) -> None:
         await self._give_back(self._keys, [self._owner])
