@@ -17,6 +17,7 @@ from aiolock.kinds import KINDS
 from aiolock.protocol import (
     CLAIM,
     Acquire,
+    AskAgain,
     Deliver,
     Event,
     Form,
@@ -73,7 +74,7 @@ class Server(MemoryServer):
         super().__init__(clock, call_soon=_at_once)
         self._guard = threading.RLock()
         self._loops = dict[str, asyncio.AbstractEventLoop]()
-        clock.call_when_moved(self._reap)
+        clock.call_when_moved(self._moved)
         super().listen(_OTHERS, lambda _: None)  # so they are alive, for a status
 
     def __repr__(self) -> str:
@@ -93,6 +94,13 @@ class Server(MemoryServer):
         """Carry it out, one thread at a time."""
         with self._guard:
             return super().run(operation, copies_until)
+
+    def _moved(self) -> None:
+        self._reap()
+        with self._guard:
+            for name in self.names():
+                for client in [*self._loops]:  # its waiters would ask at the end of the lease
+                    self.push(client, AskAgain(name))
 
     def _reap(self) -> None:
         with self._guard:

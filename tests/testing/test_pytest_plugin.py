@@ -268,6 +268,65 @@ def test_fault_of_an_unknown_operation_raises_value_error(
         getattr(faulty, fault)(operation)
 
 
+WAITERS = """
+import asyncio
+import pytest
+
+pytestmark = pytest.mark.asyncio
+
+async def enter(context):
+    async with context:
+        pass
+
+async def run(periodic):
+    done = asyncio.Event()
+
+    async def job(*_):
+        done.set()
+
+    task = asyncio.create_task(periodic.run(job))
+    await done.wait()
+    task.cancel()
+
+@pytest.mark.parametrize(
+    ("kind", "wait"),
+    [
+        ("lock", lambda client: enter(client.lock("a"))),
+        ("lock", lambda client: enter(client.rwlock("a").read())),
+        ("semaphore", lambda client: enter(client.semaphore("a", 2))),
+        ("election", lambda client: enter(client.election("a").campaign())),
+        ("once", lambda client: enter(client.once("a", remember=60))),
+        ("periodic", lambda client: run(client.periodic("a", every=60))),
+    ],
+)
+async def test_held(aiolock_client, aiolock_others, aiolock_clock, kind, wait):
+    aiolock_others.take("a", kind=kind, ttl=30)
+    waiting = asyncio.create_task(wait(aiolock_client))
+    await asyncio.sleep(0.01)
+    assert not waiting.done()
+    aiolock_clock.advance(60)
+    await asyncio.wait_for(waiting, 5)
+
+async def test_closed(aiolock_client, aiolock_clock):
+    lock = aiolock_client.lock("a", min_hold=30)
+    await enter(lock)
+    waiting = asyncio.create_task(enter(lock))
+    await asyncio.sleep(0.01)
+    assert not waiting.done()
+    aiolock_clock.advance(31)
+    await asyncio.wait_for(waiting, 5)
+"""
+
+
+def test_clock_that_is_advanced_grants_to_waiters_at_once(pytester: pytest.Pytester) -> None:
+    """They would ask again at the end of the lease, by the clock of their event loop."""
+    pytester.makepyfile(WAITERS)
+    done = pytester.runpytest_inprocess(
+        "--asyncio-mode=strict", "-o", "asyncio_default_fixture_loop_scope=function"
+    )
+    done.assert_outcomes(passed=7)
+
+
 async def test_resume_in_another_thread_delivers_in_the_event_loop() -> None:
     """A test of `aiolock.sync` resumes in its own thread: what is held back may not run there."""
     faulty = FaultyStore(MemoryStore(server := MemoryServer()))
