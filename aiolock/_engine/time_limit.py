@@ -76,14 +76,13 @@ class TimeLimits:
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self._time = self._loop.time
         self._lines: dict[float, _Line] = {}
 
     def begin(self, limit: TimeLimit) -> None:
         """Its time begins."""
         length = limit.left
         line = self._lines[length] if length in self._lines else self._line(length)  # no call
-        limit.line, limit.due = line, self._time() + length
+        limit.line, limit.due = line, self._loop.time() + length
         line.limits[limit] = None
         if not line.armed:
             line.arm(length)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 
 import pytest
 
@@ -70,6 +71,19 @@ def test_limits_of_many_lengths_have_timers_that_end_with_them(
             assert timers() <= before + 10, "a limit that has ended keeps its timer"
 
     run(play())
+
+
+async def test_limit_of_a_client_that_was_open_before_the_time_was_frozen_ends(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As by freezegun, which replaces `time.monotonic`, but leaves event loops the real one."""
+    real = time.monotonic
+    async with aiolock.connect(MemoryServer()) as client, client.lock("a"):
+        with monkeypatch.context() as frozen:
+            frozen.setattr(asyncio.BaseEventLoop, "time", lambda _: real())
+            frozen.setattr(time, "monotonic", lambda: 1e9)
+            async with asyncio.timeout(5):
+                await asyncio.create_task(waits(client.lock("a"), 0.01))
 
 
 def timers() -> int:
