@@ -43,11 +43,12 @@ class Clock:
     """The server's clock: it runs by itself, and a test can move it forward."""
 
     def __init__(self) -> None:
-        self._ahead = time.time() - time.monotonic()
+        self._monotonic = time.monotonic  # which a test may freeze, together with `time.time`
+        self._ahead = time.time() - self._monotonic()
         self._moved: list[Callable[[], None]] = []
 
     def __call__(self) -> float:
-        return time.monotonic() + self._ahead
+        return self._monotonic() + self._ahead
 
     def advance(self, seconds: float) -> None:
         """Let ``seconds`` pass for the server.

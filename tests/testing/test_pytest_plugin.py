@@ -17,6 +17,7 @@ pytest_plugins = ["pytester"]
 
 BODIES = """
 import asyncio
+import time
 import aiolock
 import pytest
 
@@ -59,6 +60,12 @@ async def test_fault(aiolock_client, aiolock_faults):
         await aiolock_client.lock("a").acquire()
     assert aiolock_faults.calls["acquire"] == 1
 
+async def test_frozen(aiolock_client, monkeypatch):
+    async with aiolock_client.lock("a") as lease:
+        with monkeypatch.context() as frozen:
+            frozen.setattr(time, "monotonic", lambda: 1e9)
+            assert await lease.verify()
+
 async def test_opened(aiolock_client):
     async with aiolock_client, aiolock_client.lock("a"):
         pass
@@ -87,7 +94,7 @@ def test_fixtures_work_under_each_async_plugin(
     pytester.makepyfile(BODIES.format(mark=mark))
     scope = "asyncio_default_fixture_loop_scope=function"
     options = options if "no:asyncio" in options else [*options, "-o", scope]
-    pytester.runpytest_inprocess(*options, "-W", "error").assert_outcomes(passed=6)
+    pytester.runpytest_inprocess(*options, "-W", "error").assert_outcomes(passed=7)
 
 
 def test_fixtures_work_with_an_application_and_threads(pytester: pytest.Pytester) -> None:
