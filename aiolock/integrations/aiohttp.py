@@ -256,7 +256,8 @@ def rate_limited(
 
     It takes a token before it begins, from a bucket that all processes share: of each owner, if
     ``who`` gives one. A request that finds none is answered with 429 and ``Retry-After``, by
-    `setup`; with ``timeout=2`` it waits for one, in the queue, for two seconds at most.
+    `setup`; with ``timeout=2`` it waits for one, in the queue, for two seconds at most. It stands
+    above `locked`.
 
     :param name: the name of the rate limit; the owner follows it.
     :param limit: how many requests may begin in ``per`` seconds; ``burst`` and the other options
@@ -270,6 +271,7 @@ def rate_limited(
         handler: Callable[[Source], Awaitable[Response_co]],
     ) -> Callable[[Source], Coroutine[Any, Any, Response_co]]:
         check_async(handler, "rate_limited")
+        check_parameters(handler, "request", follow_wrapped=False)
 
         @functools.wraps(handler)
         async def call(source: Source) -> Response_co:
@@ -289,6 +291,8 @@ def _answers(begun: Container[AbstractStreamWriter]) -> Middleware:
             return await carry_out(request, handler, functools.partial(_reason_to_leave, request))
         except ERRORS as error:
             if request.writer in begun:
+                if isinstance(error, TimeoutError):  # aiohttp does not log which
+                    _log.warning("cut off a response that had begun: %s", error)
                 raise  # the response has begun, so the connection is closed
             found = problem(error)
             return web.Response(

@@ -229,7 +229,8 @@ def rate_limited(
 
     It takes a token before it begins, from a bucket that all processes share: of each owner, if
     ``who`` gives one. A request that finds none is answered with 429 and ``Retry-After``, by
-    `setup`; with ``timeout=2`` it waits for one, in the queue, for two seconds at most.
+    `setup`; with ``timeout=2`` it waits for one, in the queue, for two seconds at most. It stands
+    above `locked`.
 
     :param name: the name of the rate limit; the owner follows it.
     :param limit: how many requests may begin in ``per`` seconds; ``burst`` and the other options

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Awaitable
 
 import pytest
-from aiohttp import ClientPayloadError, ClientSession, web
+from aiohttp import ClientPayloadError, ClientSession, WSMsgType, WSServerHandshakeError, web
 
 import aiolock
 from aiolock import Lease
@@ -144,6 +144,50 @@ async def test_lease_lost_after_the_response_began_breaks_it_off() -> None:
         assert await others.lock("x").break_()
         with pytest.raises(ClientPayloadError):
             await reply.read()
+
+
+async def test_websocket_holds_its_lock_and_a_loss_or_a_late_timeout_closes_it(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A second one is refused before the upgrade; the log says why a response was cut off."""
+    memory = MemoryServer()
+
+    @locked("room", timeout=0)
+    async def room(request: web.Request, lease: Lease) -> web.WebSocketResponse:
+        socket = web.WebSocketResponse()
+        await socket.prepare(request)
+        await socket.send_str(lease.state)
+        async for _ in socket:
+            pass
+        return socket
+
+    async def late(request: web.Request) -> web.WebSocketResponse:
+        socket = web.WebSocketResponse()
+        await socket.prepare(request)
+        async with client_of(request).lock("room", timeout=0):
+            return socket
+
+    app = web.Application()
+    app.router.add_get("/", room)
+    app.router.add_get("/late", late)
+    setup(app, aiolock.connect(memory))
+    async with (
+        aiolock.connect(memory) as others,
+        serving("aiohttp", app) as url,
+        ClientSession() as http,
+    ):
+        async with http.ws_connect(url) as first:
+            assert await first.receive_str() == "held"
+            with pytest.raises(WSServerHandshakeError, match="409"):
+                await http.ws_connect(url)
+            async with http.ws_connect(f"{url}/late") as second:
+                assert (await second.receive()).type is WSMsgType.CLOSED
+            assert "cut off a response that had begun: the lock 'room' is not free" in caplog.text
+            assert await others.lock("room").break_()
+            assert (await first.receive()).type is WSMsgType.CLOSED
+        async with http.ws_connect(url) as again:
+            assert await again.receive_str() == "held"
+        await until(lambda: not memory.names())
 
 
 async def test_shutdown_answers_503_to_waiters_and_lets_the_holder_finish() -> None:

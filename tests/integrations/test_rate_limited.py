@@ -174,3 +174,14 @@ def test_rate_limited_with_invalid_arguments_raises_where_it_is_written(decorate
         decorate(7, 1, per=1)
     with pytest.raises(TypeError, match=r"decorates async functions, .*aiolock\.sync\.connect"):
         decorate("quotes", 1, per=1)(lambda request: None)
+
+
+@pytest.mark.parametrize("module", [starlette, aiohttp])
+def test_rate_limited_below_locked_raises_where_it_is_written(module: Any) -> None:
+    """It would be called with the lease, for which it has no place."""
+
+    async def handler(request: Any, lease: Any) -> None:
+        """Never called."""
+
+    with pytest.raises(TypeError, match="missing a required argument: 'lease'"):
+        module.rate_limited("quotes", 1, per=1)(handler)
