@@ -93,6 +93,8 @@ class Periodic(CopiedAsItself, AsyncEnterable[Lease], AsyncOnly):
         second, then less and less often. Raises the other errors of `Lock.acquire`, including
         `ClientClosed` when the client is closed.
         """
+        if not callable(job):
+            raise TypeError(f"job must be an async function, not {job!r}")
         backoff = Backoff(_FIRST_PAUSE, _LONGEST_PAUSE)
         while True:
             try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import logging
 from collections.abc import AsyncGenerator, Callable, Generator
 from contextlib import contextmanager
@@ -141,6 +142,8 @@ class Periodic(Entrance[aiolock.Lease, Lease]):
         Raises the other errors of `Lock.acquire`, including `ClientClosed` when the client is
         closed.
         """
+        if inspect.iscoroutinefunction(job) or not callable(job):
+            raise TypeError(f"job must be a function without async, not {job!r}")
         backoff = Backoff(_FIRST_PAUSE, _LONGEST_PAUSE)
         while True:
             try:

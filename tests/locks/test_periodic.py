@@ -365,3 +365,17 @@ async def test_periodic_with_invalid_options_raises_type_or_value_error(
     async with aiolock.connect("memory://") as client:
         with pytest.raises(error, match=match):
             client.periodic("job", **options)
+
+
+async def test_periodic_run_of_what_is_no_function_raises_at_once() -> None:
+    """Not in each period, which would begin for nothing."""
+
+    async def work() -> None:
+        """Nothing."""
+
+    called = work()
+    async with aiolock.connect("memory://") as client:
+        with pytest.raises(TypeError, match="job must be an async function, not <coroutine"):
+            await client.periodic("job", every=60).run(called)  # type: ignore[arg-type]  # no ()
+        assert not (await client.status("job", kind="periodic")).closed
+    await called

@@ -621,6 +621,20 @@ def test_periodic_for_threads_goes_on_after_a_run_that_raises(
     assert job.every == 0.2
 
 
+def test_periodic_run_of_an_async_function_or_of_none_raises_at_once(
+    client: aiolock.sync.LockClient,
+) -> None:
+    """A coroutine would be made in each period, and nothing be done."""
+
+    async def work() -> None:
+        """Never called."""
+
+    jobs: list[Any] = [work, 7]
+    for job in jobs:
+        with pytest.raises(TypeError, match="job must be a function without async"):
+            client.periodic("p", every=60).run(job)
+
+
 def test_periodic_run_waiting_to_retry_ends_with_its_client(
     threads: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
