@@ -250,6 +250,7 @@ class TaskLocks(Decorators[LockClient, Lease]):
         begin: Callable[[Sequence[Any]], Awaitable[None]] = _nothing,
         interrupted: Callable[[Sequence[Any]], Awaitable[None]] = _nothing,
         carrier: Callable[[Sequence[Any], dict[str, Any]], Carrier] = _arguments,
+        opened_by: str | None = None,
     ) -> None:
         """Each function gets the arguments of the task, last.
 
@@ -259,13 +260,15 @@ class TaskLocks(Decorators[LockClient, Lease]):
         ``put_back`` has it run again, because of an error, and returns what to raise: the same
         error, if no framework runs the task. ``begin`` is called when a run begins; after its error
         the task is put back, too. ``interrupted``: it was cancelled before it began, in most
-        frameworks because the worker ends.
+        frameworks because the worker ends. ``opened_by``: what opens the client, for the error of
+        a task that finds that nobody has.
         """
         super().__init__(client, LockClient, "connect", retry_after=retry_after)
         self._put_back = put_back
         self._begin = begin
         self._interrupted = interrupted
         self._carrier = carrier
+        self._opened_by = opened_by
 
     def locked(
         self, name: str, **options: Unpack[LockOptions]
@@ -501,7 +504,11 @@ class TaskLocks(Decorators[LockClient, Lease]):
             await self._begin(args)
             return await run(body)
         except PUT_BACK as error:
-            if body.has_raised(error) or not can_pass(error):
+            if body.has_raised(error):
+                raise
+            if not can_pass(error):
+                if isinstance(error, ClientClosed) and self._opened_by:
+                    error.add_note(f"In a worker, {self._opened_by} opens it.")
                 raise
             put_back = await self._put_back(error, args)
             self._put_back_log.add(error, put_back)

@@ -44,7 +44,11 @@ class Locks(TaskLocks):
 
     def __init__(self, client: LockClient, *, retry_after: Seconds = RETRY_AFTER) -> None:
         super().__init__(
-            client, retry_after=retry_after, put_back=self._retry, interrupted=_not_counted
+            client,
+            retry_after=retry_after,
+            put_back=self._retry,
+            interrupted=_not_counted,
+            opened_by="`on_startup = locks.startup`",
         )
 
     async def startup(self, ctx: dict[Any, Any]) -> None:

@@ -56,6 +56,7 @@ class Locks(TaskLocks):
             put_back=self._nack,
             begin=_note_begin,
             carrier=_headers_of_message,
+            opened_by="`FastStream(broker, lifespan=locks.lifespan)`",
         )
 
     @asynccontextmanager

@@ -55,6 +55,7 @@ class Locks(TaskLocks):
             begin=_restore,
             interrupted=_not_counted,
             carrier=_meta,
+            opened_by='`"startup": locks.startup`',
         )
 
     async def startup(self, ctx: Context) -> None:

@@ -66,7 +66,12 @@ class Locks(TaskLocks, TaskiqMiddleware):
     ) -> None:
         TaskiqMiddleware.__init__(self)
         TaskLocks.__init__(
-            self, client, retry_after=retry_after, put_back=self._send_again, carrier=_labels
+            self,
+            client,
+            retry_after=retry_after,
+            put_back=self._send_again,
+            carrier=_labels,
+            opened_by="`broker.with_middlewares(locks)`",
         )
         if schedule_source is not None and not isinstance(schedule_source, ScheduleSource):
             raise TypeError(f"schedule_source must be a ScheduleSource, not {schedule_source!r}")

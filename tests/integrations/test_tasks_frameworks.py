@@ -12,6 +12,7 @@ import pytest
 from saq import Job, Status
 
 import aiolock
+from aiolock.integrations._tasks import TaskLocks
 from aiolock.integrations.arq import hand as hand_arq
 from aiolock.integrations.saq import Locks as SaqLocks
 from aiolock.integrations.saq import hand as hand_saq
@@ -255,6 +256,31 @@ async def test_hand_of_a_job_that_is_queued_already_is_none_and_releases_the_loc
             assert await others.lock("user:7").break_()
     async with others.lock("user:7", timeout=10):
         pass
+
+
+@pytest.mark.parametrize(
+    ("framework", "opens"),
+    [
+        ("arq", "on_startup = locks.startup"),
+        ("saq", '"startup": locks.startup'),
+        ("taskiq", "with_middlewares(locks)"),
+        ("faststream", "lifespan=locks.lifespan"),
+    ],
+)
+async def test_task_whose_client_is_not_open_fails_and_says_what_opens_it(
+    framework: str, opens: str
+) -> None:
+    """It is the usual mistake, and a worker has no place for an `async with`."""
+    module = importlib.import_module(f"aiolock.integrations.{framework}")
+    locks: TaskLocks = module.Locks(aiolock.connect("memory://"))
+
+    @locks.locked("x")
+    async def task(ctx: object = None) -> None:
+        """Never called."""
+
+    with pytest.raises(aiolock.ClientClosed, match="not open yet") as raised:
+        await task()
+    assert opens in raised.value.__notes__[0]
 
 
 async def test_saq_job_with_too_many_attempts_is_put_back_while_it_waits() -> None:
