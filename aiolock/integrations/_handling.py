@@ -78,15 +78,32 @@ async def carry_out(
 async def _send(request: web.Request, response: web.StreamResponse, leases: RequestLeases) -> None:
     """Send a response as aiohttp does: then it finds that this has been done."""
     try:
-        if isinstance(response, web.FileResponse) and not response.prepared:
-            # The kernel sends it, so it is not known how much of it is on its way.
-            await leases.bounded(functools.partial(_finish, request, response))
+        if isinstance(response, web.FileResponse):
+            try:
+                await _send_file(request, response, leases)
+            finally:
+                # aiohttp would open it again, and fail: a file does not know that it was sent.
+                vars(response).update(prepare=_nothing, write_eof=_nothing)
         else:
             await _finish(request, response)
     except SlowClient:
         _cut_off(request)
     except ConnectionError:
         pass  # aiohttp finds the connection closed, and logs it
+
+
+async def _send_file(
+    request: web.Request, response: web.FileResponse, leases: RequestLeases
+) -> None:
+    if response.prepared:
+        await response.write_eof()
+    else:
+        # The kernel sends it, so it is not known how much of it is on its way.
+        await leases.bounded(functools.partial(_finish, request, response))
+
+
+async def _nothing(*_: object) -> None:
+    """In place of what has been done."""
 
 
 async def _finish(request: web.Request, response: web.StreamResponse) -> None:

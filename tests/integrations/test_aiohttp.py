@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable
+from pathlib import Path
 
 import pytest
 from aiohttp import ClientPayloadError, ClientSession, WSMsgType, WSServerHandshakeError, web
@@ -144,6 +145,37 @@ async def test_lease_lost_after_the_response_began_breaks_it_off() -> None:
         assert await others.lock("x").break_()
         with pytest.raises(ClientPayloadError):
             await reply.read()
+
+
+@pytest.mark.parametrize("prepared", [False, True])
+async def test_file_under_a_lock_is_sent_once_and_leaves_its_connection_open(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, *, prepared: bool
+) -> None:
+    """The next request comes on the same connection; nothing is logged."""
+    path = tmp_path / "file"
+    path.write_bytes(b"x" * 100_000)
+    peers = set[object]()
+
+    @locked("x")
+    async def send(request: web.Request, _: Lease) -> web.FileResponse:
+        assert request.transport is not None
+        peers.add(request.transport.get_extra_info("peername"))
+        response = web.FileResponse(path)
+        if prepared:
+            await response.prepare(request)
+        return response
+
+    app = web.Application()
+    app.router.add_get("/", send)
+    setup(app, aiolock.connect("memory://"))
+    async with serving("aiohttp", app) as url, ClientSession() as http:
+        for part, status, size in (("0-", 206, 100_000), ("0-9", 206, 10), ("200000-", 416, 0)):
+            reply = await http.get(url, headers={"Range": f"bytes={part}"})
+            assert (reply.status, len(await reply.read())) == (status, size)
+        assert await (await http.get(url)).read() == b"x" * 100_000
+        assert (await http.head(url)).headers["Content-Length"] == "100000"
+    assert len(peers) == 1
+    assert "rror" not in caplog.text
 
 
 async def test_websocket_holds_its_lock_and_a_loss_or_a_late_timeout_closes_it(
