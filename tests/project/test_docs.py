@@ -15,6 +15,7 @@ import ast
 import asyncio
 import inspect
 import os
+import pkgutil
 import re
 import runpy
 import sqlite3
@@ -29,6 +30,7 @@ import pytest
 
 import aiolock
 import aiolock.errors
+import aiolock.integrations
 import aiolock.options
 import aiolock.store
 import aiolock.sync
@@ -164,6 +166,9 @@ def test_reference_shows_each_public_name() -> None:
     for name in aiolock.sync.__all__:
         if f"aiolock.sync.{name}" not in shown:
             missing.add(f"sync.{name}")
+    for entry in pkgutil.iter_modules(aiolock.integrations.__path__, "aiolock.integrations."):
+        if "._" not in entry.name and entry.name not in shown:
+            missing.add(entry.name)
     assert not missing, f"docs/reference/ forgets: {missing}"
 
 
