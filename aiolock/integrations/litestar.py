@@ -82,8 +82,11 @@ class Locks(InitPlugin, ReceiveRoutePlugin):
             yield
 
 
-def client_of(request: Request[Any, Any, Any]) -> LockClient:
-    """The client of the application that serves this request; `RuntimeError` if it has none."""
+def client_of(request: ASGIConnection[Any, Any, Any, Any]) -> LockClient:
+    """The client of the application that serves this request or WebSocket.
+
+    `RuntimeError` if it has none.
+    """
     client = request.app.state.get(_KEY)
     if isinstance(client, LockClient):
         return client

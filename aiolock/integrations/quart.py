@@ -18,7 +18,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import AbstractAsyncContextManager
 from typing import Any, Final, TypeVar, Unpack
 
-from quart import Quart, Request, Response, current_app, request
+from quart import Quart, Request, Response, current_app, has_request_context, request
 
 from aiolock import Lease, LockClient
 from aiolock.integrations._asgi import Held, Interrupted, leases_of
@@ -146,6 +146,11 @@ def rate_limited(
 
 
 def _hold(lock: RequestLock, values: dict[str, Any]) -> AbstractAsyncContextManager[Lease]:
+    if not has_request_context():
+        raise RuntimeError(
+            "locked() is for requests. In the handler of a WebSocket, take the lock where it is"
+            " needed: async with current_client().lock(...)"
+        )
     scope: Any = request.scope  # Hypercorn has its own types of ASGI
     return lock.held_in(leases_of(scope), current_client(), values)
 

@@ -5,10 +5,12 @@ from typing import Any
 
 import httpx
 import pytest
-from litestar import Litestar, Request, Response, get
+from litestar import Litestar, Request, Response, WebSocket, get
+from litestar import websocket as litestar_websocket
 from litestar.di import NamedDependency, Provide
 from litestar.params import FromPath
-from quart import Quart
+from litestar.testing import TestClient
+from quart import Quart, websocket
 
 import aiolock
 from aiolock import Lease
@@ -112,3 +114,42 @@ async def test_litestar_handler_is_locked_after_each_start_or_500_without_plugin
     http = httpx.AsyncClient(transport=httpx.ASGITransport(other), base_url="http://test")  # type: ignore[arg-type]  # in types of its own
     async with http:
         assert (await http.get("/42")).status_code == 500
+
+
+async def test_quart_websocket_takes_a_lock_by_the_client_and_not_by_locked() -> None:
+    """The error of the decorator says so; it is no request that could be answered."""
+    app = Quart(__name__)
+    quart.setup(app, aiolock.connect("memory://"))
+    errors = list[RuntimeError]()
+
+    @quart.locked("room")
+    async def decorated() -> None:
+        """Never called."""
+
+    @app.websocket("/")
+    async def room() -> None:
+        try:
+            await decorated()
+        except RuntimeError as error:
+            errors.append(error)
+        async with quart.current_client().lock("room") as lease:
+            await websocket.send(lease.name)
+
+    async with app.test_app() as running, running.test_client().websocket("/") as socket:
+        assert await socket.receive() == "room"
+    assert "current_client().lock(" in str(errors[0])
+
+
+def test_litestar_websocket_takes_a_lock_by_the_client() -> None:
+    """It has the client of its application."""
+
+    @litestar_websocket("/")
+    async def room(socket: WebSocket[Any, Any, Any]) -> None:
+        await socket.accept()
+        async with litestar.client_of(socket).lock("room") as lease:
+            await socket.send_text(lease.name)
+        await socket.close()
+
+    app = Litestar([room], plugins=[litestar.Locks(aiolock.connect("memory://"))])
+    with TestClient(app) as http, http.websocket_connect("/") as socket:
+        assert socket.receive_text() == "room"
