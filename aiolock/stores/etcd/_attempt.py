@@ -179,6 +179,8 @@ class Attempt:
     def stale(self) -> dict[OwnLease, float]:
         """The leases that have to be prolonged for the holds that begin, and since when."""
         found = dict[OwnLease, float]()
+        if not any(self.lives):
+            return found
         for answer, part, lease in zip(self.answers, self.parts, self.lives, strict=True):
             if lease is not None and lease.granted and lease is not self.presence:
                 ttl = part.ttl if isinstance(part, Renewal) else answer.lease

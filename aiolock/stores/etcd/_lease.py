@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import secrets
+from functools import lru_cache
 from typing import Final
 
 _BITS: Final = 62
@@ -48,6 +49,7 @@ def session_text(lease: int) -> str:
     return f"{lease:x}"
 
 
+@lru_cache
 def seconds_for(ttl: int) -> int:
     """The seconds of the lease with which holds of so many ms live.
 

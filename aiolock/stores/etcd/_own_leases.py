@@ -68,8 +68,12 @@ class OwnLeases:
 
     def is_alive(self, session: str) -> bool:
         """Whether this session of ours has not ended, or has not begun."""
-        leases = (self.presence, *self._holds.values())
-        return any(each.text == session and not each.ended for each in leases)
+        if session == self.presence.text:
+            return not self.presence.ended
+        for lease in self._holds.values():
+            if lease.text == session:
+                return not lease.ended
+        return False
 
     async def make(self, session: str) -> None:
         """Make the lease of this session, and the key that shows it to others, if need be."""
