@@ -14,7 +14,7 @@ import warnings
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import replace
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, ParamSpec, Self, TypeVar, Unpack
+from typing import Any, Final, ParamSpec, Self, TypeVar, Unpack
 
 from aiolock._decorated import locked
 from aiolock._engine.adopting import described, discard
@@ -76,9 +76,6 @@ from aiolock.validation import (
     checked_ttl,
     seconds,
 )
-
-if TYPE_CHECKING:
-    pass
 
 P = ParamSpec("P")
 R = TypeVar("R")

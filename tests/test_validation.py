@@ -510,12 +510,27 @@ async def test_with_instead_of_async_with_raises_type_error(client: aiolock.Lock
     each: list[Any] = [
         *(client, lock, acquisition, client.rwlock("a").read(), client.rwlock("a").write()),
         *(client.semaphore("a", 2), client.multilock("a", "b"), client.once("a", remember=60)),
-        *(client.periodic("a", every=60), client.path_lock("a/b")),
+        *(client.periodic("a", every=60), client.path_lock("a/b"), client.group("a")),
+        client.rate_limit("a", 1, per=1),
     ]
     for one in each:
         with pytest.raises(TypeError, match="with `async with`, not `with`"), one:
             pass
     acquisition.close()
+
+
+@pytest.mark.one_loop
+async def test_with_on_what_has_no_body_says_nothing_of_async_with(
+    client: aiolock.LockClient,
+) -> None:
+    """That would be wrong, too."""
+    each: list[Any] = [
+        *(client.shards("a", 2), client.rwlock("a"), client.election("a"), client.event("a")),
+        *(client.latch("a", 1), client.barrier("a", 2)),
+    ]
+    for one in each:
+        with pytest.raises(TypeError, match="not support the context manager protocol"), one:
+            pass
 
 
 @pytest.mark.one_loop

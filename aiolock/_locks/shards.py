@@ -16,7 +16,6 @@ from dataclasses import replace
 from typing import Any, Final, NoReturn
 
 from aiolock._engine.policy import Policy, plain
-from aiolock._locks.async_only import AsyncOnly
 from aiolock._locks.group import TTL, Group
 from aiolock._locks.group_view import Card
 from aiolock._locks.lock import Lock
@@ -37,7 +36,7 @@ Body = Callable[[Shard], Awaitable[object]]
 """The work for one shard."""
 
 
-class Shards(CopiedAsItself, AsyncOnly):
+class Shards(CopiedAsItself):
     """A description of shards; made by `LockClient.shards`. Holds nothing.
 
     ::
