@@ -65,6 +65,8 @@ class Engine(Uncopyable):
     _loop: asyncio.AbstractEventLoop
     here: object
     """The event loop in which it is open; a running loop that is another needs `check`."""
+    on_close: set[Callable[[], None]]
+    """Called when it begins to close: by each something is given up that is under way here."""
 
     def __init__(
         self,
@@ -87,8 +89,6 @@ class Engine(Uncopyable):
         self.client = _new_client()
         self._pid = os.getpid()
         self.entered = Entered(current_task)
-        self.on_close = set[Callable[[], None]]()
-        """Called when it begins to close: by each something is given up that is under way."""
 
     @property
     def state(self) -> State:
@@ -114,7 +114,7 @@ class Engine(Uncopyable):
             # the old client id, so the store must not receive these releases from the new one.
             self.handoff.end()
         self.state = State.OPENING
-        self._loop = asyncio.get_running_loop()
+        self._loop, self.on_close = asyncio.get_running_loop(), set()
         self.watchdog = Watchdog(self.store, Events(observers, self._label), self.limits)
         self.handoff = self.watchdog.handoff
         self.waiters = Waiters(self.watchdog)

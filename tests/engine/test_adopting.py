@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 
 import pytest
 
@@ -12,6 +13,7 @@ from aiolock.protocol import ReadStatus
 from aiolock.stores.memory import MemoryServer, MemoryStore
 from aiolock.testing import FaultyStore
 from tests.engine.test_detaching import scene
+from tests.support.groups import Link
 from tests.support.worlds import World, asking, empty, queued, settled, virtual
 
 
@@ -276,3 +278,37 @@ async def test_adopt_of_a_client_that_closes_raises_client_closed_and_holds_noth
         await theirs.discard(token)
         async with theirs.lock("a", timeout=1):
             pass
+
+
+def test_client_closes_in_spite_of_an_adoption_in_a_loop_that_has_ended() -> None:
+    """It ended with its loop: the client that was opened again has nothing to give up there."""
+    link = Link(MemoryServer())
+    client = aiolock.connect(link)
+
+    async def begin() -> asyncio.Task[aiolock.Lease]:
+        await client.open()
+        token = await (await client.lock("a").acquire()).detach()
+        link.dead = True
+
+        async def adopt() -> aiolock.Lease:
+            return await client.adopt(token)
+
+        adopting = asyncio.create_task(adopt())
+        await settled()
+        assert not adopting.done()
+        return adopting
+
+    first = asyncio.new_event_loop()
+    adopting = first.run_until_complete(begin())
+    first.close()
+    link.dead = False
+
+    async def use() -> None:
+        async with client, client.lock("b"):
+            pass
+
+    asyncio.run(use())
+    assert not client._engine.is_open
+    adopting._log_destroy_pending = False  # type: ignore[attr-defined]
+    with contextlib.suppress(RuntimeError):  # its loop is closed
+        adopting.get_coro().close()
