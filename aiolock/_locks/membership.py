@@ -261,6 +261,8 @@ class Membership(
         lease._hold.bodies += (ref(body, partial(collected, lease)),)
         self._card = card
         self._hold(lease)
+        if lease._hold.state is LeaseState.LOST:
+            body.cancel()  # it was not in its body yet, so the loss did not
         return old
 
     async def _rejoin(self) -> None:
@@ -304,6 +306,7 @@ class Membership(
                     if announces:
                         await self._view.announce()
             except StoreError as error:
+                self._engine.check()
                 if not error.refused or loop.time() + pause > until:
                     raise
             else:
@@ -396,6 +399,7 @@ async def join(lock: Lock, card: Card, *, rejoins: bool) -> Membership:
         card = replace(card, joined=lease.fence)
         me = Membership(lock, lease, card, rejoins=rejoins)
         await me._publish(lease, card)
+        me._engine.check()  # a client that closes has ended the lease, and tells nobody
         me._body = body_of(lease, task, cancels=me._policy.cancels)
         if not rejoins:
             lease._still_ours()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from contextlib import AsyncExitStack, aclosing
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -582,6 +582,59 @@ async def test_client_that_closes_while_a_member_rejoins_ends_the_membership() -
             await staying
     assert raised.value.closed
     assert ends == ["lost: True"]
+
+
+@pytest.mark.parametrize("on_lost", ["cancel", "signal", "rejoin"])
+@virtual
+async def test_join_of_a_client_that_closes_raises_client_closed(
+    on_lost: Literal["cancel", "signal", "rejoin"],
+) -> None:
+    """At whichever step it closes: no body begins that nobody would end."""
+    begun = set[bool]()
+    for steps in range(1, 10):
+        server = MemoryServer()
+        client, entered = aiolock.connect(server), list[str]()
+        await client.open()
+
+        async def stay(group: aiolock.Group, entered: list[str]) -> None:
+            async with group as me:
+                entered.append(me.id)
+                await me.lost
+                if on_lost != "signal":
+                    await asyncio.sleep(3600)
+
+        staying = asyncio.create_task(stay(client.group("w", on_lost=on_lost), entered))
+        await settled(steps)
+        await client.aclose()
+        await asyncio.wait([staying], timeout=30)
+        assert staying.done(), steps
+        assert isinstance(staying.exception(), aiolock.ClientClosed) or entered
+        assert held_at(server) == 0
+        begun.add(bool(entered))
+    assert begun == {False, True}
+
+
+@pytest.mark.parametrize("broken", [0, 1])
+@virtual
+async def test_member_that_is_removed_while_it_changes_is_cancelled_or_stays_as_a_whole(
+    broken: int,
+) -> None:
+    """It has two grants then; whichever of them is broken, its body never runs without any."""
+    outcomes = set[str]()
+    for steps in range(1, 10):
+        async with processes(2) as (ours, theirs):
+            me = await ours.join()
+            updating = asyncio.create_task(me.update({"n": 1}))
+            await settled(steps)
+            fences = sorted(each.fence for each in ours.server._states["group:w"].holders)
+            await theirs.client.group("w").break_(fences[broken % len(fences)])
+            await asyncio.sleep(3)
+            await asyncio.wait([updating])
+            updating.exception()
+            there = len(await theirs.client.group("w").members())
+            outcomes.add(f"{len(fences)}: {there}")
+            assert (me.lost.is_set(), ours.tasks[0].done()) == (not there, not there)
+    assert len(outcomes) > 1
 
 
 @virtual

@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 import pytest
 
 import aiolock
-from aiolock import LeaseLost, LimitMismatch, LockClient, Shard
+from aiolock import ClientClosed, LeaseLost, LimitMismatch, LockClient, Shard
 from aiolock.stores.memory import MemoryServer, MemoryStore
 from aiolock.testing import FaultyStore
 from tests.support.cancel import KINDS, Kind, cancel_everywhere
@@ -490,6 +490,20 @@ async def test_client_that_closes_ends_its_shards() -> None:
         assert held.sizes() == []
         assert await theirs.client.names() == []
         await ours.client.open()
+
+
+@virtual
+async def test_client_that_closes_while_a_member_begins_to_serve_ends_its_shards() -> None:
+    """At whichever step it closes."""
+    for steps in range(1, 12):
+        async with processes(1) as (process,):
+            process.run(serve_in(process, Held(), 2))
+            await settled(steps)
+            await process.client.aclose()
+            await asyncio.wait(process.tasks, timeout=30)
+            assert process.tasks[0].done(), steps
+            assert isinstance(process.tasks[0].exception(), LeaseLost | ClientClosed)
+            await process.client.open()
 
 
 @virtual
