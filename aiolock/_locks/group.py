@@ -120,11 +120,11 @@ class Group(CopiedAsItself, AsyncEnterable["Membership"], AsyncOnly):
         return self._lock._engine.entered
 
     async def _enter(self, entry: Entry) -> Membership:
-        me = await join(self._lock, self._card, rejoins=self._rejoins)
+        body = Inside(me := await join(self._lock, self._card, rejoins=self._rejoins))
         try:
-            entry.enters(self, Inside(me))
+            entry.enters(self, body)
         except BaseException as error:
-            await me._leave(error)
+            await body.close(error)
             raise
         return me
 

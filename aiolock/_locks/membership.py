@@ -7,6 +7,7 @@ takes a grant with other data, and then gives back the one before (see `group_vi
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import random
 import secrets
@@ -373,16 +374,32 @@ class Membership(
         """Leave the group; called at the end of the body."""
         tasks = [*self._tasks]
         self._stop()
-        released = self._lease._give_back()
-        if released is not None:
-            # After the answer: whoever looks before it would see this member still.
-            released.then(lambda _: self._announce_leaving())
+        self._give_back()
         try:
             await self._body.close(error)
         finally:
             if tasks:
                 with anyio.CancelScope(shield=True):
                     await asyncio.wait(tasks)
+
+    def _left_behind(self) -> None:
+        """Its exit was garbage-collected, in any thread: nothing can leave the group any more."""
+        watchdog = self._lease._watchdog
+        if not self._left and watchdog.is_here:
+            with contextlib.suppress(RuntimeError):  # the loop is closed
+                watchdog.loop.call_soon_threadsafe(self._give_up)
+            watchdog.forgotten.unreachable(self._lease._hold)
+
+    def _give_up(self) -> None:
+        if not self._left:
+            self._stop()
+            self._give_back()
+
+    def _give_back(self) -> None:
+        released = self._lease._give_back()
+        if released is not None:
+            # After the answer: whoever looks before it would see this member still.
+            released.then(lambda _: self._announce_leaving())
 
     def _announce_leaving(self) -> None:
         if self._engine.state in (State.OPEN, State.CLOSING):
@@ -425,6 +442,9 @@ class Inside:
     def task(self) -> asyncio.Task[Any] | None:
         """The task that is in it."""
         return self._member._body.task
+
+    def __del__(self) -> None:
+        self._member._left_behind()
 
     async def close(self, error: BaseException | None) -> None:
         """Leave it."""

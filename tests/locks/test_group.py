@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import math
 from contextlib import AsyncExitStack, aclosing
 from typing import Any, Literal
@@ -582,6 +583,32 @@ async def test_client_that_closes_while_a_member_rejoins_ends_the_membership() -
             await staying
     assert raised.value.closed
     assert ends == ["lost: True"]
+
+
+@pytest.mark.parametrize("on_lost", ["cancel", "rejoin"])
+@virtual
+async def test_member_whose_exit_was_dropped_leaves_with_a_warning(
+    on_lost: Literal["cancel", "rejoin"],
+) -> None:
+    """Otherwise it would be a member as long as its client lives, since nothing can leave it."""
+    async with processes(2) as (ours, theirs), Seen(theirs.client.group("w")) as seen:
+
+        async def forget() -> None:
+            stack = AsyncExitStack()
+            await stack.enter_async_context(ours.client.group("w", on_lost=on_lost))
+
+        async def collect() -> None:
+            await asyncio.create_task(forget())
+            gc.collect()
+
+        tasks = len(asyncio.all_tasks())
+        with pytest.warns(ResourceWarning, match="the group 'w' .* nobody can release"):
+            await collect()
+        async with asyncio.timeout(0.5):
+            await seen.until(3)
+        assert seen.kinds == ["Members", "Joined", "Left"]
+        assert held_at(ours.server) == 0
+        assert len(asyncio.all_tasks()) == tasks
 
 
 @pytest.mark.parametrize("on_lost", ["cancel", "signal", "rejoin"])
