@@ -30,7 +30,7 @@ from aiolock._locks.lock import Lock
 from aiolock._locks.multilock import MultiLease
 from aiolock.copying import CopiedAsItself
 from aiolock.entering import AsyncEnterable, Entered, Entry
-from aiolock.errors import StoreError, WouldDeadlock
+from aiolock.errors import LeaseLost, StoreError, WouldDeadlock
 from aiolock.options import DEFAULT, Default, Mode, Seconds
 from aiolock.protocol import Rule, Status
 from aiolock.signatures import NoOptions, unexpected, without_unknown
@@ -312,8 +312,10 @@ class _Taking:
                 for lease in leases:
                     lease._still_ours()  # the first may have been lost meanwhile
                 return PathLease(self._path, leases, fence)
-        except BaseException:
+        except BaseException as error:
             self._give_up(0)
+            if isinstance(error, StoreError | LeaseLost):
+                self._engine.check()  # as of any lock: `ClientClosed`, if that was the cause
             raise
         self._give_up(0)
         return None

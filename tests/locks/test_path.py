@@ -626,3 +626,21 @@ async def test_readers_of_two_tenants_that_each_want_to_write_in_the_other_are_a
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         assert not server.names()
+
+
+@virtual
+async def test_path_acquired_while_its_client_closes_raises_client_closed() -> None:
+    """As any lock, at whichever step; nothing is held."""
+    kinds = set[str]()
+    for steps in range(1, 10):
+        server = MemoryServer()
+        client = aiolock.connect(server)
+        await client.open()
+        taking = asyncio.ensure_future(client.path_lock(DOCUMENT).acquire())
+        await settled(steps)
+        await client.aclose()
+        await asyncio.wait([taking])
+        kinds.add(type(taking.exception()).__name__)
+        async with aiolock.connect(server) as other:
+            assert await other.names() == []
+    assert kinds == {"ClientClosed", "NoneType"}
