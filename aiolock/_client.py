@@ -699,8 +699,8 @@ class LockClient(
     ) -> Shards:
         """``count`` shards of some work, spread over the processes that take part: see `Shards`.
 
-        :param group: the membership with which this process takes part; None joins a group of the
-            shards' own name.
+        :param group: the membership of this client with which this process takes part; None joins a
+            group of the shards' own name.
         :param ttl: seconds after which the shards of a killed process are another's; 10, if None.
         :param settle: seconds for which the group must stand still before shards move. Those of a
             process that stops in order move at once.

@@ -225,4 +225,6 @@ def describe_shards(
         mine = described("group", replace(policy, kind="group", shared=True, on_lost="signal"))
         own = Group(mine, Card("", {}, shards={name: count}), rejoins=True)
         return Shards(lock, count, own, calm)
+    if group._engine is not lock._engine:
+        raise ValueError(f"group must be a membership of the same client, not {group!r} of another")
     return Shards(lock, count, group, calm)

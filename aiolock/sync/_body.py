@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import inspect
 import logging
 import threading
 import warnings
@@ -133,6 +134,17 @@ def _relied_on(value: object) -> tuple[aiolock.Lease, ...]:
         return tuple(value.leases.values())
     lease: object = getattr(value, "lease", None)  # of a term, or of work to be done once
     return (lease,) if isinstance(lease, aiolock.Lease) else ()
+
+
+def check_function(what: str, function: object) -> None:
+    """`TypeError` unless it is a function that a thread can call."""
+    if not callable(function):
+        raise TypeError(f"{what} must be a function, not {function!r}")
+    if inspect.iscoroutinefunction(function):
+        raise TypeError(
+            f"{what} must be a function without async, not {function!r}: for an async one, use the"
+            " client of aiolock.connect()"
+        )
 
 
 class Visit:

@@ -416,8 +416,8 @@ class LockClient(Uncopyable, instead=aiolock.LockClient._instead):
     ) -> Shards:
         """``count`` shards of some work, spread over processes: as `aiolock.LockClient.shards`.
 
-        :param group: the membership with which this process takes part; None joins a group of the
-            shards' own name.
+        :param group: the membership of this client with which this process takes part; None joins a
+            group of the shards' own name.
         :param ttl: seconds after which the shards of a killed process are another's; 10, if None.
         :param settle: seconds for which the group must stand still before shards move.
         """

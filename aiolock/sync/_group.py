@@ -14,7 +14,7 @@ from aiolock.entering import Entry, SyncEnterable
 from aiolock.errors import ClientClosed
 from aiolock.options import Seconds
 from aiolock.protocol import Status
-from aiolock.sync._body import Bodies, Entrance, Opened
+from aiolock.sync._body import Bodies, Entrance, Opened, check_function
 from aiolock.sync._lease import Flag, Lease
 from aiolock.sync._portal import Portal
 from aiolock.sync._thread import caller
@@ -274,6 +274,7 @@ class Shards(CopiedAsItself):
         """
         if grace is not None:
             raise ValueError("grace must be None: nothing stops a thread that does not return")
+        check_function("body", body)
         portal = self._client.portal()
 
         async def use(shard: aiolock.Shard) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import inspect
 import logging
 from collections.abc import AsyncGenerator, Callable, Generator
 from contextlib import contextmanager
@@ -16,7 +15,7 @@ from aiolock.errors import LeaseLost, StoreError
 from aiolock.naming import checked_result, formatter
 from aiolock.options import DEFAULT, Default, Seconds
 from aiolock.protocol import Status
-from aiolock.sync._body import Body, Entrance, Opened
+from aiolock.sync._body import Body, Entrance, Opened, check_function
 from aiolock.sync._lease import Lease, Term
 from aiolock.sync._portal import Portal
 from aiolock.sync.transactions import refuse_in_transaction
@@ -142,8 +141,7 @@ class Periodic(Entrance[aiolock.Lease, Lease]):
         Raises the other errors of `Lock.acquire`, including `ClientClosed` when the client is
         closed.
         """
-        if inspect.iscoroutinefunction(job) or not callable(job):
-            raise TypeError(f"job must be a function without async, not {job!r}")
+        check_function("job", job)
         backoff = Backoff(_FIRST_PAUSE, _LONGEST_PAUSE)
         while True:
             try:

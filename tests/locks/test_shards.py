@@ -548,9 +548,12 @@ async def test_shards_with_invalid_arguments_are_refused_before_any_io(
     arguments: tuple[Any, ...], options: dict[str, Any], error: type[Exception], text: str
 ) -> None:
     """What is wrong is said where the shards are described."""
-    async with processes(1) as (process,):
+    async with processes(2) as (process, other):
         with pytest.raises(error, match=text):
             process.client.shards(*arguments, **options)
+        me = await other.join()
+        with pytest.raises(ValueError, match="a membership of the same client, not <Membership"):
+            process.client.shards("t", 8, group=me)
         with pytest.raises(ValueError, match="grace"):
             await process.client.shards("t", 1).run(Held().body(1), grace=-1)
         with pytest.raises(TypeError, match="body must be a function"):

@@ -621,18 +621,19 @@ def test_periodic_for_threads_goes_on_after_a_run_that_raises(
     assert job.every == 0.2
 
 
-def test_periodic_run_of_an_async_function_or_of_none_raises_at_once(
-    client: aiolock.sync.LockClient,
-) -> None:
-    """A coroutine would be made in each period, and nothing be done."""
+def test_job_or_body_that_no_thread_can_run_is_refused_before_any_io() -> None:
+    """Otherwise it would be tried for ever, and all errors be in the log."""
+    client = aiolock.sync.connect("memory://")
 
-    async def work() -> None:
-        """Never called."""
+    async def work(*_: object) -> None: ...
 
-    jobs: list[Any] = [work, 7]
-    for job in jobs:
-        with pytest.raises(TypeError, match="job must be a function without async"):
-            client.periodic("p", every=60).run(job)
+    runs: list[Any] = [client.periodic("p", every=60).run, client.shards("p", 1).run]
+    for run, what in zip(runs, ("job", "body"), strict=True):
+        with pytest.raises(TypeError, match=f"{what} must be a function, not 'work'"):
+            run("work")
+        with pytest.raises(TypeError, match=f"{what} must be a function without async"):
+            run(work)
+    assert client._portal is None
 
 
 def test_periodic_run_waiting_to_retry_ends_with_its_client(
