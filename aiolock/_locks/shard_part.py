@@ -86,8 +86,9 @@ class Part:
         finally:
             # First of all: others queue for these shards, and get each as soon as its body ends.
             leaving = None if self._member._left else self._member._serve_no_more(self._name)
-            reviewing = [] if self._reviewing is None else [self._reviewing]
-            await end([*self._tasks, *reviewing])
+            await end([*self._tasks])
+            # After these, since another one may ask for a shard as long as any is held.
+            await end([] if self._reviewing is None else [self._reviewing])
             if leaving is not None:
                 with anyio.CancelScope(shield=True):
                     await asyncio.wait([leaving], timeout=_LEAVES)

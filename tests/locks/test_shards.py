@@ -7,11 +7,13 @@ import logging
 from collections import Counter, defaultdict
 from contextlib import aclosing
 from typing import Any, NoReturn
+from unittest import mock
 
 import pytest
 
 import aiolock
 from aiolock import ClientClosed, LeaseLost, LimitMismatch, LockClient, Shard
+from aiolock._locks.group_view import View
 from aiolock.stores.memory import MemoryServer, MemoryStore
 from aiolock.testing import FaultyStore
 from tests.support.cancel import KINDS, Kind, cancel_everywhere
@@ -490,6 +492,31 @@ async def test_client_that_closes_ends_its_shards() -> None:
         assert held.sizes() == []
         assert await theirs.client.names() == []
         await ours.client.open()
+
+
+@virtual
+async def test_run_that_ends_while_another_one_asks_for_a_shard_leaves_no_task() -> None:
+    """Not even while the store does not tell whom the shard is for."""
+    async with processes(2) as (ours, theirs):
+
+        async def body(_: Shard) -> None:
+            try:
+                await asyncio.sleep(3600)
+            finally:
+                await asyncio.sleep(2)
+
+        ours.run(ours.client.shards("t", 1, settle=0).run(body))
+        await asyncio.sleep(1)
+        (running,) = ours.tasks
+        running.cancel()
+        await asyncio.sleep(1)
+        with mock.patch.object(View, "look", asyncio.Event().wait):
+            await theirs.client.request_release("t/0", kind="shards")
+            await asyncio.wait([running], timeout=30)
+            assert running.cancelled()
+            assert [each.get_name() for each in asyncio.all_tasks()] == [
+                asyncio.current_task().get_name()  # type: ignore[union-attr]
+            ]
 
 
 @virtual
