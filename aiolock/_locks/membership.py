@@ -280,7 +280,7 @@ class Membership(
                         await self._publish(new, card)
                         new._still_ours()
                     except BaseException:
-                        new.release_nowait()
+                        self._give_back(new)
                         raise
                 except ClientClosed:
                     self._body.cancels = True
@@ -374,7 +374,7 @@ class Membership(
         """Leave the group; called at the end of the body."""
         tasks = [*self._tasks]
         self._stop()
-        self._give_back()
+        self._give_back(self._lease)
         try:
             await self._body.close(error)
         finally:
@@ -393,10 +393,10 @@ class Membership(
     def _give_up(self) -> None:
         if not self._left:
             self._stop()
-            self._give_back()
+            self._give_back(self._lease)
 
-    def _give_back(self) -> None:
-        released = self._lease._give_back()
+    def _give_back(self, lease: Lease) -> None:
+        released = lease._give_back()
         if released is not None:
             # After the answer: whoever looks before it would see this member still.
             released.then(lambda _: self._announce_leaving())
@@ -424,8 +424,10 @@ async def join(lock: Lock, card: Card, *, rejoins: bool) -> Membership:
         if lease.state is LeaseState.LOST:
             me._was_lost(lease)
     except BaseException as error:
-        if me is None or not hasattr(me, "_body"):
+        if me is None:
             lease.release_nowait()
+        elif not hasattr(me, "_body"):
+            me._give_back(lease)  # the others may have seen it
         else:
             await me._leave(error)
         raise

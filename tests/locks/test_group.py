@@ -7,13 +7,14 @@ import gc
 import math
 from contextlib import AsyncExitStack, aclosing
 from typing import Any, Literal
+from unittest import mock
 
 import pytest
 
 import aiolock
 from aiolock import Joined, LeaseLost, Members, StoreError
 from aiolock._engine.lease_state import LossReason
-from aiolock._locks.group_view import Card, card_key, card_of
+from aiolock._locks.group_view import Card, View, card_key, card_of
 from aiolock.protocol import Participant, Post, Reconnected, Rule
 from aiolock.stores.memory import MemoryServer, MemoryStore
 from aiolock.testing import FaultyStore
@@ -110,6 +111,36 @@ async def test_cancel_at_any_step_of_a_membership_leaves_nothing(kind: Kind) -> 
             assert not process.client._engine.waiters.on_reconnect - {
                 process.client._engine.slow_monitor.publish_again
             }
+
+
+@virtual
+async def test_join_that_is_cancelled_after_it_was_seen_is_seen_to_leave_at_once() -> None:
+    """By a client that watches, too, if there is no member that would notice it by itself."""
+    announce = View.announce
+
+    async def announced(view: View) -> None:
+        await announce(view)
+        await asyncio.sleep(3600)  # for the answer
+
+    async with processes(2) as (ours, theirs), Seen(theirs.client.group("w")) as seen:
+        with mock.patch.object(View, "announce", announced):
+            joining = asyncio.create_task(ours.client.group("w").__aenter__())
+            await seen.until(2)
+            joining.cancel()
+            async with asyncio.timeout(0.5):
+                await seen.until(3)
+        assert seen.kinds == ["Members", "Joined", "Left"]
+        await asyncio.wait([joining])
+        assert joining.cancelled()
+        await ours.join(on_lost="rejoin")
+        await seen.until(4)
+        with mock.patch.object(View, "announce", announced):
+            await theirs.client._named("w", "group").break_()
+            await seen.until(6)
+            await ours.stop()
+            async with asyncio.timeout(0.5):
+                await seen.until(7)
+        assert seen.kinds[3:] == ["Joined", "Left", "Joined", "Left"]
 
 
 @virtual
