@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -133,3 +134,11 @@ class _Inside:
             await self._scope.close(error)
         finally:
             self._shard._over.set()
+
+    def __del__(self) -> None:
+        # In any thread: nothing can leave it any more.
+        over, lease = self._shard._over, self._shard._lease
+        if not over.is_set() and lease._watchdog.is_here:
+            with contextlib.suppress(RuntimeError):  # the loop is closed
+                lease._watchdog.loop.call_soon_threadsafe(over.set)
+            lease._watchdog.forgotten.unreachable(lease._hold)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 from collections import Counter, defaultdict
-from contextlib import aclosing
+from contextlib import AsyncExitStack, aclosing
 from typing import Any, NoReturn
 from unittest import mock
 
@@ -452,6 +453,30 @@ async def test_shard_released_by_hand_is_acquired_again_after_a_second() -> None
         again = await anext(shards)
         assert again.fence > fence
         assert loop.time() - released == pytest.approx(1, abs=0.1)
+
+
+@virtual
+async def test_shard_whose_exit_was_dropped_is_released_with_a_warning() -> None:
+    """Otherwise this member would hold it for ever: nothing can leave it any more."""
+    async with (
+        processes(1) as (process,),
+        aclosing(process.client.shards("t", 1).__aiter__()) as shards,
+    ):
+        fences = list[int]()
+
+        async def forget() -> None:
+            shard = await anext(shards)
+            await AsyncExitStack().enter_async_context(shard)
+            fences.append(shard.fence)
+
+        async def collect() -> None:
+            await asyncio.create_task(forget())
+            gc.collect()
+
+        with pytest.warns(ResourceWarning, match="'t/0' .* nobody can release"):
+            await collect()
+        async with asyncio.timeout(2):
+            assert (await anext(shards)).fence > fences[0]
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=str)
