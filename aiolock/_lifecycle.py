@@ -37,7 +37,7 @@ class Lifecycle:
         engine = self._engine
         check_asyncio()
         if engine.state not in _AT_REST and engine.loop_is_gone:
-            engine.state, self.closing, self.opening = State.CLOSED, None, None
+            self._forget()
         if engine.state not in _AT_REST:
             engine.watchdog.check_here()
             if _runs(self.closing):
@@ -92,8 +92,7 @@ class Lifecycle:
         if engine.state in _AT_REST:
             return
         if engine.loop_is_gone:
-            # Its connections ended with its loop.
-            engine.state, self.closing, self.opening = State.CLOSED, None, None
+            self._forget()
             return
         engine.watchdog.check_here()
         closing = self.closing
@@ -102,6 +101,11 @@ class Lifecycle:
             closing = self.closing = asyncio.create_task(close, name="aiolock close")
         with anyio.CancelScope(shield=True):
             await asyncio.shield(closing)
+
+    def _forget(self) -> None:
+        """Its connections ended with its loop, and what it held is not renewed any more."""
+        self._engine.forget()
+        self.closing = self.opening = None
 
     async def _close(self, caller: asyncio.Task[Any] | None) -> None:
         opening = self.opening

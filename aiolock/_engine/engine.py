@@ -18,7 +18,7 @@ from aiolock._engine.closing import close_holds
 from aiolock._engine.diagnostics.events import Events
 from aiolock._engine.diagnostics.labels import labelled
 from aiolock._engine.diagnostics.slow_monitor import SlowMonitor
-from aiolock._engine.lease_state import LeaseState, LossReason
+from aiolock._engine.lease_state import LossReason
 from aiolock._engine.limits import Limits
 from aiolock._engine.local_handoff import LocalHandoff
 from aiolock._engine.policy import Policy
@@ -162,7 +162,7 @@ class Engine(Uncopyable):
         """
         if self.state is State.OPEN:
             for hold in self.watchdog.holds.values():
-                hold.state, hold.reason = LeaseState.LOST, LossReason.CLOSED
+                self.watchdog.lose(hold, LossReason.CLOSED)
         self.state = State.CLOSED
 
     def servers(self) -> list[ServerStatus]:

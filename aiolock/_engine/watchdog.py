@@ -322,6 +322,8 @@ class Watchdog:
             reason = LossReason.MAX_HOLD
         hold.state = LeaseState.LOST
         hold.reason = reason
+        if self.loop.is_closed():  # and whoever looks at it is in another, or in none
+            return
         self.forget(hold)
         if hold.lost is not None:
             hold.lost.set()

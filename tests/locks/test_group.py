@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import math
-from contextlib import AsyncExitStack, aclosing
+from contextlib import AsyncExitStack, aclosing, suppress
 from typing import Any, Literal
 from unittest import mock
 
@@ -20,6 +20,7 @@ from aiolock.stores.memory import MemoryServer, MemoryStore
 from aiolock.testing import FaultyStore
 from tests.support.cancel import KINDS, Kind, cancel_everywhere
 from tests.support.groups import Seen, processes
+from tests.support.virtual import VirtualLoop
 from tests.support.worlds import World, settled, virtual
 
 
@@ -693,6 +694,51 @@ async def test_member_that_is_removed_while_it_changes_is_cancelled_or_stays_as_
             outcomes.add(f"{len(fences)}: {there}")
             assert (me.lost.is_set(), ours.tasks[0].done()) == (not there, not there)
     assert len(outcomes) > 1
+
+
+@pytest.mark.parametrize("closes", [False, True])
+def test_member_in_a_loop_that_has_ended_is_lost_and_rejoins_nowhere(closes: bool) -> None:
+    """Whoever looks at it in the next loop is told so; also of a lock, whose body is not there."""
+    server = MemoryServer()
+    client, kept = aiolock.connect(server), list[asyncio.Task[Any]]()
+    held = list[aiolock.Membership | aiolock.Lease | aiolock.PathLease]()
+
+    async def begin() -> None:
+        async def stay(enterable: Any) -> None:
+            async with enterable as one:
+                held.append(one)
+                await asyncio.sleep(3600)
+
+        await client.open()
+        for each in (
+            client.group("w", on_lost="rejoin"),
+            client.lock("a"),
+            client.path_lock("a/b"),
+        ):
+            kept.append(asyncio.create_task(stay(each)))
+        await settled()
+        kept.extend(asyncio.all_tasks() - {asyncio.current_task()})
+
+    async def look() -> None:
+        if closes:
+            await client.open()
+        assert [str(each.state) for each in held] == ["lost"] * 3
+        await client.open()
+        await settled()
+        assert [str(each.state) for each in held] == ["lost"] * 3
+        assert client._engine.watchdog.holds == {}
+        await client.aclose()
+
+    first = VirtualLoop()
+    first.run_until_complete(begin())
+    first.close()
+    first.advance(0 if closes else 60)
+    asyncio.run(look())
+    assert len(held) == 3
+    for task in kept:
+        task._log_destroy_pending = False  # type: ignore[attr-defined]
+        with suppress(RuntimeError):  # its loop is closed
+            task.get_coro().close()
 
 
 @virtual
