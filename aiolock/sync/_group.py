@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import threading
 from collections.abc import AsyncGenerator, Callable, Generator, Mapping
+from concurrent.futures import Future
 from typing import Any, NoReturn
 
 import aiolock
@@ -270,7 +271,7 @@ class Shards(CopiedAsItself):
         As `aiolock.Shards.run`, but nothing stops a thread: ``grace`` must be None, and the body
         looks at `Shard.giving_up` and `Shard.lost` itself. The shard is released when the body
         returns. Interrupted (Ctrl-C), or when the client closes, all bodies are asked to give up,
-        and waited for.
+        and waited for; interrupted once more, it does not wait.
         """
         if grace is not None:
             raise ValueError("grace must be None: nothing stops a thread that does not return")
@@ -280,7 +281,21 @@ class Shards(CopiedAsItself):
         async def use(shard: aiolock.Shard) -> None:
             await _in_a_thread(body, portal, shard)
 
-        self._client.call(lambda: self._shards._run(use), waits=True)
+        ended = Future[None]()
+
+        async def take_part() -> None:
+            ended.set_running_or_notify_cancel()
+            try:
+                await self._shards._run(use)
+            finally:
+                ended.set_result(None)
+
+        try:
+            self._client.call(take_part, waits=True)
+        except BaseException:
+            if portal.read(ended.running):  # interrupted: the call does not wait for the bodies
+                ended.result()
+            raise
         raise AssertionError("it runs until it is cancelled")
 
 

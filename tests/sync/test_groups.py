@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 import time
 from collections.abc import Iterator
@@ -14,6 +16,7 @@ import aiolock
 import aiolock.sync
 from aiolock import Changed, Joined, LeaseLost, Left, Members
 from aiolock.sync import LockClient
+from tests.support.procs import Worker
 from tests.support.servers import RedisServer
 
 PATIENCE = 20.0
@@ -162,6 +165,46 @@ def test_shard_of_a_client_that_closes_is_held_until_its_thread_has_ended(
     assert seen == {True}
     assert not two.snapshot("t/0")
     running.join(PATIENCE)
+
+
+async def test_run_of_shards_that_is_interrupted_waits_until_its_bodies_have_ended() -> None:
+    """They end their work while they hold their shards; a second Ctrl-C does not wait for it."""
+    source = """
+        import signal, sys
+        import aiolock.sync
+        from tests.support.procs import say
+
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have it ignored
+        client, done = aiolock.sync.connect("memory://"), []
+
+        def body(shard):
+            say("begun")
+            shard.giving_up.wait()
+            say("asked")
+            sys.stdin.readline()
+            shard.lease.check()
+            done.append(shard.index)
+
+        for _ in range(2):
+            try:
+                client.shards("t", 1, settle=0).run(body)
+            except KeyboardInterrupt:
+                say("interrupted", done=done)
+        client.close()
+    """
+    async with Worker("-c", source) as child:
+        await child.expect("begun")
+        os.kill(child.pid, signal.SIGINT)
+        await child.expect("asked")
+        await child.send({})
+        assert (await child.expect("interrupted"))["done"] == [0]
+        await child.expect("begun")
+        os.kill(child.pid, signal.SIGINT)
+        await child.expect("asked")
+        os.kill(child.pid, signal.SIGINT)
+        assert (await child.expect("interrupted"))["done"] == [0]
+        await child.send({})
+        assert await child.wait() == 0
 
 
 def test_body_of_a_shard_that_is_lost_is_asked_to_give_up(clients: list[LockClient]) -> None:
