@@ -226,5 +226,5 @@ def describe_shards(
         own = Group(mine, Card("", {}, shards={name: count}), rejoins=True)
         return Shards(lock, count, own, calm)
     if group._engine is not lock._engine:
-        raise ValueError(f"group must be a membership of the same client, not {group!r} of another")
+        raise ValueError(f"group must be a membership of this client; {group.name!r} is another's")
     return Shards(lock, count, group, calm)

@@ -604,7 +604,7 @@ async def test_shards_with_invalid_arguments_are_refused_before_any_io(
         with pytest.raises(error, match=text):
             process.client.shards(*arguments, **options)
         me = await other.join()
-        with pytest.raises(ValueError, match="a membership of the same client, not <Membership"):
+        with pytest.raises(ValueError, match="a membership of this client; 'w' is another's"):
             process.client.shards("t", 8, group=me)
         with pytest.raises(ValueError, match="grace"):
             await process.client.shards("t", 1).run(Held().body(1), grace=-1)
