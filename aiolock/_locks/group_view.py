@@ -23,6 +23,7 @@ from aiolock._engine.policy import Policy, to_ms
 from aiolock._futures import retrieve, succeeded
 from aiolock._locks.lock import Lock
 from aiolock._turns import turns
+from aiolock.errors import StoreError
 from aiolock.protocol import Participant, Post, Posted, ReadPosted, ReadStatus, Rule
 
 EPOCH: Final = "epoch"
@@ -181,8 +182,13 @@ class View:
         """Read the members; `StoreError` if they are unknown."""
         before = self.looks
         async with self._looking:
-            if self.looks <= before + 1:  # otherwise, another look has begun since, and has ended
+            if self.looks > before + 1:
+                return  # another look has begun since, and has ended
+            try:
                 await self._look()
+            except StoreError:
+                self._engine.check()  # `ClientClosed`, if that was the cause
+                raise
 
     async def _look(self) -> None:
         engine = self._engine

@@ -277,7 +277,7 @@ async def test_signal_only_sets_lost_and_the_body_goes_on() -> None:
         assert await me.members() == ()
 
 
-async def anext_all(me: aiolock.Membership) -> list[Any]:
+async def anext_all(me: aiolock.Membership | aiolock.Group) -> list[Any]:
     """All changes until the membership ends."""
     return [change async for change in me.watch()]
 
@@ -444,6 +444,19 @@ async def test_watch_of_a_client_raises_store_error_and_can_begin_again() -> Non
                 await anext(watched)
         async with aclosing(client.group("w").watch()) as watched:
             assert await anext(watched) == Members(0, ())
+
+
+@virtual
+async def test_watch_of_a_client_that_closes_ends_with_client_closed() -> None:
+    """At whichever step: not with an error of the store, which one would try again after."""
+    for steps in range(12):
+        client = aiolock.connect(MemoryServer())
+        await client.open()
+        watching = asyncio.create_task(anext_all(client.group("w")))
+        await settled(steps)
+        await client.aclose()
+        await asyncio.wait([watching])
+        assert isinstance(watching.exception(), aiolock.ClientClosed), steps
 
 
 @virtual
