@@ -160,15 +160,15 @@ class Accounts:
             insort(self._ahead, account.ahead)
             if len(self._ahead) > protocol.MOST_AHEAD:
                 self._forget_first()
-        elif not account.held:
+        elif account.held:
+            account.start = 0  # it counts no more, so there is nothing to forget
+        else:
             del self._by_name[account.name]
 
     def _forget(self) -> None:
-        """Forget all starts: nobody waits."""
-        for name in list(self._by_name):
-            account = self._taken(name)
-            account.start = 0
-            self._put(account)
+        """Forget all starts: nobody waits. Those that are not ahead have none: see `_put`."""
+        while self._ahead:
+            self._forget_first()
         self.virtual = 0
 
     def _forget_first(self) -> None:

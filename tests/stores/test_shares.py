@@ -34,7 +34,7 @@ from aiolock.protocol import (
 from aiolock.stores._codec import decode, encode
 from aiolock.stores._effects import Rest
 from aiolock.stores._holders import Grant, Holder
-from aiolock.stores._shares import Accounts
+from aiolock.stores._shares import Account, Accounts
 from aiolock.stores._state import NameState
 from aiolock.stores.machine import Step
 from benchmarks import shares as benchmark
@@ -416,6 +416,31 @@ def test_shares_are_forgotten_when_nobody_with_a_share_waits() -> None:
     for _ in range(2):
         bench.release()
     assert not _accounts(bench)._by_name
+
+
+def test_forgetting_starts_looks_at_no_share_that_only_holds(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It happens each time that the last waiter leaves, however many hold permits then."""
+    bench = Bench(1000)
+    for number in range(1000):
+        bench.ask(f"u{number}")
+    looked, taken = list[str](), Accounts._taken
+
+    def look(accounts: Accounts, share: str) -> Account:
+        looked.append(share)
+        return taken(accounts, share)
+
+    monkeypatch.setattr(Accounts, "_taken", look)
+    waiter, answer = bench.ask("u1")
+    assert isinstance(answer, Queued)
+    bench.give_up(waiter, "u1")
+    assert looked == ["u1", "u1"]
+    bench.ask("late")
+    bench.release()
+    assert len(looked) < 10
+    assert not _accounts(bench).virtual
+    assert not any(account.start for account in _accounts(bench)._by_name.values())
 
 
 def test_share_pays_nothing_for_a_grant_while_nobody_with_a_share_waits() -> None:
