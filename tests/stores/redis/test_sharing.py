@@ -576,6 +576,21 @@ def test_newcomer_does_not_count_the_dead_of_its_share(lua: Scripts, alive: int)
     assert len(lua.order().line) == len(lua.kept.queue)
 
 
+def test_newcomer_does_not_count_waiters_of_its_share_that_have_left_the_queue(
+    lua: Scripts,
+) -> None:
+    """A script without the keys has removed them, also from behind others that wait."""
+    come(lua, lock("", 0), *(lock(A, seq) for seq in range(1, 6)), lock(B, 6))
+    lua.redis.zrem(lua.keys[1], lock(A, 1), lock(A, 4))
+    assert lua.acquire(lock(A, 7), MINUTE, 0, 3) == Full(3)
+    assert isinstance(lua.acquire(lock(A, 8), MINUTE, 0, 4), Queued)
+    assert lua.order().line == sorted(lua.kept.queue)
+    assert turns(lua, 5) == [lock(share, seq) for share, seq in ((A, 2), (B, 6))] + [
+        lock(A, seq) for seq in (3, 5, 8)
+    ]
+    assert lua.order() == NOTHING
+
+
 def test_dead_waiters_pay_nothing_and_leave_in_one_step(lua: Scripts) -> None:
     """However many there are, up to what one step looks at."""
     come(lua, lock("", 0), *(lock((A, B)[seq % 2], seq, "gone") for seq in range(1, 101)))
