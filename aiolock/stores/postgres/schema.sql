@@ -929,6 +929,7 @@ DECLARE
     room bigint;
     taken bigint;
     permits_ bigint;
+    alike bigint; -- the number that all holders with the rule '=' have, if one of them came now
     count_ bigint;
     there text; -- a client that is there
     of_rate boolean := false; -- whether these are waiters of a rate limit
@@ -1006,7 +1007,8 @@ BEGIN
         -- Most of many need no look at the tables: the holders share if the last one that came does.
         IF w.rule = '^' AND count_ < w.number THEN
             room := NULL;
-        ELSIF granted = 0 OR w.rule IN ('&', '|', '=') OR w.rule = '*' AND permits_ IS NULL THEN
+        ELSIF granted = 0 OR w.rule IN ('&', '|') OR w.rule = '*' AND permits_ IS NULL
+                OR w.rule = '=' AND alike IS DISTINCT FROM w.number THEN
             room := aiolock._room(n, w, us, me, passing, taken);
         ELSE
             room := CASE WHEN w.shares AND (w.rule <> '*' OR taken + w.number <= permits_)
@@ -1032,6 +1034,7 @@ BEGIN
         END IF;
         granted := granted + 1;
         passing := room;
+        alike := CASE WHEN w.rule = '=' THEN w.number ELSE alike END;
         DELETE FROM aiolock.waiters
             WHERE name = n AND ticket = w.ticket AND client = w.client AND seq = w.seq;
         IF w.rule = '|' THEN

@@ -35,12 +35,15 @@ from aiolock.protocol import (
     Adopt,
     Break,
     Detach,
+    Form,
     Post,
     ReadPosted,
     ReadStatus,
+    Rule,
 )
 from aiolock.stores import postgres
 from aiolock.stores.postgres import (
+    _codec,
     _greeting,
     _link,
     _listener,
@@ -825,6 +828,31 @@ async def test_pushes_of_done_request_and_break_need_no_flush(own_postgres: Post
 
 
 FORM = "{3000,0,0,0,0,0,0,0,0,0,0,0}"
+
+
+def test_waiters_of_one_number_enter_with_one_look_at_the_holders(
+    postgres_server: PostgresServer,
+) -> None:
+    """Many writers below one node, once its reader has released: each look reads the grants."""
+    form = _codec.form(Form(3000, True, Rule.ALIKE, 1)).decode()
+    with contextlib.closing(postgres_server.connect()) as connection:
+        connection.execute("SET search_path = aiolock; SET track_functions = 'all'")
+        with connection.transaction(force_rollback=True):
+            connection.execute("SELECT hello('look', 2020, 'here', 1)")
+            reader = _codec.form(Form(3000, True, Rule.ALIKE, 1_000_000)).decode()
+            for seq, each in enumerate([reader, *[form] * 40]):
+                asked = "SELECT acquire('look', 'look', %s, %s, 60000, 0, true, 0, 0)"
+                connection.execute(asked, (seq, each))
+            called = (
+                "SELECT coalesce(sum(calls), 0) FROM pg_stat_xact_user_functions"
+                " WHERE funcname = '_room'"
+            )
+            ((before,),) = connection.execute(called).fetchall()
+            connection.execute("SELECT release('look', 'look', 0, 0, true, 0)")
+            ((after,),) = connection.execute(called).fetchall()
+            count = "SELECT count(*) FROM grants WHERE name = 'look'"
+            assert connection.execute(count).fetchall() == [(40,)]
+            assert after - before == 1
 
 
 @pytest.mark.one_loop
