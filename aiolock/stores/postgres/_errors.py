@@ -36,6 +36,8 @@ _ADVICE: Final = {
     "AL006": "its advisory locks, LISTEN or row locks are not those of PostgreSQL, so two clients"
     " could have one lock. Use PostgreSQL 13 or newer, or another store",
     "AL007": "use PostgreSQL 13 or newer",
+    "AL008": "end it, or wait until it has ended, and run `aiolock init-db URL` again:"
+    " pg_stat_activity says what it does",
     "25006": "it is read-only, a standby perhaps: connect to the primary, with"
     " target_session_attrs=read-write and all hosts in the URL",
     "28": "see the user and the password in the URL, and pg_hba.conf",

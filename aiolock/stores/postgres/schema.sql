@@ -177,12 +177,16 @@ CREATE TABLE IF NOT EXISTS aiolock.swept (
 
 -- The indexes, and the columns that an earlier schema does not have. For these, the tables are locked,
 -- all at once, beside clients at work that lock them in any order; so it does not wait for long, which
--- might be a deadlock, and tries again. (If nothing is missing, it locks none.)
+-- might be a deadlock, and tries again after a pause, in which these clients go on. It gives up if a
+-- transaction keeps a table. (If nothing is missing, it locks none.)
 DO $$
 DECLARE
     missing boolean := EXISTS (SELECT FROM unnest(ARRAY['waiters_by_client', 'waiters_by_share',
             'accounts_in_turn', 'accounts_remembered', 'tombstones_by_end', 'names_by_due',
-            'clients_by_seen']) name WHERE to_regclass('aiolock.' || name) IS NULL);
+            'clients_by_seen']) name WHERE to_regclass('aiolock.' || name) IS NULL)
+        OR NOT EXISTS (SELECT FROM pg_attribute
+            WHERE attrelid = 'aiolock.names'::regclass AND attname = 'bucket');
+    until timestamptz := clock_timestamp() + interval '10 seconds';
     waits text := current_setting('lock_timeout');
     done text;
 BEGIN
@@ -196,7 +200,14 @@ BEGIN
                 aiolock.tombstones, aiolock.clients, aiolock.swept IN ACCESS EXCLUSIVE MODE;
             EXIT;
         EXCEPTION WHEN lock_not_available OR deadlock_detected THEN
-            done := pg_sleep(0.1 * random());
+            IF clock_timestamp() > until THEN
+                RAISE EXCEPTION 'a table of the schema aiolock is kept by an open transaction, of one'
+                    ' of these processes: %', (SELECT string_agg(DISTINCT l.pid::text, ', ')
+                    FROM pg_locks l JOIN pg_class c ON c.oid = l.relation
+                    WHERE l.granted AND l.pid <> pg_backend_pid() AND c.relkind = 'r'
+                    AND c.relnamespace = 'aiolock'::regnamespace) USING ERRCODE = 'AL008';
+            END IF;
+            done := pg_sleep(0.1 + 0.2 * random());
         END;
     END LOOP;
     done := set_config('lock_timeout', waits, true);
@@ -214,6 +225,7 @@ BEGIN
         ALTER TABLE aiolock.grants ADD COLUMN share bytea NOT NULL DEFAULT '';
         ALTER TABLE aiolock.grants ADD COLUMN weight bigint NOT NULL DEFAULT 1000;
     END IF;
+    ALTER TABLE aiolock.names ADD COLUMN IF NOT EXISTS bucket bigint[];
     CREATE UNIQUE INDEX IF NOT EXISTS waiters_by_client ON aiolock.waiters (name, client, seq);
     CREATE INDEX IF NOT EXISTS waiters_by_share
         ON aiolock.waiters (name, priority, share, ticket, client, seq) WHERE share <> '';
@@ -225,13 +237,6 @@ BEGIN
     CREATE INDEX IF NOT EXISTS tombstones_by_end ON aiolock.tombstones (name, ends);
     CREATE INDEX IF NOT EXISTS names_by_due ON aiolock.names (due, name);
     CREATE INDEX IF NOT EXISTS clients_by_seen ON aiolock.clients (seen);
-END $$;
-DO $$
-BEGIN
-    IF NOT EXISTS (SELECT FROM pg_attribute
-        WHERE attrelid = 'aiolock.names'::regclass AND attname = 'bucket') THEN
-        ALTER TABLE aiolock.names ADD COLUMN bucket bigint[];
-    END IF;
 END $$;
 INSERT INTO aiolock.swept DEFAULT VALUES ON CONFLICT DO NOTHING;
 

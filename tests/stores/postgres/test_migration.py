@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import Iterator
 
+import psycopg
 import pytest
 
 import aiolock
@@ -59,3 +60,38 @@ async def test_clients_at_work_go_on_while_the_tables_are_changed(
                     await asyncio.sleep(0.001)
             stop.set()
     assert fences == sorted(set(fences))
+
+
+@pytest.mark.one_loop
+@pytest.mark.parametrize(
+    ("older", "table"),
+    [
+        ("ALTER TABLE aiolock.names RENAME bucket TO earlier", "names"),
+        ("DROP INDEX aiolock.clients_by_seen", "grants"),
+    ],
+    ids=["column", "index"],
+)
+async def test_init_db_gives_up_on_a_table_that_a_transaction_keeps(
+    server: PostgresServer, prefix: str, monkeypatch: pytest.MonkeyPatch, older: str, table: str
+) -> None:
+    """The error says which process keeps it, and nothing was made; clients go on all the time."""
+    statements = _schema.statements()
+    sooner = statements.replace("interval '10 seconds'", "interval '1 second'")
+    assert sooner != statements
+    monkeypatch.setattr(_schema, "statements", lambda: sooner)
+    made = (
+        "SELECT to_regclass('aiolock.clients_by_seen') IS NOT NULL AND EXISTS (SELECT FROM"
+        " pg_attribute WHERE attrelid = 'aiolock.names'::regclass AND attname = 'bucket')"
+    )
+    async with aiolock.connect(server.url("app"), prefix=prefix) as client:
+        server.execute(older)
+        with contextlib.closing(psycopg.connect(server.url())) as keeper:
+            keeper.execute(f"SELECT FROM aiolock.{table}".encode())
+            pid = keeper.info.backend_pid
+            with pytest.raises(aiolock.StoreError, match=rf"processes: (\d+, )*{pid}\b.*end it"):
+                await asyncio.to_thread(postgres.create_schema, server.url(), "app")
+            assert server.execute(made) == [(False,)]
+        await asyncio.to_thread(postgres.create_schema, server.url(), "app")
+        assert server.execute(made) == [(True,)]
+        async with client.lock("x", timeout=20):
+            pass
