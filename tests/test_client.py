@@ -203,8 +203,9 @@ async def test_waiter_of_a_client_closed_and_reopened_raises_client_closed() -> 
         waiting = asking(client.lock("a"))
         await queued(theirs.lock("a"), 1)
         closing = asyncio.create_task(client.aclose())
-        while client._engine.state is not State.CLOSED:  # noqa: ASYNC110  # in that very turn
-            await asyncio.sleep(0)
+        async with asyncio.timeout(30):
+            while client._engine.state is not State.CLOSED:  # noqa: ASYNC110  # in that very turn
+                await asyncio.sleep(0)
         await client.open()
         with pytest.raises(ClientClosed):
             await waiting

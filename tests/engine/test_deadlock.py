@@ -142,8 +142,9 @@ async def _readers(
     busy = client.lock("busy")
     wants = [first or busy, *[busy] * (MANY - 2), last]
     readers = [asyncio.create_task(read(each), name=f"reader {n}") for n, each in enumerate(wants)]
-    while len(client._engine.waiters.index()) < MANY:  # noqa: ASYNC110  # it sets no Event
-        await asyncio.sleep(0)
+    async with asyncio.timeout(60):
+        while len(client._engine.waiters.index()) < MANY:  # noqa: ASYNC110  # it sets no Event
+            await asyncio.sleep(0)
     try:
         yield readers
     finally:
@@ -191,8 +192,9 @@ async def test_cycle_that_opens_during_the_search_raises_no_would_deadlock(step:
         await begun.wait()
         async with _readers(client, far) as readers:
             asks.set()
-            while not client._engine.acquirer.late.deadlocks.searches._left:  # noqa: ASYNC110  # it sets no Event
-                await asyncio.sleep(0)
+            async with asyncio.timeout(60):
+                while not client._engine.acquirer.late.deadlocks.searches._left:  # noqa: ASYNC110  # it sets no Event
+                    await asyncio.sleep(0)
             for _ in range(step):
                 await asyncio.sleep(0)
             told = not client._engine.acquirer.late.deadlocks.searches._left
@@ -220,8 +222,9 @@ async def test_cycle_that_opens_behind_the_search_raises_no_would_deadlock(step:
         between = asyncio.create_task(_holding(near, far))
         await queued(far, 0)
         async with _readers(client, client.lock("busy"), near) as readers:
-            while not client._engine.acquirer.late.deadlocks.searches._left:  # noqa: ASYNC110  # it sets no Event
-                await asyncio.sleep(0)
+            async with asyncio.timeout(60):
+                while not client._engine.acquirer.late.deadlocks.searches._left:  # noqa: ASYNC110  # it sets no Event
+                    await asyncio.sleep(0)
             for _ in range(step):
                 await asyncio.sleep(0)
             told = not client._engine.acquirer.late.deadlocks.searches._left
@@ -247,8 +250,9 @@ async def test_cycle_search_for_a_task_that_stops_waiting_ends(ends: str) -> Non
         async with _readers(client, client.lock("busy")):
             writing = asyncio.create_task(write())
             wants_far = asyncio.create_task(_holding(client.lock("other"), far))
-            while not client._engine.acquirer.late.deadlocks.searches._left:  # noqa: ASYNC110  # as above
-                await asyncio.sleep(0)
+            async with asyncio.timeout(60):
+                while not client._engine.acquirer.late.deadlocks.searches._left:  # noqa: ASYNC110  # as above
+                    await asyncio.sleep(0)
             if ends == "cancelled":
                 writing.cancel()
             else:

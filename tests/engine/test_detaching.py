@@ -297,8 +297,9 @@ async def test_lease_that_was_handed_off_locally_is_detached_after_its_report(wo
                 for number in range(2):
                     group.create_task(hand_on())
                     await queued(lock, number + 1)
-            while len(tokens) < 1:  # noqa: ASYNC110  # no event tells it
-                await asyncio.sleep(0)
+            async with asyncio.timeout(30):
+                while len(tokens) < 1:  # noqa: ASYNC110  # no event tells it
+                    await asyncio.sleep(0)
             async with worker.adopt(tokens[0]):
                 pass
         async with worker.adopt(tokens[1]):

@@ -131,8 +131,9 @@ async def test_loop_with_ten_thousand_waiters_that_hold_locks_stays_responsive(
     let_go = asyncio.Event()
     async with hot:
         tasks = await begun(holds_one)
-        while len(client._engine.waiters.index()) < MANY:  # noqa: ASYNC110  # it sets no Event
-            await asyncio.sleep(0.05)
+        async with asyncio.timeout(60):
+            while len(client._engine.waiters.index()) < MANY:  # noqa: ASYNC110  # it sets no Event
+                await asyncio.sleep(0.05)
         await check_short(begins_to_wait)
         await client.aclose()
     await asyncio.gather(*tasks)
@@ -159,8 +160,9 @@ async def test_loop_while_a_cycle_is_sought_among_many_readers_stays_responsive(
 
     async def writes() -> None:
         async with far:
-            while len(waiters.index()) <= MANY:  # noqa: ASYNC110  # it sets no Event
-                await asyncio.sleep(0)
+            async with asyncio.timeout(60):
+                while len(waiters.index()) <= MANY:  # noqa: ASYNC110  # it sets no Event
+                    await asyncio.sleep(0)
             async with book.write():
                 raise AssertionError
 
@@ -168,8 +170,9 @@ async def test_loop_while_a_cycle_is_sought_among_many_readers_stays_responsive(
         writing = asyncio.create_task(writes())
         await asyncio.sleep(0.01)
         waiting = asyncio.create_task(waits_for_far())
-        while len(waiters.index()) < MANY + 2:  # noqa: ASYNC110  # it sets no Event
-            await asyncio.sleep(0)
+        async with asyncio.timeout(60):
+            while len(waiters.index()) < MANY + 2:  # noqa: ASYNC110  # it sets no Event
+                await asyncio.sleep(0)
         await asyncio.sleep(0.5)
         for task in (writing, waiting):
             task.cancel()
@@ -178,8 +181,9 @@ async def test_loop_while_a_cycle_is_sought_among_many_readers_stays_responsive(
     waiters = client._engine.waiters
     await each(lambda number: other.lock(f"own:{number}").acquire(), own)
     tasks = await begun(reads)
-    while len(waiters.index()) < MANY:  # noqa: ASYNC110  # it sets no Event
-        await asyncio.sleep(0.05)
+    async with asyncio.timeout(60):
+        while len(waiters.index()) < MANY:  # noqa: ASYNC110  # it sets no Event
+            await asyncio.sleep(0.05)
     await check_short(begins_to_wait)
     await client.aclose()
     await asyncio.wait(tasks)
@@ -201,8 +205,9 @@ async def test_loop_with_ten_thousand_leases_stays_responsive(
         make_due(client, 100)
 
     async def given_slots() -> None:
-        while client._engine.watchdog.wheel.young:  # noqa: ASYNC110  # it sets no Event
-            await asyncio.sleep(0.01)
+        async with asyncio.timeout(60):
+            while client._engine.watchdog.wheel.young:  # noqa: ASYNC110  # it sets no Event
+                await asyncio.sleep(0.01)
 
     await take()
     await check_short(given_slots)
@@ -274,8 +279,9 @@ async def test_loop_while_ten_thousand_leases_expire_stays_responsive(
     """All at once, by the client's clock: the store may have been away."""
 
     async def ended() -> None:
-        while client._engine.watchdog.holds:  # noqa: ASYNC110  # it sets no Event
-            await asyncio.sleep(0.01)
+        async with asyncio.timeout(60):
+            while client._engine.watchdog.holds:  # noqa: ASYNC110  # it sets no Event
+                await asyncio.sleep(0.01)
 
     async def take() -> None:
         leases = await each(

@@ -21,7 +21,7 @@ from aiolock.integrations.django import IdempotencyMiddleware, close, sync_clien
 from aiolock.stores.memory import MemoryServer
 from tests.integrations.test_django_views import add, stock
 from tests.integrations.test_django_views import database as database  # noqa: PLC0414  # a fixture
-from tests.support.failures import until
+from tests.support.failures import until, wait_until
 from tests.support.webapps.django import configure
 
 configure()
@@ -143,8 +143,7 @@ def test_middleware_answers_409_while_the_first_is_under_way() -> None:
 
     with serving(view), ThreadPoolExecutor(1) as threads:
         first = threads.submit(post)
-        while not count:
-            pass
+        wait_until(lambda: count)
         refused = post()
         assert (refused.status_code, refused["Retry-After"]) == (409, "1")
         assert refused.json()["code"] == "idempotency_under_way"

@@ -351,8 +351,9 @@ async def test_cancel_at_any_step_of_a_task_with_a_token_leaves_nothing(
             assert not worker.client._engine.watchdog.holds
         async with web.lock("x", timeout=10):
             assert not worker.client._engine.watchdog.holds
-        while (status := await web.status("x", kind="once")).closed or status.holders:  # noqa: ASYNC110  # tells nobody
-            await asyncio.sleep(0.005)
+        async with asyncio.timeout(30):
+            while (status := await web.status("x", kind="once")).closed or status.holders:  # noqa: ASYNC110  # tells nobody
+                await asyncio.sleep(0.005)
         await another()
     await web.discard(tokens[-1])
     assert len(tokens) > 3

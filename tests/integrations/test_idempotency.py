@@ -411,8 +411,9 @@ async def test_idempotency_of_a_client_that_disconnects_keeps_the_response(frame
             bodies.go.set()
             await until(lambda: bodies.left)
             reply = await http.post(f"{url}/orders/42", content=b"x", headers=KEY)
-            while reply.status_code == 409:  # it is being kept
-                reply = await http.post(f"{url}/orders/42", content=b"x", headers=KEY)
+            async with asyncio.timeout(30):
+                while reply.status_code == 409:  # it is being kept
+                    reply = await http.post(f"{url}/orders/42", content=b"x", headers=KEY)
             assert (reply.status_code, reply.headers["Idempotent-Replayed"]) == (200, "true")
             assert len(bodies.entered) == 1
 

@@ -204,8 +204,9 @@ async def test_shutdown_while_a_task_waits_schedules_it_again() -> None:
     async with aiolock.connect(memory) as others:
         lease = await take(others.lock("user:7"))
         await welcome.kiq(7)
-        while not (await others.lock("user:7").status()).waiters:  # noqa: ASYNC110  # tells nobody
-            await asyncio.sleep(0)
+        async with asyncio.timeout(30):
+            while not (await others.lock("user:7").status()).waiters:  # noqa: ASYNC110  # tells nobody
+                await asyncio.sleep(0)
         await broker.shutdown()
         await until(lambda: schedule.tasks)
         await broker.wait_all()

@@ -367,8 +367,9 @@ async def test_cancel_at_any_step_of_a_task_leaves_nothing(
         assert locks.interrupted <= (not begun)
         async with others.lock("x", timeout=10):
             assert not locks.client._engine.watchdog.holds
-        while (await others.status("y", kind="once")).closed:  # noqa: ASYNC110  # tells nobody
-            await asyncio.sleep(0.005)
+        async with asyncio.timeout(30):
+            while (await others.status("y", kind="once")).closed:  # noqa: ASYNC110  # tells nobody
+                await asyncio.sleep(0.005)
 
 
 def test_decorators_with_invalid_arguments_raise_type_or_value_error() -> None:

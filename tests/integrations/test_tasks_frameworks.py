@@ -97,8 +97,9 @@ async def test_once_task_sent_several_times_runs_once_and_all_have_its_result(
 
 async def queued_once(client: aiolock.LockClient, name: str) -> None:
     """Return when somebody waits for the outcome."""
-    while not (await client.status(name, kind="once")).waiters:  # noqa: ASYNC110  # tells nobody
-        await asyncio.sleep(0.005)
+    async with asyncio.timeout(30):
+        while not (await client.status(name, kind="once")).waiters:  # noqa: ASYNC110  # tells nobody
+            await asyncio.sleep(0.005)
 
 
 async def test_limited_task_runs_as_often_at_once_as_its_limit(

@@ -125,8 +125,9 @@ async def test_send_timeout_ends_the_lease_of_a_slow_reading_client(
     bodies = Bodies(aiolock.connect(memory), send_timeout=0.5)
 
     async def read(reader: asyncio.StreamReader) -> None:
-        while await reader.read(10_000):  # noqa: ASYNC110  # it is slow
-            await asyncio.sleep(0.01)
+        async with asyncio.timeout(30):
+            while await reader.read(10_000):  # noqa: ASYNC110  # it is slow
+                await asyncio.sleep(0.01)
 
     async with served(framework, bodies) as url:
         port = int(url.rpartition(":")[2])
@@ -158,8 +159,9 @@ async def test_send_timeout_ends_the_lease_of_a_slow_sending_client(
         port = int(url.rpartition(":")[2])
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(b"POST /orders/42 HTTP/1.1\r\nHost: a\r\nContent-Length: 9\r\n\r\nx")
-        while len((status := await lock.status()).waiters) < waits or not status.holders:  # noqa: ASYNC110  # nothing tells
-            await asyncio.sleep(0.005)
+        async with asyncio.timeout(30):
+            while len((status := await lock.status()).waiters) < waits or not status.holders:  # noqa: ASYNC110  # nothing tells
+                await asyncio.sleep(0.005)
         if waits:
             await asyncio.sleep(2 * SOON)  # now it looks for its client, too
         await stack.aclose()

@@ -68,8 +68,9 @@ async def test_sigterm_answers_503_to_waiters_and_leaves_nothing_in_redis(
         process(framework, redis_server, prefix, grace=1) as (running, url),
     ):
         holds = asyncio.create_task(client.post(f"{url}/orders/42"))
-        while not await others.lock("order:42").locked():  # noqa: ASYNC110  # another process
-            await asyncio.sleep(0.01)
+        async with asyncio.timeout(30):
+            while not await others.lock("order:42").locked():  # noqa: ASYNC110  # another process
+                await asyncio.sleep(0.01)
         waits = [asyncio.create_task(client.post(f"{url}/orders/42")) for _ in range(3)]
         await queued(others.lock("order:42"), 3)
         running.terminate()

@@ -320,8 +320,9 @@ async def test_request_release_before_requested_is_read_is_seen_later(world: Wor
     async with world.client() as ours, world.client() as theirs:
         async with ours.lock("a") as lease:
             assert await theirs.lock("a").request_release()
-            while not lease._hold.is_wanted:  # noqa: ASYNC110  # nothing else looks at it
-                await asyncio.sleep(0)
+            async with asyncio.timeout(30):
+                while not lease._hold.is_wanted:  # noqa: ASYNC110  # nothing else looks at it
+                    await asyncio.sleep(0)
             assert lease.requested.is_set()
         async with ours.lock("a") as lease:
             assert not lease.requested.is_set()

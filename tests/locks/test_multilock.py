@@ -380,8 +380,9 @@ async def test_multilock_of_many_in_a_cancelled_scope_releases_in_parts(how: str
 
         async def look() -> None:
             all_held = len(NAMES) - 1
-            while (len(holds) < all_held) == (how != "release"):  # noqa: ASYNC110  # no Event
-                await asyncio.sleep(0)
+            async with asyncio.timeout(30):
+                while (len(holds) < all_held) == (how != "release"):  # noqa: ASYNC110  # no Event
+                    await asyncio.sleep(0)
             scope.cancel()
             while holds:
                 counts.append(len(holds))
@@ -427,8 +428,9 @@ async def test_multilock_that_loses_one_of_many_before_entry_raises_lease_lost(
 
         taking = asyncio.create_task(take())
         holds = ours._engine.watchdog.holds
-        while len(holds) < len(NAMES):  # noqa: ASYNC110  # it sets no Event
-            await asyncio.sleep(0)
+        async with asyncio.timeout(30):
+            while len(holds) < len(NAMES):  # noqa: ASYNC110  # it sets no Event
+                await asyncio.sleep(0)
         ours._engine.watchdog.lose([*holds.values()][number], LossReason.EXPIRED)
         await asyncio.wait([taking])
         assert not entered

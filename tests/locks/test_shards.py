@@ -117,8 +117,9 @@ async def test_killed_member_is_replaced_when_its_leases_end() -> None:
         assert not held.of(each[0])
         await asyncio.sleep(5)
         assert sum(held.sizes()) == 16
-        while held.sizes() != [12, 12]:  # noqa: ASYNC110  # nothing announces it
-            await asyncio.sleep(0.01)
+        async with asyncio.timeout(30):
+            while held.sizes() != [12, 12]:  # noqa: ASYNC110  # nothing announces it
+                await asyncio.sleep(0.01)
         assert 6 < loop.time() - killed < 11
         assert lost <= set(held.by_shard)
 
@@ -157,8 +158,9 @@ async def test_body_that_does_not_give_up_is_cancelled_after_its_grace() -> None
             if not number:
                 await asyncio.sleep(5)
         joined = loop.time()
-        while held.sizes() != [12, 12]:  # noqa: ASYNC110  # nothing announces it
-            await asyncio.sleep(0.1)
+        async with asyncio.timeout(30):
+            while held.sizes() != [12, 12]:  # noqa: ASYNC110  # nothing announces it
+                await asyncio.sleep(0.1)
         assert 8 < loop.time() - joined < 9
         await asyncio.sleep(30)
         assert sum(held.begun.values()) == 24 + 12

@@ -68,8 +68,9 @@ async def test_share_of_a_semaphore_that_holds_least_for_its_weight_is_next(worl
         await queued(small, 8)
         for lease in leases:
             await lease.release()
-        while len((await small.status()).waiters) > 4:  # noqa: ASYNC110  # nobody is told
-            await asyncio.sleep(0.001)
+        async with asyncio.timeout(30):
+            while len((await small.status()).waiters) > 4:  # noqa: ASYNC110  # nobody is told
+                await asyncio.sleep(0.001)
         held = Counter(each.share for each in (await small.status()).holders)
         assert held == {"big": 3, "small": 1}
         for _ in tasks:
@@ -115,8 +116,9 @@ async def test_permit_that_is_handed_on_is_held_by_its_share_all_the_time(world:
         assert (detached.share, detached.weight) == ("busy", 0.5)
         async with theirs.adopt(token) as adopted:
             await other.release()
-            while not pool.order:  # noqa: ASYNC110  # nobody is told
-                await asyncio.sleep(0.001)
+            async with asyncio.timeout(30):
+                while not pool.order:  # noqa: ASYNC110  # nobody is told
+                    await asyncio.sleep(0.001)
             assert pool.order[0] == "quiet"
             shares = {each.share for each in (await quiet.status()).holders if each.fence}
             assert "busy" in shares

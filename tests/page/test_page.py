@@ -207,8 +207,9 @@ async def test_page_shows_and_breaks_a_lock_of_a_hostile_name(
     lease = await client.lock(name).acquire()
     async with Viewer(page) as viewer, visiting(page) as visitor:
         block = ""
-        while not block.startswith("event: view"):
-            block = await viewer.block()
+        async with asyncio.timeout(30):
+            while not block.startswith("event: view"):
+                block = await viewer.block()
         assert block.isascii()
         assert len(block.splitlines()) == 2
         (row,) = json.loads(block.partition("data: ")[2])["rows"]

@@ -145,16 +145,18 @@ async def test_stream_shows_a_deadlock_while_it_lasts() -> None:
             for mine, client in enumerate((ours, theirs))
         ]
         view = await viewer.event()
-        while not view["deadlocks"]:
-            view = await viewer.event()
+        async with asyncio.timeout(30):
+            while not view["deadlocks"]:
+                view = await viewer.event()
         (deadlock,) = view["deadlocks"]
         assert sorted(deadlock["cycle"]) == [["lock", "a"], ["lock", "b"]]
         assert "2 tasks wait for each other" in deadlock["text"]
         assert "'task 0'" in deadlock["text"]
         assert [row["blocked"] for row in view["rows"]] == [True, True]
         tasks[0].cancel()
-        while view["deadlocks"]:
-            view = await viewer.event()
+        async with asyncio.timeout(30):
+            while view["deadlocks"]:
+                view = await viewer.event()
         await asyncio.wait(tasks)
 
 
@@ -166,8 +168,9 @@ async def test_stream_while_the_store_fails_sends_the_error_and_the_age(
         await viewer.until(held=1)
         store.refuse("snapshot", math.inf)
         view = await viewer.event()
-        while not view["error"]:
-            view = await viewer.event()
+        async with asyncio.timeout(30):
+            while not view["error"]:
+                view = await viewer.event()
         assert "refused" in view["error"]
         assert [row["name"] for row in view["rows"]] == ["a"]
         first = (await viewer.event("times"))["age"]
@@ -297,8 +300,9 @@ async def test_stream_while_a_look_takes_long_shows_the_rows_as_they_are_now(
         await leases[2].release()
         waits = asking(client.lock("b"))
         async with client.lock("d"):
-            while not (rows := (await viewer.event())["rows"])[1]["waiting"]:
-                pass
+            async with asyncio.timeout(30):
+                while not (rows := (await viewer.event())["rows"])[1]["waiting"]:
+                    pass
             assert [(row["name"], row["holders"]) for row in rows] == [("a", 0), ("b", 1), ("c", 1)]
             store.resume()
             await viewer.until(names=["b", "d"])
@@ -359,8 +363,9 @@ async def test_stream_to_a_slow_viewer_sends_the_latest_and_delays_no_other(
             await quick.event()
             slow.takes.set()
             names = list[str]()
-            while "last" not in names:
-                names += [row["name"] for row in (await slow.event())["rows"]]
+            async with asyncio.timeout(30):
+                while "last" not in names:
+                    names += [row["name"] for row in (await slow.event())["rows"]]
             assert len(names) <= 2
             times = await slow.event("times")
             assert len(times["points"]) >= 8
@@ -468,8 +473,9 @@ async def test_stream_of_ten_thousand_locks_sends_a_small_message() -> None:
         leases = [await client.lock(f"order:{n}").acquire() for n in range(10_000)]
         async with Viewer(web(client)) as viewer:
             block = ""
-            while not block.startswith("event: view"):
-                block = await viewer.block()
+            async with asyncio.timeout(30):
+                while not block.startswith("event: view"):
+                    block = await viewer.block()
             assert len(block) < 100_000
             assert '"locks":10000' in block
         await asyncio.gather(*(lease.release() for lease in leases))

@@ -197,8 +197,9 @@ async def test_acl_rule_of_the_docs_suffices_for_a_client(own_server: RedisServe
     async with aiolock.connect(url) as ours, aiolock.connect(url) as theirs:
         async with ours.lock("x") as lease:
             waiting = asyncio.create_task(theirs.lock("x", timeout=10).acquire())
-            while not (await ours.lock("x").status()).waiters:  # noqa: ASYNC110  # tells nobody
-                await asyncio.sleep(0.01)
+            async with asyncio.timeout(30):
+                while not (await ours.lock("x").status()).waiters:  # noqa: ASYNC110  # tells nobody
+                    await asyncio.sleep(0.01)
             with pytest.raises(aiolock.QueueFull):
                 await theirs.lock("x", max_waiters=1).acquire()
             await lease.extend(20)

@@ -95,8 +95,9 @@ async def _look_after_all(client: aiolock.LockClient) -> None:
     (queue,) = acquisitions.table.queues.values()
     assert len(queue.acquisitions) == MANY
     queue.look_by(-1.0)
-    while queue._look_at < 0 or not acquisitions._passes.idle:  # noqa: ASYNC110  # no Event
-        await asyncio.sleep(0)
+    async with asyncio.timeout(60):
+        while queue._look_at < 0 or not acquisitions._passes.idle:  # noqa: ASYNC110  # no Event
+            await asyncio.sleep(0)
 
 
 async def test_status_of_a_lock_with_many_waiters_does_not_block_the_loop(
@@ -180,8 +181,9 @@ async def test_wire_with_many_replies_and_pushes_at_once_does_not_block_the_loop
         async def read() -> None:
             for wire in wires:
                 wire._transport.resume_reading()
-            while not answers[-1].done() or len(told) < MANY:  # noqa: ASYNC110  # it sets no Event
-                await asyncio.sleep(0)
+            async with asyncio.timeout(60):
+                while not answers[-1].done() or len(told) < MANY:  # noqa: ASYNC110  # it sets no Event
+                    await asyncio.sleep(0)
 
         answers = list[Any]()
         await check_short(read, pause)
@@ -255,8 +257,9 @@ async def test_loss_and_close_of_many_observed_leases_do_not_block_the_loop() ->
         taken.append(await each(lambda n: client.lock(f"{len(taken)}:{n}", renew=False).acquire()))
 
     async def all_are_lost() -> None:
-        while observer.told["lost"] < observer.told["acquired"]:  # noqa: ASYNC110  # no Event
-            await asyncio.sleep(0.05)
+        async with asyncio.timeout(60):
+            while observer.told["lost"] < observer.told["acquired"]:  # noqa: ASYNC110  # no Event
+                await asyncio.sleep(0.05)
 
     async def all_end() -> None:
         await take()

@@ -48,8 +48,9 @@ async def waits(lock: aiolock.Lock) -> None:
 async def all_wait(lock: aiolock.Lock, count: int = MANY) -> list[asyncio.Task[None]]:
     """So many tasks that wait for it."""
     tasks = await begun(lambda _: waits(lock), count)
-    while len((await lock.status()).waiters) < count:  # noqa: ASYNC110  # it sets no Event
-        await asyncio.sleep(0.05)
+    async with asyncio.timeout(60):
+        while len((await lock.status()).waiters) < count:  # noqa: ASYNC110  # it sets no Event
+            await asyncio.sleep(0.05)
     return tasks
 
 
@@ -62,8 +63,9 @@ async def look(client: aiolock.LockClient) -> None:
             monitor._timer.cancel()
         monitor._time = lambda seconds=seconds: clock() + seconds
         monitor._look()
-        while monitor._under_way:  # noqa: ASYNC110  # it sets no Event
-            await asyncio.sleep(0)
+        async with asyncio.timeout(60):
+            while monitor._under_way:  # noqa: ASYNC110  # it sets no Event
+                await asyncio.sleep(0)
     await asyncio.sleep(0.2)  # the answers to the labels that it has posted
 
 
@@ -80,8 +82,9 @@ def make_due(client: aiolock.LockClient, left: float) -> None:
 async def are_renewed(client: aiolock.LockClient) -> None:
     """Return when all leases are renewed."""
     for hold in list(client._engine.watchdog.holds.values()):
-        while not (hold.renewals and hold.renewals.confirmed):  # noqa: ASYNC110  # it sets no Event
-            await asyncio.sleep(0.01)
+        async with asyncio.timeout(60):
+            while not (hold.renewals and hold.renewals.confirmed):  # noqa: ASYNC110  # it sets no Event
+                await asyncio.sleep(0.01)
 
 
 def expire(client: aiolock.LockClient) -> None:
@@ -116,16 +119,18 @@ async def check_readers(
         inside.clear()
         writing.append(await lock.write().acquire())
         tasks[:] = await begun(reads, count)
-        while len((await lock.status()).waiters) < count:  # noqa: ASYNC110  # it sets no Event
-            await asyncio.sleep(0.05)
+        async with asyncio.timeout(60):
+            while len((await lock.status()).waiters) < count:  # noqa: ASYNC110  # it sets no Event
+                await asyncio.sleep(0.05)
 
     def is_over() -> bool:
         return len(inside) == count and (hold or all(task.done() for task in tasks[::100]))
 
     async def all_enter() -> None:
         await writing.pop().release()
-        while not is_over():  # noqa: ASYNC110  # as above
-            await asyncio.sleep(0.05)
+        async with asyncio.timeout(60):
+            while not is_over():  # noqa: ASYNC110  # as above
+                await asyncio.sleep(0.05)
 
     try:
         await check_short(all_enter, all_begin)

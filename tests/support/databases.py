@@ -208,9 +208,11 @@ class DatabaseServer(ABC):
         freeze(parent)  # first, so that it starts no more of them
         pids = [parent, *_children(parent)]
         _send(signal.SIGSTOP, pids)
-        while not all(_stands_still(pid) for pid in pids):
-            time.sleep(0.001)
+        deadline = time.monotonic() + 30
         try:
+            while not all(_stands_still(pid) for pid in pids):
+                assert time.monotonic() < deadline, f"not all of {pids} have stopped"
+                time.sleep(0.001)
             yield
         finally:
             _send(signal.SIGCONT, pids)

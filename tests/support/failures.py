@@ -71,6 +71,14 @@ async def until(
         ) from None
 
 
+def wait_until(condition: Callable[[], object], *, within: float = 30.0) -> None:
+    """The same where there is no event loop, or none that may go on meanwhile."""
+    deadline = time.monotonic() + min(within, _PATIENCE)
+    while not condition():
+        assert time.monotonic() < deadline, f"a condition did not come true within {within} s"
+        time.sleep(0.001)
+
+
 async def soon(awaitable: Awaitable[T], *, within: float = 10.0, after: float = 0.0) -> T:
     """Wait for what comes at once, or right after so many seconds, on a machine at rest."""
     return await asyncio.wait_for(awaitable, after + min(within, _PATIENCE))
@@ -83,10 +91,17 @@ async def take(lock: aiolock.Lock | aiolock.Semaphore) -> aiolock.Lease:
     return lease
 
 
-async def queued(lock: aiolock.Lock, count: int) -> None:
-    """Return when so many wait for it: tasks, or a process that has just been started."""
+async def queued(
+    lock: aiolock.Lock, count: int, *, process: subprocess.Popen[Any] | None = None
+) -> None:
+    """Return when so many wait for it: tasks, or a process that has just been started.
+
+    It fails at once if that process ends.
+    """
     async with asyncio.timeout(30):
-        while len((await lock.status()).waiters) != count:  # noqa: ASYNC110  # nothing announces it
+        while (waiting := len((await lock.status()).waiters)) != count:
+            ended = process is not None and process.poll() is not None
+            assert not ended, f"{process} has ended, and {waiting} wait, not {count}"
             await asyncio.sleep(0.01)
 
 
@@ -276,8 +291,9 @@ async def check_works(client: aiolock.LockClient) -> None:
     await first.extend(4)
     assert await first.verify()
     waiting = asyncio.create_task(take(lock))
-    while not (await lock.status()).waiters:
-        pass
+    async with asyncio.timeout(30):
+        while not (await lock.status()).waiters:
+            pass
     with pytest.raises(aiolock.QueueFull):
         await asyncio.create_task(take(lock))
     status = await lock.status()

@@ -52,8 +52,9 @@ async def _check_shards(*clients: LockClient) -> None:
         await client.shards("t", 6, settle=0.2).run(serve)
 
     async def until(*sizes: int) -> None:
-        while sorted(Counter(held.values()).values()) != [*sizes]:  # noqa: ASYNC110  # as above
-            await asyncio.sleep(0.02)
+        async with asyncio.timeout(30):
+            while sorted(Counter(held.values()).values()) != [*sizes]:  # noqa: ASYNC110  # as above
+                await asyncio.sleep(0.02)
 
     tasks = [asyncio.create_task(run(clients[0]))]
     await until(6)

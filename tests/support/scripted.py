@@ -8,6 +8,7 @@ from typing import Any
 import redis
 
 from aiolock.protocol import Late
+from tests.support.failures import wait_until
 
 
 class ScriptedServer:
@@ -51,8 +52,9 @@ class ScriptedServer:
         """The client is gone, and the server knows."""
         if client in self._pubsubs:
             self._pubsubs.pop(client).close()
-            while self.redis.pubsub_numsub(self._channels + client)[0][1]:
-                pass  # the server has not read our good-bye yet
+            channel = self._channels + client
+            # The server has not read our good-bye yet.
+            wait_until(lambda: not self.redis.pubsub_numsub(channel)[0][1])
 
     def close(self, *keys: str) -> None:
         """Remove these, and whoever listens."""

@@ -136,13 +136,14 @@ class Watched:
 
     async def promoted(self) -> RedisServer:
         """Return the replica that has become a master, as soon as one has."""
-        while True:
-            for replica in self.replicas:
-                # A promotion closes its connections.
-                with contextlib.suppress(RedisError, OSError):
-                    if replica.call("ROLE")[0] == "master":
-                        return replica
-            await asyncio.sleep(0.01)
+        async with asyncio.timeout(60):
+            while True:
+                for replica in self.replicas:
+                    # A promotion closes its connections.
+                    with contextlib.suppress(RedisError, OSError):
+                        if replica.call("ROLE")[0] == "master":
+                            return replica
+                await asyncio.sleep(0.01)
 
     def now_master(self, new: RedisServer) -> None:
         """From now on this is the master, and the one before is a replica."""

@@ -27,7 +27,7 @@ import aiolock
 from aiolock._engine.acquisition import Phase
 from tests.support import ablated, loops, selection
 from tests.support.cancel import KINDS, Kind, Outcome, cancel_everywhere, run_cancelled, steps
-from tests.support.failures import Peek, take, until
+from tests.support.failures import Peek, take, until, wait_until
 from tests.support.procs import Worker
 from tests.support.proxy import _CHUNK, _HELD_MAX, Proxy
 from tests.support.servers import RedisServer
@@ -329,8 +329,9 @@ async def test_proxy_deaf_with_drop_keeps_links_dead_until_cut(
         proxy.cut()
         assert await two.is_reset()
         async with connect(proxy) as five:
-            while redis_server.call("PUBLISH", prefix, "x"):
-                await five.ask("PING")
+            async with asyncio.timeout(30):
+                while redis_server.call("PUBLISH", prefix, "x"):
+                    await five.ask("PING")
 
 
 async def test_proxy_delay_adds_up_over_both_directions_in_order(proxy: Proxy) -> None:
@@ -363,8 +364,9 @@ async def test_proxy_swallow_replies_executes_commands_and_cuts_the_link(
             proxy.swallow_replies(2, link=proxy.links[1])
             assert await two.ask("PING") == b"+PONG"
             three.send("INCR", prefix)
-            while redis_server.call("GET", prefix) != "2":
-                await two.ask("PING")
+            async with asyncio.timeout(30):
+                while redis_server.call("GET", prefix) != "2":
+                    await two.ask("PING")
             three.send("INCR", prefix)
             assert await three.is_reset()
             assert redis_server.call("GET", prefix) == "3"
@@ -384,8 +386,9 @@ async def test_proxy_cut_after_passes_so_many_bytes_and_no_more(
             with contextlib.suppress(ConnectionResetError):
                 assert await one.line() == f":{done}".encode()
                 assert await one.is_reset()
-            while redis_server.call("GET", prefix) != str(done):
-                assert await two.ask("PING") == b"+PONG"
+            async with asyncio.timeout(30):
+                while redis_server.call("GET", prefix) != str(done):
+                    assert await two.ask("PING") == b"+PONG"
 
 
 async def test_proxy_link_is_a_subscription_by_its_commands(proxy: Proxy) -> None:
@@ -409,10 +412,11 @@ async def test_peek_queued_returns_after_the_client_has_read_its_answer(
     async with aiolock.connect(proxy.url, prefix=prefix) as client, client.lock("lock"):
         before = proxy.bytes_to_server
         waiting = asyncio.create_task(take(client.lock("lock")))
-        while proxy.bytes_to_server == before:  # noqa: ASYNC110  # a proxy sets no Event
-            await asyncio.sleep(0)
-        while not peek.queue():
-            pass  # so that the answer is there, and nothing of this process has read it
+        async with asyncio.timeout(30):
+            while proxy.bytes_to_server == before:  # noqa: ASYNC110  # a proxy sets no Event
+                await asyncio.sleep(0)
+        # So that the answer is there, and nothing of this process has read it.
+        wait_until(peek.queue)
         await peek.queued(1)
         (attempt,) = client._engine.waiters.acquisitions["lock:lock"].values()
         assert attempt.phase is Phase.QUEUED

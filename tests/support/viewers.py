@@ -89,19 +89,21 @@ class Viewer:
 
     async def event(self, name: str = "view") -> dict[str, Any]:
         """The data of the next such event."""
-        while True:
-            kind, _, data = (await self.block()).partition("\n")
-            if kind == f"event: {name}":
-                found: dict[str, Any] = json.loads(data.removeprefix("data: "))
-                return found
+        async with asyncio.timeout(3 * WITHIN):
+            while True:
+                kind, _, data = (await self.block()).partition("\n")
+                if kind == f"event: {name}":
+                    found: dict[str, Any] = json.loads(data.removeprefix("data: "))
+                    return found
 
     async def until(self, **wanted: object) -> dict[str, Any]:
         """The next view in which these totals, or other fields, are so."""
-        while True:
-            view = await self.event()
-            seen = view | view["totals"] | {"names": [row["name"] for row in view["rows"]]}
-            if all(seen[key] == value for key, value in wanted.items()):
-                return view
+        async with asyncio.timeout(3 * WITHIN):
+            while True:
+                view = await self.event()
+                seen = view | view["totals"] | {"names": [row["name"] for row in view["rows"]]}
+                if all(seen[key] == value for key, value in wanted.items()):
+                    return view
 
 
 class Visitor(httpx.AsyncClient):

@@ -106,8 +106,9 @@ async def check_what_an_opening_leaves(
         locks = client.lock("a", ttl=20), client.rwlock("b", ttl=20).write()
         leases = [await asking(lock) for lock in locks]
         tasks.append(asyncio.create_task(work()))
-        while len(working) < len(tasks):  # noqa: ASYNC110  # no event
-            await asyncio.sleep(0.001)
+        async with asyncio.timeout(30):
+            while len(working) < len(tasks):  # noqa: ASYNC110  # no event
+                await asyncio.sleep(0.001)
         return [*leases, working[-1]]
 
     tasks = list[asyncio.Task[None]]()

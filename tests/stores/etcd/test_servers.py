@@ -36,8 +36,9 @@ async def works(url: str, prefix: str) -> None:
     ):
         async with ours.lock("a", ttl=LONG):
             waiting = asyncio.create_task(theirs.lock("a", ttl=LONG, timeout=20).acquire())
-            while not (await ours.lock("a").status()).waiters:  # noqa: ASYNC110  # no event
-                await asyncio.sleep(0.005)
+            async with asyncio.timeout(30):
+                while not (await ours.lock("a").status()).waiters:  # noqa: ASYNC110  # no event
+                    await asyncio.sleep(0.005)
         await (await waiting).release()
 
 
@@ -192,12 +193,13 @@ async def test_server_that_has_restarted_gets_a_new_token(prefix: str) -> None:
             await asyncio.to_thread(node.kill)
             await asyncio.to_thread(server.restart, node)
             await asyncio.to_thread(node.wait_ready)
-            while True:
-                try:
-                    assert await lease.verify()
-                    break
-                except StoreError:
-                    await asyncio.sleep(0.05)
+            async with asyncio.timeout(30):
+                while True:
+                    try:
+                        assert await lease.verify()
+                        break
+                    except StoreError:
+                        await asyncio.sleep(0.05)
             assert await lease.release()
 
 

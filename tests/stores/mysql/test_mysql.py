@@ -311,9 +311,9 @@ async def test_release_past_a_killed_waiter_grants_the_next_at_once(
         lease = await take(ours.lock("x", ttl=60))
         process = start_waiter(url)
         try:
-            await queued(ours.lock("x"), 1)
+            await queued(ours.lock("x"), 1, process=process)
             waiting = asyncio.create_task(take(theirs.lock("x")))
-            await queued(ours.lock("x"), 2)
+            await queued(ours.lock("x"), 2, process=process)
         finally:
             process.kill()
             process.wait()

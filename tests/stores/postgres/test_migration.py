@@ -56,8 +56,9 @@ async def test_clients_at_work_go_on_while_the_tables_are_changed(
             for _ in range(5):
                 had = len(fences)
                 await asyncio.to_thread(postgres.create_schema, server.url(), "app")
-                while len(fences) <= had + 4:  # noqa: ASYNC110  # they tell nobody
-                    await asyncio.sleep(0.001)
+                async with asyncio.timeout(30):
+                    while len(fences) <= had + 4:  # noqa: ASYNC110  # they tell nobody
+                        await asyncio.sleep(0.001)
             stop.set()
     assert fences == sorted(set(fences))
 

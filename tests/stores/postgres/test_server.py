@@ -13,6 +13,7 @@ from aiolock.stores.postgres import _server
 from aiolock.stores.postgres._errors import Failed
 from tests.support import databases
 from tests.support.databases import PostgresServer, Standby
+from tests.support.failures import wait_until
 
 pytestmark = pytest.mark.one_loop
 
@@ -120,8 +121,8 @@ async def test_open_on_a_read_only_default_names_the_setting_and_its_reset(
     server.execute(f"{setting} default_transaction_read_only = on")
     server.execute("SELECT pg_reload_conf()")
     with contextlib.closing(server.connect("app")) as app:
-        while app.execute("SHOW default_transaction_read_only").fetchone() != ("on",):
-            pass
+        show = "SHOW default_transaction_read_only"
+        wait_until(lambda: app.execute(show).fetchone() == ("on",))
     text = rf"are read-only by default: .*: {resetting} default_transaction_read_only"
     for query in ("", f"?pooled=1&listen_url={url}"):
         with pytest.raises(aiolock.StoreError, match=text) as caught:

@@ -25,7 +25,7 @@ from aiolock.stores.postgres import _reading
 from aiolock.testing._peer import CLAIM, Peer
 from tests.support import databases, versions
 from tests.support.databases import PostgresServer
-from tests.support.failures import until
+from tests.support.failures import until, wait_until
 from tests.support.neighbours import Neighbour
 
 pytestmark = pytest.mark.one_loop
@@ -136,9 +136,7 @@ def test_waiters_without_a_share_read_no_account_and_call_no_function_for_it(
     with contextlib.closing(server.connect()) as connection:
         connection.execute("SET search_path = aiolock; SET track_functions = 'all'")
         # One that has just ended may still report what an earlier test has done.
-        for _ in range(1000):
-            if rows(connection, _OTHERS) == [(0,)]:
-                break
+        wait_until(lambda: rows(connection, _OTHERS) == [(0,)])
         connection.execute("SELECT hello('ada', 20, 'here', 1), pg_stat_reset()")
         for form in (Form(CLAIM), Form(1), permit_of("")):
             for seq in range(6):
@@ -154,10 +152,7 @@ def test_waiters_without_a_share_read_no_account_and_call_no_function_for_it(
                 (True,)
             ]
 
-        for _ in range(1000):
-            if counted():
-                break
-        assert counted()
+        wait_until(counted)
         assert rows(connection, _READ) == [(0, 0)]
         assert rows(connection, _INDEX) == [(0,)]
         # The share of the last one was read, and no more, since it was free.

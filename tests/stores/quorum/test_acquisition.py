@@ -139,11 +139,13 @@ async def test_queue_pass_asks_by_the_first_waiter_that_has_not_left(
         one.ask_at = [math.inf] * 3  # as while a question is open
         two.ask_at = [began + 1, math.inf, math.inf]
         queue.look_by(-1)
-        while not queue._passes.is_under_way(queue):  # noqa: ASYNC110  # it sets no Event
-            await asyncio.sleep(0)
+        async with asyncio.timeout(60):
+            while not queue._passes.is_under_way(queue):  # noqa: ASYNC110  # it sets no Event
+                await asyncio.sleep(0)
         await ours.leave("a", first.waiter)
         assert one.over
-        while two.ask_at[0] == began + 1:  # noqa: ASYNC110  # it sets no Event
-            await asyncio.sleep(0.1)
+        async with asyncio.timeout(60):
+            while two.ask_at[0] == began + 1:  # noqa: ASYNC110  # it sets no Event
+                await asyncio.sleep(0.1)
         assert time() - began < 2
         await other.release("a", held)

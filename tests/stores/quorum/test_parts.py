@@ -271,8 +271,9 @@ async def test_reader_that_does_not_wait_enters_beside_many_that_are_let_in(
 
         async with other.rwlock("book").write() as lease:
             tasks = [asyncio.create_task(reads()) for _ in range(readers)]
-            while len((await book.status()).waiters) < readers:  # noqa: ASYNC110  # it sets no Event
-                await asyncio.sleep(0.01)
+            async with asyncio.timeout(60):
+                while len((await book.status()).waiters) < readers:  # noqa: ASYNC110  # it sets no Event
+                    await asyncio.sleep(0.01)
             await lease.release()
         mine = await other.rwlock("book").read().try_acquire()
         assert mine is not None

@@ -300,8 +300,9 @@ async def test_majority_lost_again_during_resumption_suspends_all_until_it_is_ba
         await asyncio.sleep(1)
         assert _suspended(ann) == 20
         _vote(store, votes=True)
-        while not 0 < _suspended(ann) < 20:  # noqa: ASYNC110  # it sets no Event
-            await asyncio.sleep(0)
+        async with asyncio.timeout(60):
+            while not 0 < _suspended(ann) < 20:  # noqa: ASYNC110  # it sets no Event
+                await asyncio.sleep(0)
         entries.begin(ann, "a", "20")
         await asyncio.sleep(0)
         _vote(store, votes=False)

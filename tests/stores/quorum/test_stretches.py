@@ -69,8 +69,9 @@ class Client:
 
     async def is_done(self) -> None:
         """Return when all that was begun is over."""
-        while not self.acquisitions._passes.idle:  # noqa: ASYNC110  # it sets no Event
-            await asyncio.sleep(0)
+        async with asyncio.timeout(60):
+            while not self.acquisitions._passes.idle:  # noqa: ASYNC110  # it sets no Event
+                await asyncio.sleep(0)
         for _ in range(10):
             await asyncio.sleep(0)
 
@@ -235,8 +236,9 @@ async def test_quorum_loop_while_many_unanswered_questions_fail_stays_responsive
             client.acquisitions._passes.call_at(end, client.acquisitions._patience._look)
 
         async def told() -> None:
-            while not answers[-1].done():  # noqa: ASYNC110  # it sets no Event
-                await asyncio.sleep(0.001)
+            async with asyncio.timeout(60):
+                while not answers[-1].done():  # noqa: ASYNC110  # it sets no Event
+                    await asyncio.sleep(0.001)
 
         await check_short(told, ask)
         for answer in answers:
@@ -273,15 +275,17 @@ async def test_quorum_loop_while_many_releases_are_sent_again_stays_responsive(
                 if number % _AT_A_TIME == 0:
                     await asyncio.sleep(0)
             await asyncio.wait(released)
-            while len(releases) < MANY:  # noqa: ASYNC110  # it sets no Event
-                await asyncio.sleep(0.001)
+            async with asyncio.timeout(60):
+                while len(releases) < MANY:  # noqa: ASYNC110  # it sets no Event
+                    await asyncio.sleep(0.001)
             of[0].refuses = False
 
         async def all_are_sent() -> None:
             passes._time = lambda: clock() + 20
             passes._set_alarm()
-            while len(releases):  # noqa: ASYNC110  # it sets no Event
-                await asyncio.sleep(0.001)
+            async with asyncio.timeout(60):
+                while len(releases):  # noqa: ASYNC110  # it sets no Event
+                    await asyncio.sleep(0.001)
             await client.is_done()
 
         await check_short(all_are_sent, take_and_release)

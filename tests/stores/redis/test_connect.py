@@ -611,8 +611,9 @@ async def test_aclose_after_a_cancelled_open_waits_for_its_end(
     store: Any = client._engine.store
     monkeypatch.setattr("aiolock.stores.redis._health.HEARTBEAT_TIMEOUT", 0.2)
     opening = asyncio.create_task(client.open())
-    while not (store._session is not None and store.session.pipe.outbox.sent):  # noqa: ASYNC110  # each turn counts
-        await asyncio.sleep(0)
+    async with asyncio.timeout(30):
+        while not (store._session is not None and store.session.pipe.outbox.sent):  # noqa: ASYNC110  # each turn counts
+            await asyncio.sleep(0)
     proxy.deaf()
     opening.cancel()
     await until(lambda: store.session.closing)

@@ -280,8 +280,9 @@ async def test_restart_without_data_loses_readers_and_permits_and_waiters_enter(
         waiting = asyncio.create_task(take(theirs.semaphore("lock", 1)))
         party = asyncio.create_task(theirs.barrier("lock", 2).wait())
         for meeting in (ours.rwlock("lock"), ours.semaphore("lock", 1), ours.barrier("lock", 2)):
-            while not (await meeting.status()).waiters:  # noqa: ASYNC110  # a server tells nobody
-                await asyncio.sleep(0.01)
+            async with asyncio.timeout(30):
+                while not (await meeting.status()).waiters:  # noqa: ASYNC110  # a server tells nobody
+                    await asyncio.sleep(0.01)
         own_server.restart()
         for lease in (reading, permit):
             await asyncio.wait_for(lease.lost.wait(), 5)
@@ -306,8 +307,9 @@ async def test_full_server_still_downgrades_renews_and_hands_off(
         permits = await take(ours.semaphore("lock", 1))
         waiting = asyncio.create_task(take(theirs.semaphore("lock", 1)))
         for lock in (ours.rwlock("lock"), ours.semaphore("lock", 1)):
-            while not (await lock.status()).waiters:  # noqa: ASYNC110  # a server tells nobody
-                await asyncio.sleep(0.01)
+            async with asyncio.timeout(30):
+                while not (await lock.status()).waiters:  # noqa: ASYNC110  # a server tells nobody
+                    await asyncio.sleep(0.01)
         own_server.call("CONFIG", "SET", "maxmemory", 1)
         with pytest.raises(aiolock.StoreError, match="out of memory"):
             await theirs.semaphore("another", 1).acquire()

@@ -607,8 +607,9 @@ async def test_leader_is_published_again_after_a_broken_link(
         command_link(proxy).cut()
 
         async def publish() -> object:
-            while (leader := await election.leader()) is None:  # noqa: ASYNC110 # nothing tells
-                await asyncio.sleep(0.01)
+            async with asyncio.timeout(30):
+                while (leader := await election.leader()) is None:  # noqa: ASYNC110 # nothing tells
+                    await asyncio.sleep(0.01)
             return leader
 
         assert await soon(publish(), within=20) == before
@@ -680,8 +681,9 @@ async def _finishes(ours: aiolock.LockClient, theirs: aiolock.LockClient, late: 
     async with once:
         late.begin()
     await late.end()
-    while (await once.status()).closed:  # noqa: ASYNC110  # nobody is told
-        await asyncio.sleep(0.02)
+    async with asyncio.timeout(30):
+        while (await once.status()).closed:  # noqa: ASYNC110  # nobody is told
+            await asyncio.sleep(0.02)
     with suppress(RuntimeError):
         async with once as lease:
             assert lease is not None

@@ -194,11 +194,13 @@ def test_aclose_on_each_event_loop_ends_bodies_and_waiters(
         client = aiolock.connect(server.url, prefix=prefix)
         await client.open()
         holding = asyncio.create_task(hold(client))
-        while not await client.lock("lock").locked():
-            pass
+        async with asyncio.timeout(30):
+            while not await client.lock("lock").locked():
+                pass
         waiting = asyncio.create_task(take(client.lock("lock")))
-        while not (await client.lock("lock").status()).waiters:
-            pass
+        async with asyncio.timeout(30):
+            while not (await client.lock("lock").status()).waiters:
+                pass
         await client.aclose()
         with pytest.raises(aiolock.LeaseLost):
             await holding

@@ -18,7 +18,7 @@ from aiolock._engine.time_limit import TimedOut
 from aiolock.stores.redis import RedisStore, _scripts
 from aiolock.stores.redis._deadlines import REPLY_TIMEOUT
 from aiolock.stores.redis._errors import ACL_RULE
-from tests.support.failures import Locker, Peek, check_nothing_left, take, until
+from tests.support.failures import Locker, Peek, check_nothing_left, take, until, wait_until
 from tests.support.servers import RedisServer
 
 HELD, AT_RISK = aiolock.LeaseState.HELD, aiolock.LeaseState.AT_RISK
@@ -183,10 +183,11 @@ async def test_lease_while_the_server_hangs_is_at_risk_and_lost_at_its_deadline(
     server.pause()
     end = time.monotonic() + lease.remaining()
     states = [lease.state]
-    while (state := lease.state) is not aiolock.LeaseState.LOST:
-        if state is not states[-1]:
-            states.append(state)
-        await asyncio.sleep(0.01)
+    async with asyncio.timeout(30):
+        while (state := lease.state) is not aiolock.LeaseState.LOST:
+            if state is not states[-1]:
+                states.append(state)
+            await asyncio.sleep(0.01)
     assert states == [HELD, AT_RISK]
     assert end - 0.01 < time.monotonic() < end + 2  # no time limit of the connection's
     assert lease.lost.is_set()
@@ -438,8 +439,7 @@ async def test_grant_too_late_whose_release_meets_a_script_flush_is_not_entered(
         await peek.queued(1)
         await holder.send({"do": "unlock", "who": "it"})
         # From here on our loop is blocked, so that the push lies in its socket.
-        while peek.queue():
-            pass
+        wait_until(lambda: not peek.queue())
         (late,) = peek.holders()
         # What another client does that locks something else: it is told `acquire` again.
         server.call("SCRIPT", "FLUSH", "SYNC")

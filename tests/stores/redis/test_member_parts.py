@@ -572,8 +572,9 @@ async def joined(server: RedisServer, prefix: str, name: str) -> AsyncGenerator[
     await member.join(name, client.deliver, config)
     member.register(Memory.NEW)
     try:
-        while not isinstance(await client.vote(0, wait=False), Voted):
-            pass
+        async with asyncio.timeout(30):
+            while not isinstance(await client.vote(0, wait=False), Voted):
+                pass
         assert await client.release(0) == WAS_HOLDER
         yield client
     finally:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, ExitStack
 from typing import Any
@@ -33,7 +32,7 @@ from aiolock.stores.redis._sharing import ACQUIRE
 from aiolock.stores.redis._urls import pool_at
 from aiolock.testing import StoreContract
 from tests.support.cancel import cancel_everywhere
-from tests.support.failures import Peek, check_nothing_left, take, until
+from tests.support.failures import Peek, check_nothing_left, take, until, wait_until
 from tests.support.proxy import Link
 from tests.support.replicas import AT_ONCE, Cluster, cluster, following
 from tests.support.sentinels import Watched
@@ -838,8 +837,7 @@ def followed() -> Iterator[RedisServer]:
     with RedisServer(*AT_ONCE) as master:
         follow = ("--replicaof", "127.0.0.1", str(master.port))
         with RedisServer(*AT_ONCE, *follow) as replica:
-            while not following(master) or replica.call("ROLE")[3] != "connected":
-                time.sleep(0.01)
+            wait_until(lambda: following(master) and replica.call("ROLE")[3] == "connected")
             yield master
 
 

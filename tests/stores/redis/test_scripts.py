@@ -74,8 +74,9 @@ async def test_fence_after_the_clock_was_set_back_is_higher_than_before(
             reads = where.endswith("reader")
             theirs = other.rwlock("n", ttl=60).read() if reads else other.lock("n", ttl=60)
             queued = asyncio.create_task(theirs.acquire(timeout=20))
-            while not (await lock.status()).waiters:
-                pass
+            async with asyncio.timeout(30):
+                while not (await lock.status()).waiters:
+                    pass
             await lease.release()
             second = await queued
             assert second is not None

@@ -66,10 +66,11 @@ async def subscribed(sentinels: list[ScriptedSentinel]) -> None:
     """
     await until(lambda: all(sentinel.subscribers for sentinel in sentinels))
     asked = -1
-    while asked != sentinels[0].asked:
-        asked = sentinels[0].asked
-        for _ in range(20):
-            await asyncio.sleep(0.01)
+    async with asyncio.timeout(30):
+        while asked != sentinels[0].asked:
+            asked = sentinels[0].asked
+            for _ in range(20):
+                await asyncio.sleep(0.01)
 
 
 def connections(server: RedisServer) -> set[str]:

@@ -28,8 +28,9 @@ async def watched() -> AsyncIterator[Watched]:
 
 async def left(server: RedisServer) -> float:
     """When nobody sends commands to this server any more."""
-    while "cmd=eval" in server.call("CLIENT", "LIST"):  # noqa: ASYNC110  # it tells nobody
-        await asyncio.sleep(0.01)
+    async with asyncio.timeout(30):
+        while "cmd=eval" in server.call("CLIENT", "LIST"):  # noqa: ASYNC110  # it tells nobody
+            await asyncio.sleep(0.01)
     return time.monotonic()
 
 

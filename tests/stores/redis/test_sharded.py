@@ -191,8 +191,9 @@ async def test_shard_channel_whose_slot_moves_misses_no_push_and_is_replaced(
             return said(own_cluster, "publish") == published
 
         async def no_more_to_all_nodes() -> None:
-            while not await by_shard():  # noqa: ASYNC110  # nothing announces it
-                await asyncio.sleep(0.05)
+            async with asyncio.timeout(30):
+                while not await by_shard():  # noqa: ASYNC110  # nothing announces it
+                    await asyncio.sleep(0.05)
 
         await soon(no_more_to_all_nodes(), within=20)
 

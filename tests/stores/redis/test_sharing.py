@@ -372,15 +372,17 @@ async def test_client_without_a_share_learns_that_others_use_shares(
         client.lock("n", ttl=60) as lease,
     ):
         first = asyncio.create_task(other.lock("n", ttl=60, share="a").acquire())
-        while not (await client.lock("n").status()).waiters:
-            pass
+        async with asyncio.timeout(30):
+            while not (await client.lock("n").status()).waiters:
+                pass
         await lease.release()
         held = await first
         operations: Any = ours.operations
         assert list(operations._of_shares) == ["lock:n"]
         waits = asyncio.create_task(client.lock("n", ttl=60).acquire())
-        while not (await client.lock("n").status()).waiters:
-            pass
+        async with asyncio.timeout(30):
+            while not (await client.lock("n").status()).waiters:
+                pass
         sent = {script.name for script in operations._outbox.known if script.shares}
         assert sent == {"acquire", "go_on"}
         await held.release()

@@ -311,13 +311,14 @@ async def test_file_set_back_raises_store_error_and_loses_its_leases(path: Path)
             database.execute("DELETE FROM names")
             database.execute("COMMIT")
         seen: list[str] = []
-        while not seen:
-            try:
-                await client.lock("z").status()
-            except aiolock.StoreError as error:
-                seen.append(str(error))
-            if lease.state == "lost":
-                break
+        async with asyncio.timeout(30):
+            while not seen:
+                try:
+                    await client.lock("z").status()
+                except aiolock.StoreError as error:
+                    seen.append(str(error))
+                if lease.state == "lost":
+                    break
         assert "was set back" in "".join(seen)
         await asyncio.wait_for(lease.lost.wait(), 5)
         async with client.lock("y", timeout=5) as second:

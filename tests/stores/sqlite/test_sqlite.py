@@ -67,7 +67,7 @@ from aiolock.stores.sqlite._connection import Connection
 from aiolock.stores.sqlite._database import Database
 from aiolock.stores.sqlite._session import Session
 from aiolock.stores.sqlite._transaction import Transaction
-from tests.support.failures import take, until
+from tests.support.failures import queued, take, until
 
 
 @pytest.fixture(autouse=True)
@@ -755,7 +755,7 @@ asyncio.run(main(sys.argv[1]))
 """
 
     def __init__(self, url: str, ttl: float = 30.0) -> None:
-        self._process = subprocess.Popen(
+        self.popen = subprocess.Popen(
             [sys.executable, "-P", "-c", self._PROGRAM, url, str(ttl)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -764,39 +764,40 @@ asyncio.run(main(sys.argv[1]))
 
     async def says(self) -> str:
         """Its next line."""
-        assert self._process.stdout is not None
-        line = await asyncio.to_thread(self._process.stdout.readline)
+        assert self.popen.stdout is not None
+        line = await asyncio.to_thread(self.popen.stdout.readline)
         return line.strip()
 
     def leave(self) -> None:
         """Let it release the lock."""
-        assert self._process.stdin is not None
-        self._process.stdin.write("\n")
-        self._process.stdin.flush()
+        assert self.popen.stdin is not None
+        self.popen.stdin.write("\n")
+        self.popen.stdin.flush()
 
     async def stop(self, path: Path) -> None:
         """Stop it between two transactions: in the midst of one it would stop everybody."""
-        while True:
-            self._process.send_signal(signal.SIGSTOP)
-            _, status = os.waitpid(self._process.pid, os.WUNTRACED)
-            assert os.WIFSTOPPED(status)
-            with contextlib.closing(sqlite3.connect(path, timeout=0)) as database:
-                try:
-                    database.execute("BEGIN IMMEDIATE")
-                except sqlite3.OperationalError:
-                    self.go_on()
-                    await asyncio.sleep(0.01)
-                else:
-                    return
+        async with asyncio.timeout(30):
+            while True:
+                self.popen.send_signal(signal.SIGSTOP)
+                _, status = os.waitpid(self.popen.pid, os.WUNTRACED)
+                assert os.WIFSTOPPED(status)
+                with contextlib.closing(sqlite3.connect(path, timeout=0)) as database:
+                    try:
+                        database.execute("BEGIN IMMEDIATE")
+                    except sqlite3.OperationalError:
+                        self.go_on()
+                        await asyncio.sleep(0.01)
+                    else:
+                        return
 
     def go_on(self) -> None:
         """Let it go on."""
-        self._process.send_signal(signal.SIGCONT)
+        self.popen.send_signal(signal.SIGCONT)
 
     def end(self) -> None:
         """Kill it, if it lives, and wait for its end."""
-        self._process.kill()
-        self._process.communicate()
+        self.popen.kill()
+        self.popen.communicate()
 
 
 @pytest.fixture
@@ -823,11 +824,9 @@ async def test_release_past_a_killed_waiter_grants_the_next_at_once(
         lock = client.lock("x", ttl=60)
         lease = await take(lock)
         assert await process.says() == "open"
-        while len((await lock.status()).waiters) < 1:  # noqa: ASYNC110  # nothing announces it
-            await asyncio.sleep(0.01)
+        await queued(lock, 1, process=process.popen)
         waiting = asyncio.create_task(take(other.lock("x", ttl=60)))
-        while len((await lock.status()).waiters) < 2:  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
+        await queued(lock, 2, process=process.popen)
         process.end()
         assert [party.alive for party in (await lock.status()).waiters] == [False, True]
         await lease.release()
@@ -869,8 +868,7 @@ async def test_waiter_stopped_beyond_its_claim_asks_again_and_enters(
         lock = client.lock("x", ttl=60)
         lease = await take(lock)
         assert await process.says() == "open"
-        while len((await lock.status()).waiters) < 1:  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
+        await queued(lock, 1, process=process.popen)
         await process.stop(path)
         await lease.release()
         second = await take(client.lock("x", ttl=60, timeout=10))  # after its claim, of 1.5 s

@@ -95,10 +95,11 @@ class Arq(App):
         finally:
             worker.handle_sig(signal.SIGTERM)  # as `Worker.run` does it
             told = set(worker.tasks.values())
-            while not running.done():  # redis-py swallows a cancellation, now and then
-                assert worker.main_task is not None
-                worker.main_task.cancel()
-                await asyncio.wait([running], timeout=0.1)
+            async with asyncio.timeout(30):
+                while not running.done():  # redis-py swallows a cancellation, now and then
+                    assert worker.main_task is not None
+                    worker.main_task.cancel()
+                    await asyncio.wait([running], timeout=0.1)
             for task in set(worker.tasks.values()) - told:
                 task.cancel()  # begun since, for the signal's cancellation was swallowed as well
             worker._handle_signals = True  # it has had one: close() would send another

@@ -39,8 +39,9 @@ class Leaving(Worker[Context]):
     async def leave(self) -> None:
         """End as SAQ does, once nobody waits for a job any more."""
         self._leaves = True
-        while self._active > len(self.job_task_contexts):  # noqa: ASYNC110  # SAQ tells nobody
-            await asyncio.sleep(0.01)
+        async with asyncio.timeout(60):
+            while self._active > len(self.job_task_contexts):  # noqa: ASYNC110  # SAQ tells nobody
+                await asyncio.sleep(0.01)
         self.event.set()
 
 
@@ -104,9 +105,10 @@ class Saq(App):
 
     async def done(self, sent: Job) -> Any:
         """As asked."""
-        while not sent.completed:
-            await asyncio.sleep(0.01)
-            await sent.refresh()
+        async with asyncio.timeout(60):
+            while not sent.completed:
+                await asyncio.sleep(0.01)
+                await sent.refresh()
         if sent.status is not Status.COMPLETE:
             raise Failed(sent.error)
         return sent.result
@@ -128,10 +130,11 @@ class Saq(App):
         finally:
             upkeep = [task for task in worker.tasks if task.get_name() != "process"]
             await worker.leave()
-            while not running.done():  # redis-py swallows a cancellation, now and then
-                for task in upkeep:
-                    task.cancel()
-                await asyncio.wait([running], timeout=0.1)
+            async with asyncio.timeout(30):
+                while not running.done():  # redis-py swallows a cancellation, now and then
+                    for task in upkeep:
+                        task.cancel()
+                    await asyncio.wait([running], timeout=0.1)
 
 
 @asynccontextmanager
