@@ -426,7 +426,7 @@ async def test_peek_queued_returns_after_the_client_has_read_its_answer(
 
 def test_proxy_and_worker_on_uvloop_work(redis_server: RedisServer) -> None:
     """Proxy and workers serve uvloop too."""
-    uvloop = pytest.importorskip("uvloop")
+    uvloop = pytest.importorskip("uvloop", reason="uvloop is not installed")
 
     async def main() -> None:
         async with Proxy(redis_server.port) as proxy:
@@ -749,7 +749,7 @@ async def collect(kind: Kind, scenario: Callable[[], Coroutine[Any, Any, Any]]) 
 
 def test_cancel_everywhere_on_uvloop_reaches_each_step() -> None:
     """The instrument works on uvloop."""
-    uvloop = pytest.importorskip("uvloop")
+    uvloop = pytest.importorskip("uvloop", reason="uvloop is not installed")
 
     async def main() -> list[int]:
         return [outcome.step async for outcome in cancel_everywhere(three_steps)]

@@ -21,7 +21,8 @@ Run = Callable[[Coroutine[Any, Any, None]], None]
 
 def uvloop() -> asyncio.AbstractEventLoop:
     """A loop of uvloop's."""
-    loop: asyncio.AbstractEventLoop = pytest.importorskip("uvloop").new_event_loop()
+    module = pytest.importorskip("uvloop", reason="uvloop is not installed")
+    loop: asyncio.AbstractEventLoop = module.new_event_loop()
     return loop
 
 

@@ -1225,7 +1225,7 @@ async def test_file_reopened_by_a_newcomer_without_its_log_is_kept(
 
 def no_such_locks(monkeypatch: pytest.MonkeyPatch) -> None:
     """From now on the kernel has no locks that belong to an open file."""
-    fcntl = pytest.importorskip("fcntl")
+    fcntl = pytest.importorskip("fcntl", reason="this system has no such locks")
 
     def refuse(_file: int, command: int, *_: object) -> None:
         assert command in {fcntl.F_OFD_SETLK, fcntl.F_OFD_GETLK}
