@@ -37,7 +37,8 @@ _KNOWN: Final = 20_000
 _PAUSES: Final = 0.01, 0.2
 """Seconds between two attempts of which the first had no answer."""
 _CROWDED: Final = 0.001, 0.03
-"""Seconds for which a client waits after lost races: at first, and at most."""
+"""Seconds for which a client waits after lost races: at first, and at most, where a try takes a few
+milliseconds."""
 _LATER: Final = 1.0
 """Seconds after which it is tried again to find out what has become of a swap."""
 _MOST_CONDITIONS: Final = 100
@@ -62,18 +63,23 @@ class _Tries:
         """The pauses after attempts without an answer."""
         return Backoff(*_PAUSES, jitter=True)
 
-    def pause(self) -> float:
-        """The seconds to wait after a lost race.
+    def pause(self, now: float, took: float) -> float:
+        """The seconds to wait after a lost race, in which a try ``took`` so long.
 
         A lost race brings the document as it is now, so another try follows at once. If that is
         lost, too, there are several others: each waits for a time of its own, or most tries of all
         of them would be in vain. What is known then is old: the next try only reads it anew, and
         again another one follows at once.
+
+        It depends on how long a try takes: where that is long, since the machine is busy, tries in
+        vain are what keeps it busy. Much less than all of the time that is left, at most.
         """
         self._lost += 1
         if self._lost % 2:
             return 0.0
-        return random.uniform(0, min(_CROWDED[0] * 2**self._lost, _CROWDED[1]))  # noqa: S311  # jitter
+        first, most = max(_CROWDED[0], took / 4), max(_CROWDED[1], took * 8)
+        most = min(most, max(self.until - now, 0) / 4)
+        return random.uniform(0, min(first * 2**self._lost, most))  # noqa: S311  # jitter
 
 
 class Documents:
@@ -131,12 +137,14 @@ class Documents:
             if unheard is not None:
                 await self._settle_unheard(unheard, tries.until)
             while True:
+                began = self._loop.time()
                 attempt = await self._attempt(name, parts, tries)
                 if await self._is_done(attempt, tries):
                     return self._finish(attempt, again=tries.again)
-                if self._loop.time() >= tries.until:
+                now = self._loop.time()
+                if now >= tries.until:
                     raise CallError.not_sent(self._servers.connection.address, tries.why)
-                await asyncio.sleep(tries.pause())
+                await asyncio.sleep(tries.pause(now, now - began))
         except CallError as error:
             if name in self._unheard:
                 self._start(self._settle_later(self._unheard[name]))
