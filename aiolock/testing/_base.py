@@ -5,15 +5,26 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import inspect
+import os
+import socket
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any, ClassVar, NoReturn
 
-from aiolock.protocol import Busy, Form, Granted, Post, Queued, ReadStatus, RequestRelease
+from aiolock.protocol import (
+    Busy,
+    Form,
+    Granted,
+    Participant,
+    Post,
+    Queued,
+    ReadStatus,
+    RequestRelease,
+)
 from aiolock.store import Store
-from aiolock.testing._peer import A_MOMENT, LONG, PATIENCE, PLAIN, Grant, Peer
+from aiolock.testing._peer import A_MOMENT, LONG, PATIENCE, PLAIN, Grant, Peer, Place
 
 
 class Contract(ABC):
@@ -100,6 +111,22 @@ class Contract(ABC):
         import pytest  # not needed for a `FaultyStore` alone
 
         pytest.skip(reason)
+
+    @staticmethod
+    def _runs_here(party: Participant) -> None:
+        assert party.host in (socket.gethostname(), "")
+        assert party.pid in (os.getpid(), 0)
+
+    @staticmethod
+    async def _takes_over(peer: Peer, name: str, place: Place) -> Grant:
+        """A waiter asks again, and is granted the lock: in the answer, or by a push."""
+        answer = await peer.ask(name, place.waiter, ticket=place.ticket)
+        if isinstance(answer, Queued):
+            handed = await peer.handed()
+            assert handed.waiter == place.waiter
+            return Grant(handed.waiter, handed.fence)
+        assert isinstance(answer, Granted), answer
+        return Grant(place.waiter, answer.fence)
 
     async def _closed(self, name: str, peer: Peer, *, most: int) -> None:
         """Check that there is no holder, no waiter enters, and a try learns when it opens."""
