@@ -801,13 +801,15 @@ class Step:
         self.fence = max(self.fence, holder.grant.fence + MAX_AHEAD)
 
     def _remove_dead(self, places: range) -> None:
-        self._state.remove(lambda waiter: not self._is_there(waiter.client), places)
+        if self._state.remove(lambda waiter: not self._is_there(waiter.client), places):
+            moved_up(self._state)
 
     def _remove_dead_of(self, share: Sequence[Waiting], places: range) -> None:
         """Remove the dead waiters of a share, of those at these places in it."""
         for _, waiter, _ in share[places.start : places.stop]:
             if not self._is_there(waiter.client):
                 self._state.dequeue(waiter)
+                moved_up(self._state)
 
     def _is_there(self, client: str) -> bool:
         return client == self._asker or self._listens(client)

@@ -185,6 +185,24 @@ class RatesContract(Contract):
             again = await ann.ask(name, place.waiter, ticket=place.ticket, max_waiters=1)
             assert isinstance(again, Queued)
 
+    async def test_newcomer_that_removes_dead_waiters_lets_the_others_ask_for_their_time(
+        self,
+    ) -> None:
+        """Those behind the dead come earlier than they were told, also where the first lives."""
+        self._needs_a_count()
+        async with self.peers(3) as (ann, bob, cat):
+            name = fresh_name()
+            await self._take(ann, name, 5)
+            await cat.queue(name, cat.waiter(tokens(5)))
+            await bob.queue(name, bob.waiter(tokens(4)))
+            last = await cat.queue(name, cat.waiter(tokens(1)))
+            await ann.sees_end_of(bob)
+            assert isinstance(await ann.ask(name, ann.waiter(tokens(1)), max_waiters=3), Queued)
+            assert await cat.told_done() == name
+            again = await cat.ask(name, last.waiter, ticket=last.ticket)
+            assert isinstance(again, Queued)
+            assert again.until <= 6 * _SELDOM.interval // 1000 + self._skew(1000)
+
     # Parts of these
 
     def _skew(self, unit: int) -> float:

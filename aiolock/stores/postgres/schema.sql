@@ -1500,8 +1500,12 @@ BEGIN
                     WHERE name = n AND priority = w.priority AND share = w.share AND share <> '';
             END IF;
             IF waiting >= max_waiters THEN
-                waiting := waiting - aiolock._remove_dead(n, me, us, waiting, CHECKS_IF_FULL,
+                t := aiolock._remove_dead(n, me, us, waiting, CHECKS_IF_FULL,
                     CASE WHEN w.share <> '' THEN w END);
+                waiting := waiting - t;
+                IF t > 0 AND w.rule = '|' THEN
+                    PERFORM aiolock._moved_up(n);
+                END IF;
                 last := (SELECT ticket FROM aiolock.waiters WHERE name = n
                     ORDER BY name DESC, ticket DESC, client DESC, seq DESC LIMIT 1);
             END IF;
@@ -1543,7 +1547,10 @@ BEGIN
                 ORDER BY name, ticket, client, seq LIMIT 1;
             IF w.ticket - t >= STANDS_STILL THEN
                 SELECT count(*) INTO waiting FROM aiolock.waiters WHERE name = n;
-                PERFORM aiolock._remove_dead(n, me, w.ticket / LOOKERS, waiting, CHECKS);
+                IF aiolock._remove_dead(n, me, w.ticket / LOOKERS, waiting, CHECKS) > 0
+                        AND w.rule = '|' THEN
+                    PERFORM aiolock._moved_up(n);
+                END IF;
                 SELECT max(ticket) INTO last FROM aiolock.waiters
                     WHERE name = n AND NOT (client = me AND seq = s);
             END IF;

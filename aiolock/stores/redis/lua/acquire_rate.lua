@@ -7,6 +7,7 @@
 --@include tokens_due
 --@include take_tokens
 --@include enqueue
+--@include moved_up
 --@include advance
 --@include shares/next_waiter
 local function acquire_rate(waiter, ticket, ttl, most)
@@ -41,8 +42,14 @@ local function acquire_rate(waiter, ticket, ttl, most)
   end
   local full
   if waits then
+    -- A newcomer may remove dead waiters: then those behind them come earlier than they were told.
+    local may_remove = not asked_again and (most > 0 or STAMP % LOOKERS == 0)
+    local waiting = may_remove and not redis.call('ZSCORE', QUEUE, waiter) and redis.call('ZCARD', QUEUE)
     ticket, displaced = enqueue(waiter, step.asker, ticket, most)
     full = not ticket and {3, displaced}
+    if waiting and redis.call('ZCARD', QUEUE) < waiting + (full and 0 or 1) then
+      moved_up(step, waiter)
+    end
   end
   -- Whoever asks lets all take their tokens that are there by now.
   local fence = advance(step, nil, waiter, ttl)
