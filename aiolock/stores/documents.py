@@ -20,6 +20,7 @@ from aiolock.stores._by_name import ByName
 from aiolock.stores._document import Document, Kept, about_us
 from aiolock.stores._operations import Fetch, Part
 from aiolock.stores._outcomes import refusal
+from aiolock.stores._races import LOST, Races
 
 _log: Final = logging.getLogger("aiolock")
 
@@ -202,19 +203,29 @@ class DocumentStore(Uncopyable):
         return [key.removeprefix(own) for key in keys]
 
     async def _carry_out(self, name: str, parts: Sequence[Part]) -> Sequence[Any]:
-        again, why, answers = False, None, None
+        again, why, said = False, None, ""
+        time = asyncio.get_running_loop().time
+        races = Races(time() + PATIENCE)
         try:
             async with asyncio.timeout(PATIENCE):
-                while answers is None:  # else another client was faster
+                while True:
+                    began = time()
                     again = again or name in self._unsure
                     try:
                         answers = await self._attempt(name, parts, again=again)
                     except OSError as error:
-                        why = error
+                        why, said = error, repr(error)
                         await asyncio.sleep(PAUSE)
+                        continue
+                    if answers is not None:
+                        break
+                    why, said = None, LOST
+                    await asyncio.sleep(races.pause(time(), time() - began))
         except Exception as error:  # noqa: BLE001  # whatever it is, it may have been done
             failed = StoreError if again or name in self._unsure else refusal
-            raise failed(f"the database does not do it: {why or error!r}") from why or error
+            if not isinstance(error, TimeoutError):  # so it was not tried for too long
+                why, said = None, ""
+            raise failed(f"the database does not do it: {said or repr(error)}") from why or error
         if again and self._by_name.is_open:  # pushes of an attempt without a reply are lost
             self._deliver(Reconnected())
         return answers

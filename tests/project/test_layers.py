@@ -176,6 +176,7 @@ SHARED = [
     "aiolock.stores._protocols",
     "aiolock.stores._operations",
     "aiolock.stores._outcomes",
+    "aiolock.stores._races",
     "aiolock.stores._batches",
     "aiolock.stores._by_name",
     "aiolock.stores._document",

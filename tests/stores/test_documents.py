@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from typing import Any
 
@@ -22,6 +23,7 @@ from aiolock.protocol import (
 from aiolock.stores.authors import Document, Kept, Part, decode
 from aiolock.stores.documents import DocumentStore
 from examples.document_store import Documents
+from tests.support.worlds import virtual
 
 pytestmark = pytest.mark.one_loop
 
@@ -120,3 +122,24 @@ async def test_document_store_decodes_no_text_that_it_has_saved_itself(
         async with other.lock("x"):
             assert await client.lock("x").locked()
         assert len(decoded) == 1  # that it is held; what is idle, as before, has no state
+
+
+@virtual
+async def test_document_store_that_loses_each_race_pauses_and_says_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each try in vain delays the others, so there are few; and the database is not to blame."""
+    monkeypatch.setattr(random, "uniform", lambda _, most: most)
+    tries = list[str]()
+
+    class Faster(Documents):
+        async def swap(self, key: str, value: str, version: int, keep: float) -> bool:
+            tries.append(value)
+            await asyncio.sleep(0.05)
+            return False
+
+    async with aiolock.connect(DocumentStore(Faster(latency=0))) as client:
+        with pytest.raises(aiolock.StoreError, match="others were faster, each time") as raised:
+            await client.lock("x").acquire()
+    assert isinstance(raised.value.__cause__, TimeoutError)
+    assert 10 < len(tries) < 40

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-import random
 from collections import OrderedDict
 from collections.abc import Callable, Coroutine, Sequence
 from functools import cached_property
@@ -18,6 +17,7 @@ from aiolock.stores._batches import Batches
 from aiolock.stores._codec import UNREADABLE
 from aiolock.stores._operations import Part
 from aiolock.stores._outcomes import refusal
+from aiolock.stores._races import LOST, Races
 from aiolock.stores.etcd._attempt import NOTHING, Attempt, Known, OwnSessions, known_from
 from aiolock.stores.etcd._failures import CallError
 from aiolock.stores.etcd._keys import Keys, end_of
@@ -36,9 +36,6 @@ _KNOWN: Final = 20_000
 """Documents that are kept in memory: those that were used last."""
 _PAUSES: Final = 0.01, 0.2
 """Seconds between two attempts of which the first had no answer."""
-_CROWDED: Final = 0.001, 0.03
-"""Seconds for which a client waits after lost races: at first, and at most, where a try takes a few
-milliseconds."""
 _LATER: Final = 1.0
 """Seconds after which it is tried again to find out what has become of a swap."""
 _MOST_CONDITIONS: Final = 100
@@ -55,31 +52,19 @@ class _Tries:
         """Whether an earlier attempt may have been done: nobody can tell."""
         self.all_refused = True
         """Whether all attempts were certainly not done when they failed."""
-        self.why = "others were faster, each time"
-        self._lost = 0
+        self.why = LOST
+
+    # Made when they are first needed: most calls need none of them.
 
     @cached_property
     def backoff(self) -> Backoff:
         """The pauses after attempts without an answer."""
         return Backoff(*_PAUSES, jitter=True)
 
-    def pause(self, now: float, took: float) -> float:
-        """The seconds to wait after a lost race, in which a try ``took`` so long.
-
-        A lost race brings the document as it is now, so another try follows at once. If that is
-        lost, too, there are several others: each waits for a time of its own, or most tries of all
-        of them would be in vain. What is known then is old: the next try only reads it anew, and
-        again another one follows at once.
-
-        It depends on how long a try takes: where that is long, since the machine is busy, tries in
-        vain are what keeps it busy. Much less than all of the time that is left, at most.
-        """
-        self._lost += 1
-        if self._lost % 2:
-            return 0.0
-        first, most = max(_CROWDED[0], took / 4), max(_CROWDED[1], took * 8)
-        most = min(most, max(self.until - now, 0) / 4)
-        return random.uniform(0, min(first * 2**self._lost, most))  # noqa: S311  # jitter
+    @cached_property
+    def races(self) -> Races:
+        """The pauses after races that were lost."""
+        return Races(self.until)
 
 
 class Documents:
@@ -144,7 +129,7 @@ class Documents:
                 now = self._loop.time()
                 if now >= tries.until:
                     raise CallError.not_sent(self._servers.connection.address, tries.why)
-                await asyncio.sleep(tries.pause(now, now - began))
+                await asyncio.sleep(tries.races.pause(now, now - began))
         except CallError as error:
             if name in self._unheard:
                 self._start(self._settle_later(self._unheard[name]))

@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import random
 from collections.abc import AsyncIterator
 from types import SimpleNamespace
 from typing import Any, cast
 
-import pytest
-
 from aiolock.protocol import Form, WaiterId
 from aiolock.stores._sessions import Session
 from aiolock.stores.etcd._attempt import Attempt, Condition
-from aiolock.stores.etcd._documents import _Tries
 from aiolock.stores.etcd._failures import CallError
 from aiolock.stores.etcd._holds import Grant, Hold, Holds
 from aiolock.stores.etcd._keep_alive import KeepAlive, _Line
@@ -85,30 +81,6 @@ def test_swap_with_too_many_conditions_leaves_out_only_who_is_alive() -> None:
         *map(KEYS.presence, "abcdefgh"),
     ]
     assert len(conditions(most=12, judged_clients=judged, begun=begun)) == 12
-
-
-def test_try_after_a_pause_is_followed_by_one_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """After a pause what is known is old, so that try only reads: else a slow client never wins."""
-    monkeypatch.setattr(random, "uniform", lambda _, most: most)
-    tries = _Tries(4.0, again=False)
-    pauses = [tries.pause(0.0, 0.002) for _ in range(6)]
-    assert pauses[::2] == [0.0, 0.0, 0.0]
-    assert all(pause > 0 for pause in pauses[1::2])
-
-
-@pytest.mark.parametrize(
-    ("took", "pauses"),
-    [(0.001, [0.004, 0.016, 0.03]), (0.02, [0.02, 0.08, 0.16]), (0.2, [0.2, 0.5, 0.5])],
-    ids=["quick", "busy", "very busy"],
-)
-def test_pauses_after_lost_races_are_as_long_as_tries_take(
-    monkeypatch: pytest.MonkeyPatch, took: float, pauses: list[float]
-) -> None:
-    """Else all try again at once where the machine is busy, and keep it busy in vain."""
-    monkeypatch.setattr(random, "uniform", lambda _, most: most)
-    tries = _Tries(2.0, again=False)
-    assert [tries.pause(0.0, took) for _ in range(6)][1::2] == pytest.approx(pauses)
-    assert tries.pause(2.5, took) == tries.pause(2.5, took) == 0.0
 
 
 @virtual
