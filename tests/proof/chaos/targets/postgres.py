@@ -151,18 +151,20 @@ class PostgresTarget:
             case "forget":
                 since = time.monotonic_ns()
                 # Nobody is at work then; and fences grow with the clock.
-                await self._try(_FORGET)
-                (rows,) = await asyncio.to_thread(self._execute, f"{_NOW} AS now")
-                self._history.note("wiped", since=since, fence=rows[0]["now"])
+                if await self._try(_FORGET):
+                    (rows,) = await asyncio.to_thread(self._execute, f"{_NOW} AS now")
+                    self._history.note("wiped", since=since, fence=rows[0]["now"])
 
-    async def _try(self, statement: str) -> None:
+    async def _try(self, statement: str) -> bool:
+        """Carry this out, as soon as nobody is in the way; False if somebody always is."""
         for _ in range(20):
             try:
                 await asyncio.to_thread(self._execute, statement)
             except psycopg.Error:  # a time limit, in between the others
                 await asyncio.sleep(0.1)
             else:
-                return
+                return True
+        return False
 
     async def _hold(self, fault: Fault, statement: str) -> None:
         """In a transaction that stays open."""
