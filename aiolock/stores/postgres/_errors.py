@@ -41,6 +41,8 @@ _ADVICE: Final = {
     "25006": "it is read-only, a standby perhaps: connect to the primary, with"
     " target_session_attrs=read-write and all hosts in the URL",
     "28": "see the user and the password in the URL, and pg_hba.conf",
+    "2BP01": "what you have made uses a function that this version replaces: drop it, run"
+    " `aiolock init-db URL` again, and make it anew",
     "3D000": "the database is not there: see the URL",
     "3F000": "aiolock's schema is not there: run `aiolock init-db URL` as its owner",
     "42883": "aiolock's functions are not there, or older: run `aiolock init-db URL`",
@@ -93,6 +95,8 @@ def failed(error: BaseException) -> Failed:
         return Failed(_line(str(error)) or type(error).__name__)
     # The text of the server, without the statement that libpq adds below; or of libpq.
     text = error.diag.message_primary or str(error)
+    if error.sqlstate == "2BP01":  # which object it is stands below
+        text = f"{text}: {error.diag.message_detail}"
     return Failed(_line(text) or type(error).__name__, error.sqlstate)
 
 

@@ -96,3 +96,20 @@ async def test_init_db_gives_up_on_a_table_that_a_transaction_keeps(
         assert server.execute(made) == [(True,)]
         async with client.lock("x", timeout=20):
             pass
+
+
+@pytest.mark.one_loop
+async def test_init_db_names_what_depends_on_a_function_that_it_replaces(
+    server: PostgresServer,
+) -> None:
+    """It is not dropped with the function; nothing else is changed, and the next run succeeds."""
+    server.execute(
+        "CREATE FUNCTION aiolock.status(n bytea, ws bigint) RETURNS text LANGUAGE sql"
+        " AS $$ SELECT 'of an earlier version' $$"
+    )
+    server.execute("CREATE VIEW public.held AS SELECT aiolock.status('x', 1)")
+    with pytest.raises(aiolock.StoreError, match=r"view public\.held depends on .* make it anew"):
+        await asyncio.to_thread(postgres.create_schema, server.url(), "app")
+    assert server.execute("SELECT * FROM public.held") == [("of an earlier version",)]
+    server.execute("DROP VIEW public.held")
+    await asyncio.to_thread(postgres.create_schema, server.url(), "app")
