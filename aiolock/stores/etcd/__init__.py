@@ -20,7 +20,7 @@ def from_url(url: str, prefix: str) -> EtcdStore:
 
 
 async def facts(url: str) -> dict[str, str]:
-    """The version of a server that answers, for a report; no secrets. `StoreError` if none does."""
+    """The version of a server that answers, for a report; no secrets. An `OSError` if none does."""
     _check_driver()
     from aiolock.stores.etcd import _settings
     from aiolock.stores.etcd._facts import facts_of
