@@ -33,7 +33,7 @@ class Poller:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._task: asyncio.Task[None] | None = None
         self._search: asyncio.Task[None] | None = None
-        """The search for deadlocks that is under way."""
+        """The last search for deadlocks."""
         self._glances: asyncio.Task[None] | None = None
         self._viewers = 0
         self._next = 0.0
@@ -108,6 +108,7 @@ class Poller:
             self._next = self._next_deadlocks = 0.0
             self._nudged, self._changed = asyncio.Event(), asyncio.Event()
             self._renderer = Renderer(self._limits)
+            self._search = None
             self.look = Look(self.look.version + 1, loop.time())
             self.history = History(self._limits)
         self._fresh = self.look.version
@@ -163,7 +164,9 @@ class Poller:
         every = self._next - began
         self._show(Look(before.version + 1, at, took, every, locks, total, known))
         await self._renderer.forget(before)
-        if total.waiting > 1 and self._next_deadlocks <= at and self._search is None:
+        # One that is cancelled before its first step could not say itself that it has ended.
+        searches = self._search is not None and not self._search.done()
+        if total.waiting > 1 and self._next_deadlocks <= at and not searches:
             self._search = asyncio.create_task(self._look_for_deadlocks())
 
     async def _look_for_deadlocks(self) -> None:
@@ -180,7 +183,6 @@ class Poller:
         finally:
             wait = max(self.now() - began, limits.share * (thread_time() - used))
             self._next_deadlocks = self.now() + max(limits.deadlocks_every, wait)
-            self._search = None
         if found != self.look.deadlocks:
             again = replace(self.look, version=self.look.version + 1, deadlocks=found, rendered={})
             self._show(again)

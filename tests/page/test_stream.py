@@ -14,6 +14,7 @@ from aiolock.page import Page, web
 from aiolock.page._history import History
 from aiolock.page._limits import Limits
 from aiolock.page._look import Totals, seen
+from aiolock.page._poller import Poller
 from aiolock.stores.memory import MemoryServer
 from aiolock.testing import FaultyStore
 from tests.support.proxy import Proxy
@@ -334,6 +335,36 @@ async def test_stream_of_a_store_that_hangs_in_the_search_for_deadlocks_goes_on(
             each.cancel()
         await asyncio.wait(waits)
     assert not lookers()
+
+
+async def test_search_for_deadlocks_cancelled_before_its_first_step_is_followed_by_others(
+    client: aiolock.LockClient, page: Page, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when the last viewer leaves at that moment: for the next one it is searched again."""
+    searched = asyncio.Event()
+
+    async def deadlocks(_: object) -> list[aiolock.Deadlock]:
+        searched.set()
+        return []
+
+    class Interrupted(Poller):
+        was = False
+
+        async def _look(self) -> None:
+            await super()._look()
+            if self._search is not None and not self.was:
+                self.was = self._search.cancel()
+
+    monkeypatch.setattr(aiolock.LockClient, "deadlocks", deadlocks)
+    page._poller = Interrupted(client, SOON)
+    async with client.lock("a"):
+        waits = [asking(client.lock("a")), asking(client.lock("a"))]
+        await queued(client.lock("a"), 2)
+        async with Viewer(page):
+            await asyncio.wait_for(searched.wait(), 10)
+        for each in waits:
+            each.cancel()
+        await asyncio.wait(waits)
 
 
 async def test_stream_beyond_its_limit_of_viewers_answers_503(client: aiolock.LockClient) -> None:
