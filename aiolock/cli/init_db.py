@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import os
 import sys
 from collections.abc import Callable
 from typing import Final, Protocol, cast
 
-from aiolock.cli.store import Commands
+from aiolock.cli.store import ENVIRONMENT, Commands
 from aiolock.errors import StoreError
 
 _STORES: Final = {
@@ -62,7 +61,7 @@ def add_command(commands: Commands) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Run the command; returns the exit code."""
     roles: list[str] = arguments.role
-    url = os.environ.get("AIOLOCK_URL", "") if arguments.url == "-" else arguments.url
+    url = ENVIRONMENT.get().get("AIOLOCK_URL", "") if arguments.url == "-" else arguments.url
     try:
         store = _store(arguments.printed if url is None else url)
         if url is None:

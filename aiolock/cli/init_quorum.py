@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import os
 import sys
 from typing import Any, Final
 
 import aiolock
 from aiolock.cli.signals import typed_line
-from aiolock.cli.store import NOBODY, WRONG_USE, Commands, ending
+from aiolock.cli.store import ENVIRONMENT, NOBODY, WRONG_USE, Commands, ending
 
 _SCHEMES: Final = ("redis", "rediss", "unix", "valkey", "valkeys")
 
@@ -36,7 +35,7 @@ def add_command(commands: Commands) -> None:
     )
     parser.add_argument(
         "--prefix",
-        default=os.environ.get("AIOLOCK_PREFIX", "aiolock"),
+        default=ENVIRONMENT.get().get("AIOLOCK_PREFIX", "aiolock"),
         help="the prefix of the locks, as in connect() (default: AIOLOCK_PREFIX, or aiolock)",
     )
     parser.add_argument(
@@ -86,7 +85,7 @@ def _new_quorum(arguments: argparse.Namespace) -> Any:
     """The servers, as a `NewQuorum` of the Redis store; `ValueError` for options that are wrong."""
     urls, prefix = arguments.urls, arguments.prefix
     if urls == ["-"]:
-        urls = os.environ.get("AIOLOCK_URL", "").split()
+        urls = ENVIRONMENT.get().get("AIOLOCK_URL", "").split()
     longest, durable = arguments.longest_ttl, arguments.durable
     if {url.partition("://")[0] for url in urls} - set(_SCHEMES):
         # The first part is not shown: without a scheme, it may be a password.

@@ -6,7 +6,7 @@ import argparse
 import io
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 import aiolock
@@ -24,7 +24,7 @@ from aiolock.cli import (
     top,
     web,
 )
-from aiolock.cli.store import say
+from aiolock.cli.store import ENVIRONMENT, say
 
 COMMANDS: Final = (
     run,
@@ -45,8 +45,16 @@ INTERRUPTED: Final = 130
 NOT_WRITTEN: Final = 74
 
 
-def main(argv: Sequence[str] | None = None, prog: str = "aiolock") -> int:
-    """Run one command; returns the exit code. ``prog`` is how it was called, for its help."""
+def main(
+    argv: Sequence[str] | None = None,
+    prog: str = "aiolock",
+    environment: Mapping[str, str] = os.environ,
+) -> int:
+    """Run one command; returns the exit code. ``prog`` is how it was called, for its help.
+
+    ``environment`` names the store, in ``AIOLOCK_URL`` and ``AIOLOCK_PREFIX``.
+    """
+    before = ENVIRONMENT.set(environment)
     for stream in (sys.stdout, sys.stderr):
         # A character that the terminal has not is escaped, and ends nothing.
         if isinstance(stream, io.TextIOWrapper):  # it is None if it is closed
@@ -66,6 +74,8 @@ def main(argv: Sequence[str] | None = None, prog: str = "aiolock") -> int:
         _discard_output()
         say(f"aiolock: the output cannot be written: {error}")
         return NOT_WRITTEN
+    finally:
+        ENVIRONMENT.reset(before)
 
 
 def _parser(prog: str) -> argparse.ArgumentParser:

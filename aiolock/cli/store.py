@@ -7,7 +7,8 @@ import asyncio
 import math
 import os
 import sys
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from contextvars import ContextVar
 from typing import Any, Final, TypeAlias
 
 import aiolock
@@ -21,6 +22,9 @@ NO_STORE: Final = 69
 BUSY: Final = 75
 LOST: Final = 76
 
+ENVIRONMENT: Final = ContextVar[Mapping[str, str]]("aiolock.cli", default=os.environ)
+"""The variables that name the store. Those of the process are also given to what ``run`` runs."""
+
 Work = Callable[[aiolock.LockClient, argparse.Namespace], Awaitable[int]]
 """The work of a command with an open client; returns the exit code."""
 
@@ -29,13 +33,13 @@ def add_store_options(parser: argparse.ArgumentParser) -> None:
     """Add the options that name the store."""
     parser.add_argument(
         "--url",
-        default=os.environ.get("AIOLOCK_URL"),
+        default=ENVIRONMENT.get().get("AIOLOCK_URL"),
         help="the store: redis://..., postgresql://..., mysql://..., etcd://..., sqlite:////..."
         " (default: AIOLOCK_URL)",
     )
     parser.add_argument(
         "--prefix",
-        default=os.environ.get("AIOLOCK_PREFIX", "aiolock"),
+        default=ENVIRONMENT.get().get("AIOLOCK_PREFIX", "aiolock"),
         help="the prefix of the locks, as in connect() (default: AIOLOCK_PREFIX, or aiolock)",
     )
 

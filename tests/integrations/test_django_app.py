@@ -129,6 +129,18 @@ def test_manage_command_runs_a_program_with_all_its_arguments(
     assert capfd.readouterr().out == "['--settings=x']\n"
 
 
+def test_manage_command_leaves_the_environment_of_the_process_as_it_is(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it runs gets no URL of the settings, which may have a password; nor do other threads."""
+    monkeypatch.setenv("AIOLOCK_URL", "redis://of-the-environment")
+    monkeypatch.delenv("AIOLOCK_PREFIX", raising=False)
+    names = ("AIOLOCK_URL", "AIOLOCK_PREFIX", "AIOLOCK_NAME")
+    code = f"import os; print(*map(os.environ.get, {names}))"
+    assert manage("run", "nightly", "--", sys.executable, "-c", code) == 0
+    assert capfd.readouterr().out == "redis://of-the-environment None nightly\n"
+
+
 def test_manage_help_is_that_of_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
     """As it is called here."""
     assert manage("--help") == 0

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import os
 import sys
-from collections.abc import Generator
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +25,8 @@ class Command(BaseCommand):
     def run_from_argv(self, argv: list[str]) -> None:
         """Run one command, and exit with its code."""
         try:
-            with _store_of_settings():
-                code = main(_ours(argv[2:]), f"{Path(argv[0]).name} {argv[1]}")
+            store = _store_of_settings()
+            code = main(_ours(argv[2:]), f"{Path(argv[0]).name} {argv[1]}", store)
         except CommandError as error:
             self.stderr.write(str(error))
             code = error.returncode
@@ -44,31 +43,29 @@ class Command(BaseCommand):
 
     def handle(self, *_: object, arguments: list[str], **options: Any) -> None:
         """Run one command; `CommandError`, with the exit code, if that is not 0."""
-        with _store_of_settings(), contextlib.redirect_stdout(options.get("stdout") or sys.stdout):
-            code = main(arguments)
+        store = _store_of_settings()
+        with contextlib.redirect_stdout(options.get("stdout") or sys.stdout):
+            code = main(arguments, environment=store)
         if code:
             raise CommandError(
                 f"aiolock {' '.join(arguments[:1])}: exit code {code}", returncode=code
             )
 
 
-@contextlib.contextmanager
-def _store_of_settings() -> Generator[None, None, None]:
-    """The environment in which aiolock's commands find that store."""
-    before = dict(os.environ)
+def _store_of_settings() -> Mapping[str, str]:
+    """The variables by which aiolock's commands find that store.
+
+    They are not those of the process: what ``run`` runs is not to see the password, nor are other
+    threads to see this store.
+    """
     try:
         given = options_of_settings()
     except ImproperlyConfigured as error:
         raise CommandError(str(error)) from error
     target = given["target"]
     # Another one has no URL, and so the command says that --url is missing.
-    os.environ["AIOLOCK_URL"] = target if isinstance(target, str) else ""
-    os.environ["AIOLOCK_PREFIX"] = given.get("prefix", "aiolock")
-    try:
-        yield
-    finally:
-        os.environ.clear()
-        os.environ.update(before)
+    url = target if isinstance(target, str) else ""
+    return {"AIOLOCK_URL": url, "AIOLOCK_PREFIX": given.get("prefix", "aiolock")}
 
 
 def _ours(arguments: list[str]) -> list[str]:
