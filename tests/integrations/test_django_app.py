@@ -170,3 +170,16 @@ def test_call_command_gives_the_output_and_raises_for_other_codes() -> None:
     with pytest.raises(CommandError, match="exit code 1") as caught:
         call_command("aiolock", "show", "nobody", stdout=output)
     assert caught.value.returncode == 1
+
+
+def test_call_command_with_arguments_that_are_wrong_raises_and_does_not_exit(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """A program that calls it goes on; with ``--help`` without an error."""
+    with pytest.raises(CommandError, match="exit code 2") as caught:
+        call_command("aiolock", "lss")
+    assert caught.value.returncode == 2
+    assert "invalid choice: 'lss'" in capsys.readouterr().err
+    output = io.StringIO()
+    call_command("aiolock", "ls", "--help", stdout=output)
+    assert output.getvalue().startswith("usage: aiolock ls")

@@ -45,7 +45,10 @@ class Command(BaseCommand):
         """Run one command; `CommandError`, with the exit code, if that is not 0."""
         store = _store_of_settings()
         with contextlib.redirect_stdout(options.get("stdout") or sys.stdout):
-            code = main(arguments, environment=store)
+            try:
+                code = main(arguments, environment=store)
+            except SystemExit as ended:  # argparse has printed why
+                code = int(ended.code or 0)
         if code:
             raise CommandError(
                 f"aiolock {' '.join(arguments[:1])}: exit code {code}", returncode=code
