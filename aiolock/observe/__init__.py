@@ -52,7 +52,8 @@ def prometheus(
     ``registry`` is where they are registered, once; the default registry, if None. With
     ``share_label``, the waits and holds of shares have metrics of their own, ``aiolock_share_…``:
     it gets the share of a request, and returns the label ``share``. There may be many shares, so
-    let it return few values, such as the plan of a tenant: all but the first 200 are ``(other)``.
+    let it return few values, such as the plan of a tenant: all but the first 200 are ``(other)``,
+    and so are shares for which it raises.
     """
     from aiolock.observe._prometheus import Prometheus
 

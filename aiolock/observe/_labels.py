@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable
 from typing import Final, Generic, TypeVar, get_args
 
 from aiolock.kinds import KINDS
 from aiolock.observer import GaveUp, LockRequest, Loss
+from aiolock.validation import as_label
 
 Made = TypeVar("Made")
 
@@ -31,6 +33,8 @@ PASSES: Final = frozenset(name for name, kind in KINDS.items() if kind.passes)
 FAILURES: Final[frozenset[GaveUp]] = frozenset({"timeout", "full", "store", "deadlock", "closed"})
 """Outcomes that are errors. A failed try, work that is done already, and a cancelled wait are none
 of them."""
+
+_log = logging.getLogger("aiolock")
 
 LOSSES: Final[tuple[Loss, ...]] = get_args(Loss)
 """The reasons of a loss."""
@@ -65,15 +69,46 @@ class PerFamily(Generic[Made]):
             return self._made[each]
 
 
-ShareLabel = Callable[[str], str]
-"""The label of a share in metrics: few shares have one of their own."""
+class ShareLabels:
+    """The labels of shares in metrics, by a function of the program's: few have one of their own.
 
+    An acquisition has the same from its first event to its last, or what began under one label
+    would not end under it. If the function raises, its shares are counted as others.
+    """
 
-def checked_share_label(given: object) -> ShareLabel | None:
-    """The ``share_label`` of an observer; `TypeError` if it is none."""
-    if given is None:
-        return None
-    if not callable(given):
-        raise TypeError(f"share_label must be a function of a share, or None, not {given!r}")
-    label: Callable[[str], object] = given
-    return lambda share: str(label(share))
+    def __init__(self, label: Callable[[str], object] | None) -> None:
+        """`TypeError` for what is no function; None labels no share."""
+        if label is not None and not callable(label):
+            raise TypeError(f"share_label must be a function of a share, or None, not {label!r}")
+        self._label = label
+        self._given = dict[Key, str]()
+        """Those of acquisitions that have had an event, and will have more."""
+        self._failed = False
+
+    def __bool__(self) -> bool:
+        return self._label is not None
+
+    def of(self, request: LockRequest, *, ends: bool) -> str:
+        """The label of this acquisition, empty for none; ``ends``: this is its last event."""
+        if self._label is None or not request.share:
+            return ""
+        key = key_of(request)
+        label = self._given.pop(key, None)
+        if label is None:
+            label = self._labelled(self._label, request.share)
+        if not ends:
+            self._given[key] = label
+        return label
+
+    def _labelled(self, label: Callable[[str], object], share: str) -> str:
+        try:
+            return as_label(str(label(share)))
+        except Exception:  # noqa: BLE001  # the other metrics of this event matter more
+            if not self._failed:
+                self._failed = True
+                _log.exception(
+                    "aiolock: share_label raised, so that share is counted as %s; that is not"
+                    " logged again",
+                    OTHER,
+                )
+            return OTHER

@@ -14,7 +14,7 @@ from aiolock.observe._labels import (
     PASSES,
     Key,
     PerFamily,
-    checked_share_label,
+    ShareLabels,
     key_of,
 )
 from aiolock.observer import Deadlock, GaveUp, Link, LockRequest, Loss, LostBody, Observer
@@ -62,24 +62,24 @@ class OpenTelemetry(Observer):
         *,
         share_label: Callable[[str], str] | None = None,
     ) -> None:
-        self._label = checked_share_label(share_label)
+        self._labels = ShareLabels(share_label)
         self._tracer = trace.get_tracer("aiolock", _version(), tracer_provider)
         self._count = _Instruments(metrics.get_meter("aiolock", _version(), meter_provider))
         self._families = PerFamily(_attributes)
+        self._shares = PerFamily(_attributes)  # apart: however many there are, families have room
         self._waiting = set[Key]()
         self._held = dict[Key, Span]()
         self._ended: OrderedDict[Key, SpanContext] = OrderedDict()
 
-    def _of(self, request: LockRequest) -> Attributes:
-        """The attributes of its metrics."""
-        if self._label is None or not request.share:
-            return self._families.of(request)
-        return self._families.of(request, self._label(request.share))
+    def _of(self, request: LockRequest, *, ends: bool) -> Attributes:
+        """The attributes of its metrics; see `ShareLabels.of`."""
+        share = self._labels.of(request, ends=ends)
+        return self._shares.of(request, share) if share else self._families.of(request)
 
     def waiting(self, request: LockRequest) -> None:
         """An acquisition begins to wait."""
         self._waiting.add(key_of(request))
-        self._count.waiting.add(1, self._of(request))
+        self._count.waiting.add(1, self._of(request, ends=False))
 
     def acquired(
         self,
@@ -91,7 +91,8 @@ class OpenTelemetry(Observer):
     ) -> None:
         """The wait ends, and the hold begins, in the context of the acquiring task."""
         now = time.time_ns()
-        queued = self._waited(request, waited, "acquired")
+        family = self._of(request, ends=request.kind in PASSES)
+        queued = self._waited(request, waited, "acquired", family)
         links = self._link(handed_on_by)
         if queued or waited >= _NOTICEABLE:
             self._span_of_wait(request, waited, "acquired", now, links)
@@ -100,11 +101,11 @@ class OpenTelemetry(Observer):
             self._held[key_of(request)] = self._tracer.start_span(
                 f"hold {request.kind}", attributes=about, links=links, start_time=now
             )
-            self._count.held.add(1, self._of(request))
+            self._count.held.add(1, family)
 
     def gave_up(self, request: LockRequest, *, waited: float, why: GaveUp) -> None:
         """The wait ends without a grant."""
-        self._waited(request, waited, why)
+        self._waited(request, waited, why, self._of(request, ends=True))
         self._span_of_wait(request, waited, why, time.time_ns(), [])
 
     def released(
@@ -115,7 +116,8 @@ class OpenTelemetry(Observer):
         held: float,
     ) -> None:
         """The hold ends."""
-        span = self._holds_no_more(request, held, "released")
+        family = self._of(request, ends=True)
+        span = self._holds_no_more(request, held, "released", family)
         if span is not None:
             self._end(request, span)
 
@@ -130,7 +132,8 @@ class OpenTelemetry(Observer):
         body: LostBody,  # noqa: ARG002
     ) -> None:
         """The hold ends with an error."""
-        span = self._holds_no_more(request, held, "lost")
+        family = self._of(request, ends=True)
+        span = self._holds_no_more(request, held, "lost", family)
         if span is None:
             # Only the answer to its release revealed the loss: its span has ended.
             span = self._tracer.start_span(
@@ -141,7 +144,7 @@ class OpenTelemetry(Observer):
         span.set_attribute(_ERROR, reason)
         span.set_status(StatusCode.ERROR, why)
         self._end(request, span)
-        self._count.lost.add(1, {**self._of(request), _ERROR: reason})
+        self._count.lost.add(1, {**family, _ERROR: reason})
 
     def link(self, state: Link, error: Exception | None) -> None:  # noqa: ARG002
         """The link to the store broke, or is no longer broken."""
@@ -153,9 +156,11 @@ class OpenTelemetry(Observer):
         """Count the deadlock."""
         self._count.deadlocks.add(1)
 
-    def _waited(self, request: LockRequest, waited: float, outcome: str) -> bool:
+    def _waited(
+        self, request: LockRequest, waited: float, outcome: str, family: Attributes
+    ) -> bool:
         """End the wait in the metrics; True if it was in the queue."""
-        family, key = self._of(request), key_of(request)
+        key = key_of(request)
         attributes = {**family, _OUTCOME: outcome}
         if outcome in FAILURES:
             attributes[_ERROR] = outcome
@@ -183,11 +188,12 @@ class OpenTelemetry(Observer):
             span.set_status(StatusCode.ERROR)
         span.end(now)
 
-    def _holds_no_more(self, request: LockRequest, held: float, outcome: str) -> Span | None:
+    def _holds_no_more(
+        self, request: LockRequest, held: float, outcome: str, family: Attributes
+    ) -> Span | None:
         """End its hold in the metrics; returns its span, unless that has ended before."""
         span = self._held.pop(key_of(request), None)
         if span is not None:
-            family = self._of(request)
             self._count.held.add(-1, family)
             self._count.hold.record(held, {**family, _OUTCOME: outcome})
             span.set_attribute(_OUTCOME, outcome)

@@ -15,7 +15,7 @@ from aiolock.observe._labels import (
     PASSES,
     Key,
     PerFamily,
-    checked_share_label,
+    ShareLabels,
     key_of,
 )
 from aiolock.observer import Deadlock, GaveUp, Link, LockRequest, Loss, LostBody, Observer
@@ -168,25 +168,25 @@ class Prometheus(Observer):
         *,
         share_label: Callable[[str], str] | None = None,
     ) -> None:
-        self._label = checked_share_label(share_label)
+        self._labels = ShareLabels(share_label)
         registry = REGISTRY if registry is None else registry
         with _lock:
             if registry not in _metrics:
                 _metrics[registry] = _Metrics(registry)
             self._metrics = _metrics[registry]
-            self._shares = self._metrics.count_shares(registry) if self._label else None
+            self._shares = self._metrics.count_shares(registry) if self._labels else None
         self._of = self._metrics.families.of
 
-    def _each(self, request: LockRequest) -> Iterator[_Going]:
-        """All that count the waits and holds of this request."""
+    def _each(self, request: LockRequest, *, ends: bool) -> Iterator[_Going]:
+        """All that count the waits and holds of this request; see `ShareLabels.of`."""
         yield self._of(request)
-        if request.share and self._label is not None and self._shares is not None:
-            yield self._shares.of(request, self._label(request.share))
+        if request.share and self._shares is not None:
+            yield self._shares.of(request, self._labels.of(request, ends=ends))
 
     def waiting(self, request: LockRequest) -> None:
         """An acquisition begins to wait."""
         key = key_of(request)
-        for each in self._each(request):
+        for each in self._each(request, ends=False):
             each.begins_to_wait(key)
 
     def acquired(
@@ -198,15 +198,15 @@ class Prometheus(Observer):
         handed_on_by: LockRequest | None,  # noqa: ARG002
     ) -> None:
         """A hold begins."""
-        key = key_of(request)
-        for each in self._each(request):
+        key, passes = key_of(request), request.kind in PASSES
+        for each in self._each(request, ends=passes):
             each.waits_no_more(key, waited, "acquired")
-            if request.kind not in PASSES:
+            if not passes:
                 each.begins_to_hold(key)
 
     def gave_up(self, request: LockRequest, *, waited: float, why: GaveUp) -> None:
         """A wait ends without a grant."""
-        for each in self._each(request):
+        for each in self._each(request, ends=True):
             each.waits_no_more(key_of(request), waited, why)
 
     def released(
@@ -217,7 +217,7 @@ class Prometheus(Observer):
         held: float,
     ) -> None:
         """A hold ends."""
-        for each in self._each(request):
+        for each in self._each(request, ends=True):
             each.holds_no_more(key_of(request), held, "released")
 
     def lost(
@@ -231,7 +231,7 @@ class Prometheus(Observer):
         body: LostBody,  # noqa: ARG002
     ) -> None:
         """A hold ends with a loss."""
-        for each in self._each(request):
+        for each in self._each(request, ends=True):
             each.holds_no_more(key_of(request), held, "lost")
         self._of(request).lost[reason].inc()
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import pytest
 from opentelemetry.sdk.metrics import MeterProvider
@@ -18,6 +18,7 @@ import aiolock
 import aiolock.sync
 from aiolock.observe import _labels, _opentelemetry
 from aiolock.observe._opentelemetry import OpenTelemetry
+from aiolock.observer import Observer
 from aiolock.stores.memory import MemoryServer
 from tests.support.observed import GAVE_UP, LOST, Scene
 from tests.support.worlds import asking, queued, virtual
@@ -406,6 +407,67 @@ def test_spans_of_a_sync_client_belong_to_the_span_of_each_call(exported: Export
     holds = [span.parent and span.parent.span_id for span in exported.spans("hold lock")]
     requests = [exported.span(f"request {number}").context.span_id for number in range(2)]
     assert holds == [*requests, None]
+
+
+def sharing(exported: Exported, label: Callable[[str], str]) -> Observer:
+    """An observer with a label of shares."""
+    return aiolock.observe.opentelemetry(
+        tracer_provider=exported.tracing, meter_provider=exported.metering, share_label=label
+    )
+
+
+@virtual
+async def test_share_label_that_raises_ends_all_spans_and_counts_its_shares_as_others(
+    exported: Exported,
+) -> None:
+    """The loss is counted, too."""
+
+    def label(share: str) -> str:
+        raise KeyError(share)
+
+    async with aiolock.connect("memory://", observer=sharing(exported, label)) as client:
+        lock = client.lock("order:1", share="acme")
+        async with lock:
+            waits = asking(lock)
+            await queued(lock, 1)
+        lease = await waits
+        await client.break_("order:1")
+        assert lease.lost.is_set()
+    outcomes = [attributes(span)["aiolock.outcome"] for span in exported.spans("hold lock")]
+    assert outcomes == ["released", "lost"]
+    assert exported.points("aiolock.lost") == {"lock order (other) broken": 1}
+    assert exported.nothing_left
+
+
+@virtual
+async def test_share_label_that_changes_meanwhile_ends_what_began_under_the_first(
+    exported: Exported,
+) -> None:
+    """A counter that goes up and down has the same attributes on both ways."""
+    plan = "trial"
+    async with aiolock.connect("memory://", observer=sharing(exported, lambda _: plan)) as client:
+        lock = client.lock("order:1", share="acme")
+        async with lock:
+            waits = asking(lock)
+            await queued(lock, 1)
+            plan = "paid"
+        await (await waits).release()
+    assert exported.points("aiolock.waiting") == {"lock order trial": 0}
+    assert exported.points("aiolock.held") == {"lock order trial": 0}
+
+
+@virtual
+async def test_many_share_labels_leave_room_for_families(exported: Exported) -> None:
+    """A family that comes later has metrics of its own, with a share or without."""
+    async with aiolock.connect("memory://", observer=sharing(exported, str)) as client:
+        for number in range(_labels.MOST + 1):
+            async with client.lock("order:1", share=f"t{number}"):
+                pass
+        async with client.lock("user:1"):
+            pass
+    points = exported.points("aiolock.hold.duration")
+    assert points["lock user released"] == 1
+    assert points[f"lock {_labels.OTHER} {_labels.OTHER} released"] == 1
 
 
 @virtual

@@ -178,6 +178,56 @@ async def test_share_of_a_lease_that_is_handed_on_is_counted_by_whoever_adopts_i
             assert scraped.all("aiolock_share_held") == {"order semaphore acme": 1}
 
 
+@virtual
+async def test_share_label_that_raises_counts_its_shares_as_others_and_all_else_as_ever(
+    scraped: Scraped, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is logged once; the loss is counted."""
+
+    def plan_of(share: str) -> str:
+        return {"acme": "paid"}[share]
+
+    observer = aiolock.observe.prometheus(registry=scraped.registry, share_label=plan_of)
+    async with aiolock.connect("memory://", observer=observer) as client:
+        for share in ("acme", "globex", "x"):
+            lease = await client.lock("order:1", share=share).acquire()
+            await client.break_("order:1")
+            assert lease.lost.is_set()
+    assert scraped.all("aiolock_share_hold_seconds_count") == {
+        "order lock lost paid": 1,
+        "order lock lost (other)": 2,
+    }
+    assert scraped("aiolock_lost_total", why="broken") == 3
+    assert scraped.still
+    assert [record.message for record in caplog.records if record.exc_info] == [
+        "aiolock: share_label raised, so that share is counted as (other); that is not logged again"
+    ]
+
+
+@virtual
+async def test_share_label_that_changes_meanwhile_ends_what_began_under_the_first(
+    scraped: Scraped,
+) -> None:
+    """As when a tenant gets another plan while it waits, or while it holds the lock."""
+    plan = "trial"
+    observer = aiolock.observe.prometheus(registry=scraped.registry, share_label=lambda _: plan)
+    async with aiolock.connect("memory://", observer=observer) as client:
+        lock = client.lock("order:1", share="acme")
+        async with client.lock("order:1"):
+            waits = asking(lock)
+            await queued(lock, 1)
+            plan = "paid"
+        lease = await waits
+        assert scraped.all("aiolock_share_held") == {"order lock trial": 1}
+        plan = "gold"
+        await lease.release()
+        assert scraped.all("aiolock_share_held") == {"order lock trial": 0}
+        assert scraped.all("aiolock_share_waiting") == {"order lock trial": 0}
+        async with lock:
+            assert scraped.all("aiolock_share_held")["order lock gold"] == 1
+        assert not observer._labels._given  # type: ignore[attr-defined]  # of its class
+
+
 def test_share_label_that_is_no_function_is_refused() -> None:
     """Before anything is registered."""
     for wrong in ("acme", ["acme"], 1):
