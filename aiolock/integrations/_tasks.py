@@ -32,11 +32,13 @@ from aiolock import (
     Lease,
     LeaseLost,
     LeaseToken,
+    Lock,
     LockClient,
     LockError,
     Outcome,
     QueueFull,
     ResultGone,
+    Semaphore,
     StoreError,
     TokenSpent,
 )
@@ -322,7 +324,7 @@ class TaskLocks(Decorators[LockClient, Lease]):
         decorator: str,
         kind: str,
         name: str,
-        describe: Callable[..., AbstractAsyncContextManager[Lease]],
+        describe: Callable[..., Lock | Semaphore],
         adopting: AdoptOptions,
         *,
         share: str | None,
@@ -330,20 +332,19 @@ class TaskLocks(Decorators[LockClient, Lease]):
         def decorate(
             function: Callable[P, Awaitable[R]],
         ) -> Callable[P, CoroutineType[Any, Any, R]]:
-            naming_of = formatter(name, function, decorator)
             lock_of = describer(describe, name, function, decorator, share=share)
             innermost = not is_marked(function)
 
             @functools.wraps(function)
             async def call(*args: P.args, **kwargs: P.kwargs) -> R:
                 async def hold(body: Body) -> R:
-                    named = without_token(kwargs)
-                    asked, lock = naming_of(*args, **named), lock_of(*args, **named)
+                    lock = lock_of(*args, **without_token(kwargs))
                     carrier = self._carrier(args, kwargs)
-                    token = await self._token_of(carrier, kind, asked, innermost=innermost)
+                    token = await self._token_of(carrier, kind, lock.name, innermost=innermost)
+                    held: AbstractAsyncContextManager[Lease] = lock
                     if token is not None:
-                        lock = self._adopted(token, carrier, lock, adopting)
-                    async with lock as lease:
+                        held = self._adopted(token, carrier, lock, adopting)
+                    async with held as lease:
                         with body.under(lease):
                             return await function(*args, **kwargs)
 

@@ -56,7 +56,7 @@ from aiolock.integrations._tasks import (
 )
 from aiolock.naming import describe_each, describer, family_of, formatter
 from aiolock.options import LockOptions, OnLost, Seconds, SemaphoreOptions
-from aiolock.sync import Lease, LockClient
+from aiolock.sync import Lease, Lock, LockClient, Semaphore
 
 __all__ = ["Locks", "hand"]
 
@@ -131,25 +131,25 @@ class Locks(Decorators[LockClient, Lease]):
         decorator: str,
         kind: str,
         name: str,
-        describe: Callable[..., AbstractContextManager[Lease]],
+        describe: Callable[..., Lock | Semaphore],
         adopting: AdoptOptions,
         *,
         share: str | None,
     ) -> Callable[[Callable[P, R]], Callable[P, R]]:
         def decorate(function: Callable[P, R]) -> Callable[P, R]:
-            naming_of = formatter(name, function, decorator, is_async=False)
             lock_of = describer(describe, name, function, decorator, share=share, is_async=False)
             innermost = not is_marked(function)
 
             @functools.wraps(function)
             def call(*args: P.args, **kwargs: P.kwargs) -> R:
                 def hold(body: Body) -> R:
-                    asked, lock = naming_of(*args, **kwargs), lock_of(*args, **kwargs)
+                    lock = lock_of(*args, **kwargs)
                     carrier = _headers()
-                    token = self._token_of(carrier, kind, asked, innermost=innermost)
+                    token = self._token_of(carrier, kind, lock.name, innermost=innermost)
+                    held: AbstractContextManager[Lease] = lock
                     if token is not None:
-                        lock = self._adopted(token, carrier, lock, adopting)
-                    with lock as lease, body.under(lease):
+                        held = self._adopted(token, carrier, lock, adopting)
+                    with held as lease, body.under(lease):
                         return function(*args, **kwargs)
 
                 return self._or_put_back(hold)

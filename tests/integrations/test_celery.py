@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import math
 import os
@@ -289,6 +290,23 @@ async def test_locked_task_that_raises_an_error_of_its_own_fails_with_it(
     """A task that raises has failed, as ever, whatever it raises."""
     with pytest.raises(aiolock.AcquireTimeout, match="of its own"):
         await worker.done(worker.send("fails", 5))
+
+
+def test_name_of_a_run_is_formatted_once() -> None:
+    """The name that is compared with that of a token is the name that is acquired."""
+    locks = Locks(aiolock.sync.connect("memory://"))
+    numbers = itertools.count(1)
+
+    class Counted:
+        def __str__(self) -> str:
+            return str(next(numbers))
+
+    @locks.locked("user:{user}")
+    def welcome(user: Counted) -> str:
+        return locks.current_lease().name
+
+    with locks.client:
+        assert welcome(Counted()) == "user:1"
 
 
 def test_locked_task_called_without_a_worker_raises_acquire_timeout() -> None:

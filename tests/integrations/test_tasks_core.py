@@ -372,6 +372,31 @@ async def test_cancel_at_any_step_of_a_task_leaves_nothing(
                 await asyncio.sleep(0.005)
 
 
+class Counted:
+    """An argument that counts how often it is written."""
+
+    def __init__(self) -> None:
+        self.written = 0
+
+    def __str__(self) -> str:
+        self.written += 1
+        return f"7, written {self.written}"
+
+
+@pytest.mark.parametrize("decorator", ["locked", "limited", "once"])
+async def test_name_of_a_run_is_formatted_once(locks: Locks, decorator: str) -> None:
+    """The name that is compared with that of a token is the name that is acquired."""
+    options: dict[str, Any] = {"limited": {"limit": 2}, "once": {"remember": 60}}.get(decorator, {})
+    user = Counted()
+    names = list[str]()
+
+    async def task(user: Counted) -> None:
+        names.append(locks.current_lease().name)
+
+    await getattr(locks, decorator)("user:{user}", **options)(task)(user)
+    assert names == ["user:7, written 1"]
+
+
 def test_decorators_with_invalid_arguments_raise_type_or_value_error() -> None:
     """The texts say what is wrong, where the task is declared."""
     locks = Locks(aiolock.connect("memory://"))
