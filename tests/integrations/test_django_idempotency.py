@@ -17,12 +17,13 @@ from django.http import HttpRequest, HttpResponse, HttpResponseBase, StreamingHt
 from django.test import AsyncClient, Client, override_settings
 from django.urls import path
 
+from aiolock.integrations._kept import LONGEST_BODY
 from aiolock.integrations.django import IdempotencyMiddleware, close, sync_client
 from aiolock.stores.memory import MemoryServer
 from tests.integrations.test_django_views import add, stock
 from tests.integrations.test_django_views import database as database  # noqa: PLC0414  # a fixture
 from tests.support.failures import until, wait_until
-from tests.support.webapps.django import configure
+from tests.support.webapps.django import Handler, configure
 
 configure()
 
@@ -120,6 +121,53 @@ async def test_middleware_under_asgi_sends_the_first_response_to_all() -> None:
             assert (await post_async()).content == (await post_async()).content == b"charge 1"
             assert (await post_async(b"n=2")).status_code == 422
             await close()
+
+
+@pytest.mark.parametrize("size", [LONGEST_BODY, LONGEST_BODY + 1])
+async def test_middleware_refuses_a_long_body_that_comes_without_its_length(size: int) -> None:
+    """As one that is sent in chunks; the longest is carried out."""
+    pieces = [b"x" * 65_536] * (size // 65_536) + [b"x" * (size % 65_536)]
+    messages = [{"type": "http.request", "body": piece, "more_body": True} for piece in pieces]
+    messages.append({"type": "http.request"})
+    headers = [(b"idempotency-key", b"k"), (b"content-type", b"text/plain")]
+    scope = {"type": "http", "method": "POST", "path": "/", "query_string": b"", "headers": headers}
+    sent = list[Any]()
+
+    async def receive() -> Any:
+        if messages:
+            return messages.pop(0)
+        return await asyncio.Event().wait()
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    charges = Charges()
+    with serving(charges.now):
+        async with ThreadSensitiveContext():
+            await Handler()(scope, receive, send)
+        await close()
+    refused = size > LONGEST_BODY
+    assert sent[0]["status"] == (413 if refused else 200)
+    assert charges.count == (not refused)
+
+
+@pytest.mark.parametrize("later", [False, True])
+async def test_middleware_with_an_owner_out_of_the_form_compares_the_body(later: bool) -> None:
+    """`who` may read the form: in several parts, it can be read once."""
+
+    def of_form(request: HttpRequest) -> str:
+        return request.POST["user"]
+
+    charges = Charges()
+    view = charges.later if later else charges.now
+    with serving(view, AIOLOCK_IDEMPOTENCY={**KEYS, "who": of_form}):
+        for _ in range(2):
+            async with ThreadSensitiveContext():
+                answer = await AsyncClient().post(
+                    "/", {"user": "ann"}, headers={"Idempotency-Key": "k"}
+                )
+            assert answer.content == b"charge 1"
+        await close()
 
 
 @pytest.mark.parametrize("status", [500, 429, 404])

@@ -124,8 +124,8 @@ class IdempotencyMiddleware:
             await sync_to_async(refuse_in_transaction)(
                 type(self).__name__, "it would be kept", _BEFORE
             )
+            exchange = _Exchange(request)  # first: `who` may read the form, which reads the body
             whose = await found_by(keys.who, request)
-            exchange = _Exchange(request)
             once = keys.once((await open_client()).once, whose, key)
 
             async def work(_: Lease) -> str | None:
@@ -196,7 +196,11 @@ class _Exchange:
     """One request with a key, and its response."""
 
     def __init__(self, request: HttpRequest) -> None:
-        if int(request.META.get("CONTENT_LENGTH") or 0) > LONGEST_BODY:
+        # Before it is read; but a body that is sent in chunks has no length before.
+        if (
+            int(request.META.get("CONTENT_LENGTH") or 0) > LONGEST_BODY
+            or len(request.body) > LONGEST_BODY
+        ):
             raise BodyTooLong(f"a request under a key has more than {LONGEST_BODY} bytes")
         self._headers = list(request.headers.items())
         body = hashlib.sha256(request.body).digest()
