@@ -39,6 +39,8 @@ from aiolock.integrations._functions import check_async, check_parameters, check
 from aiolock.integrations._handling import LOOK_EVERY, carry_out, exchanged, leases_here
 from aiolock.integrations._kept import (
     HEADER,
+    LONGEST_BODY,
+    BodyTooLong,
     check_options,
     fingerprint,
     key_of,
@@ -203,8 +205,9 @@ def idempotent(
             key = key_of(request.headers.getall(HEADER, []), required=required)
             if key is None:
                 return await handler(source)
-            whose = await owner(who(request))
+            # First: `who` may read the form, and that leaves nothing to be read.
             headers, body = list(request.headers.items()), await _read(request)
+            whose = await owner(who(request))
             asked = fingerprint(request.method, request.raw_path, headers, body)
             once = once_of(client_of(request).once, application, whose, key, remember)
             return await exchanged(once, asked, functools.partial(handler, source), headers)
@@ -219,8 +222,10 @@ def _request_of(source: web.Request | web.View) -> web.Request:
 
 
 async def _read(request: web.Request) -> bytes:
-    """The request's body, which the handler can read as well."""
-    body = await request.read()
+    """The request's body, which the handler can read as well; `BodyTooLong` if it is."""
+    body = b"" if (request.content_length or 0) > LONGEST_BODY else await request.read()
+    if max(request.content_length or 0, len(body)) > LONGEST_BODY:
+        raise BodyTooLong(f"a request under a key has more than {LONGEST_BODY} bytes")
     if body:
         # `multipart()` and `content` would find nothing: only `read()` remembers what it has read.
         # The limit is one that is not reached: the connection is not to be paused.

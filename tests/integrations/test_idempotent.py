@@ -21,6 +21,7 @@ from starlette.routing import Mount, Route
 import aiolock
 from aiolock.integrations import aiohttp, fastapi, starlette
 from aiolock.integrations._exchange import Exchange
+from aiolock.integrations._kept import LONGEST_BODY
 from aiolock.integrations.idempotency import Idempotency, KeyReused, NotKept, UnderWay, idempotent
 from aiolock.stores.memory import MemoryServer, MemoryStore
 from aiolock.testing import FaultyStore
@@ -585,6 +586,65 @@ async def test_idempotent_route_of_aiohttp_can_read_the_request_body_in_any_way(
         for key in ("a", "b"):  # by one connection
             reply = await http.post(url, headers={"Idempotency-Key": key}, **sent)
             assert reply.json() == found
+
+
+def form_of(user: str, amount: int) -> dict[str, Any]:
+    """A form in several parts, and its headers."""
+    fields = {"user": user, "amount": amount}
+    parts = [
+        f'--x\r\nContent-Disposition: form-data; name="{name}"\r\n\r\n{value}\r\n'
+        for name, value in fields.items()
+    ]
+    headers = {**KEY, "Content-Type": "multipart/form-data; boundary=x"}
+    return {"content": "".join((*parts, "--x--\r\n")), "headers": headers}
+
+
+async def test_idempotent_route_of_aiohttp_with_an_owner_out_of_the_form_compares_the_body() -> (
+    None
+):
+    """`who` may read the form; what differs in it is another request."""
+    app = web.Application()
+    aiohttp.setup(app, aiolock.connect("memory://"))
+
+    async def user_of(request: web.Request) -> str:
+        return str((await request.post())["user"])
+
+    @aiohttp.idempotent(application="shop", remember=60, who=user_of)
+    async def handler(request: web.Request) -> web.StreamResponse:
+        return web.json_response({"paid": str((await request.post())["amount"])})
+
+    app.router.add_post("/", handler)
+    async with serving("aiohttp", app) as url, httpx.AsyncClient(timeout=30) as http:
+        for _ in range(2):
+            assert (await http.post(url, **form_of("ann", 5))).json() == {"paid": "5"}
+        assert (await http.post(url, **form_of("ann", 6))).status_code == 422
+        assert (await http.post(url, **form_of("bob", 6))).json() == {"paid": "6"}
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+async def test_idempotent_route_of_aiohttp_that_takes_long_bodies_refuses_them_with_a_key(
+    chunked: bool,
+) -> None:
+    """However much the application takes, and whether the length is known before or not."""
+    app = web.Application(client_max_size=10 * LONGEST_BODY)
+    aiohttp.setup(app, aiolock.connect("memory://"))
+
+    @aiohttp.idempotent(application="shop", remember=60, who=lambda _: "")
+    async def handler(request: web.Request) -> web.StreamResponse:
+        return web.json_response({"size": len(await request.read())})
+
+    async def pieces(size: int) -> AsyncGenerator[bytes]:
+        yield b"x" * (size - 1)
+        yield b"x"
+
+    app.router.add_post("/", handler)
+    async with serving("aiohttp", app) as url, httpx.AsyncClient(timeout=30) as http:
+        for size, status in ((LONGEST_BODY, 200), (LONGEST_BODY + 1, 413)):
+            content: Any = pieces(size) if chunked else b"x" * size
+            reply = await http.post(url, content=content, headers={"Idempotency-Key": str(size)})
+            assert reply.status_code == status
+        content = pieces(LONGEST_BODY + 1) if chunked else b"x" * (LONGEST_BODY + 1)
+        assert (await http.post(url, content=content)).status_code == 200
 
 
 @pytest.mark.parametrize("body", ["paid ä", b"paid", bytearray(b"paid"), memoryview(b"paid"), None])
