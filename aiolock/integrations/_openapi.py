@@ -53,7 +53,8 @@ def answers_of(mark: object) -> Answers:
         return found
     if isinstance(mark, RequestRate):
         limited = [] if mark.timeout is None else [(AcquireTimeout, LIMITED)]
-        return [*limited, *_waiters(mark.max_waiters), *_STORE]
+        nobody = [(BadName, ANSWERS[BadName])] if mark.owned else []
+        return [*limited, *_waiters(mark.max_waiters), *_STORE, *nobody]
     if mark == IDEMPOTENT:
         errors = (UnderWay, NotKept, KeyReused, BadKey, BodyTooLong)
         return [*((error, ANSWERS[error]) for error in errors), *_HOLD]

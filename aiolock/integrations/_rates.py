@@ -7,6 +7,7 @@ from typing import Generic, TypeVar, Unpack
 
 from aiolock import LockClient, Verdict, connect
 from aiolock.integrations._kept import owner
+from aiolock.integrations._names import BAD_NAME, BadName
 from aiolock.options import RateLimitOptions, Seconds
 
 Request_contra = TypeVar("Request_contra", contravariant=True)
@@ -16,19 +17,23 @@ Who = Callable[[Request_contra], str | Awaitable[str]]
 
 
 class RequestRate:
-    """A rate limit for the requests of each owner; checked when it is made.
+    """A rate limit for all requests, or for those of each owner; checked when it is made.
 
     `ValueError` and `TypeError` for an invalid name or option.
     """
 
-    def __init__(self, name: str, limit: int, **options: Unpack[RateLimitOptions]) -> None:
+    def __init__(
+        self, name: str, limit: int, *, owned: bool, **options: Unpack[RateLimitOptions]
+    ) -> None:
         if not isinstance(name, str):
             raise TypeError(f"the name of a rate limit must be a str, not {name!r}")
         options.setdefault("timeout", 0)  # a client of a web service waits by itself
         options.setdefault("family", name[:100])
         self._name, self._limit, self._options = name, limit, options
+        self.owned = owned
+        """Whether each owner has one."""
         # This client is never opened, but checks the options as any other does.
-        self.of(connect("memory://").rate_limit, "x")
+        connect("memory://").rate_limit(f"{name}:x" if owned else name, limit, **options)
 
     @property
     def timeout(self) -> Seconds | None:
@@ -41,12 +46,21 @@ class RequestRate:
         return self._options.get("max_waiters")
 
     def of(self, rate_limit: Callable[..., L], whose: str | None) -> L:
-        """That of this owner, by the client's ``rate_limit``; None if there is one for all."""
-        if whose is None:
+        """That of this owner, by the client's ``rate_limit``.
+
+        `BadName` for a request without an owner: together they would have one bucket, which each
+        of them can empty. Also for an owner who is no part of a name.
+        """
+        if not self.owned:
             return rate_limit(self._name, self._limit, **self._options)
+        if whose is None or whose == "":
+            raise BadName("The request does not say whose it is.")
         if not isinstance(whose, str):
-            raise TypeError(f"the owner of a request must be a str, not {whose!r}")
-        return rate_limit(f"{self._name}:{whose}", self._limit, **self._options)
+            raise TypeError(f"the owner of a request must be a str, not {type(whose).__name__}")
+        try:
+            return rate_limit(f"{self._name}:{whose}", self._limit, **self._options)
+        except ValueError as error:  # the options were checked before
+            raise BadName(BAD_NAME) from error
 
     async def admit(self, client: LockClient, whose: str | None) -> Verdict:
         """Take a token for a request; `AcquireTimeout` and `QueueFull` are answered with 429."""
@@ -63,7 +77,7 @@ class RateOf(Generic[Request_contra]):
         who: Who[Request_contra] | None,
         **options: Unpack[RateLimitOptions],
     ) -> None:
-        self.rate, self._who = RequestRate(name, limit, **options), who
+        self.rate, self._who = RequestRate(name, limit, owned=who is not None, **options), who
 
     async def admit(self, client: LockClient, request: Request_contra) -> Verdict:
         """As `RequestRate.admit`."""

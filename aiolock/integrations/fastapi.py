@@ -231,9 +231,11 @@ def rate_limited(
     :param limit: how many requests may begin in ``per`` seconds; ``burst`` and the other options
         are those of `LockClient.rate_limit`.
     :param who: the owner of a request: a dependency, which gives the user, the tenant or the
-        address as a str: ``str(user.id)``. None: one bucket for all requests.
+        address as a str: ``str(user.id)``; no secret, for it is a part of the name. A request for
+        which it gives None or an empty text is answered with 400. Without it, all requests have
+        one bucket.
     """
-    rate = RequestRate(name, limit, **options)
+    rate = RequestRate(name, limit, owned=who is not None, **options)
 
     async def of_request(request: Request, whose: str | None = None) -> Verdict:
         return await rate.admit(client_of(request), whose)

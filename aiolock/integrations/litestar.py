@@ -166,8 +166,9 @@ def rate_limited(
     :param name: the name of the rate limit; the owner follows it.
     :param limit: how many requests may begin in ``per`` seconds; ``burst`` and the other options
         are those of `LockClient.rate_limit`.
-    :param who: the owner of a request, given that: the user, the tenant, the address, as a str. May
-        be async. None: one bucket for all requests.
+    :param who: the owner of a request, given that: the user, the tenant, the address, as a str; no
+        secret, for it is a part of the name. A request for which it gives None or an empty text is
+        answered with 400. May be async. Without it, all requests have one bucket.
     """
     rate = RateOf[Request[Any, Any, Any]](name, limit, who, **options)
 

@@ -480,6 +480,9 @@ def test_rate_limited_sync_view_answers_429_with_retry_after() -> None:
         assert [reply.status_code for reply in replies] == [200, 200, 429]
         assert 1 <= int(replies[-1]["Retry-After"]) <= 30
         assert b'"rate_limited"' in replies[-1].content
+    for user in ("", "x" * 600):
+        refused: Any = quotes(RequestFactory().get(f"/?user={user}"), order="7")
+        assert refused.status_code == 400
 
 
 @pytest.mark.parametrize("is_async", [True, False])
@@ -498,8 +501,9 @@ async def test_rate_limited_async_view_answers_429(is_async: bool) -> None:
     async def quotes(request: HttpRequest) -> HttpResponse:
         return HttpResponse()
 
-    replies = [await quotes(AsyncRequestFactory().get("/")) for _ in range(2)]
+    replies = [await quotes(AsyncRequestFactory().get("/?user=ann")) for _ in range(2)]
     assert [reply.status_code for reply in replies] == [200, 429]
+    assert (await quotes(AsyncRequestFactory().get("/"))).status_code == 400  # without an owner
     assert threading.current_thread() not in threads
     await close()
 

@@ -67,6 +67,10 @@ def with_fastapi(client: aiolock.LockClient, **options: Any) -> FastAPI:
     async def by_hand(locks: fastapi.Client) -> None:
         """With locks of its own."""
 
+    @app.get("/mine", dependencies=[fastapi.rate_limited("mine", 1, per=3600, who=lambda: "ann")])
+    async def mine() -> None:
+        """Under the limit of an owner."""
+
     @app.get("/plain")
     async def plain() -> None:
         """Without any."""
@@ -129,6 +133,7 @@ def test_fastapi_document_has_the_answers_of_each_operation() -> None:
     assert answers(document, "post", "/now") == {"409": {"lock_busy"}, **full, **HELD}
     assert answers(document, "post", "/ever") == HELD
     assert answers(document, "get", "/quotes") == LIMITED
+    assert answers(document, "get", "/mine") == {"400": {"bad_lock_name"}, **LIMITED}
     assert answers(document, "post", "/charges") == {
         "400": {"idempotency_key"},
         "409": {"idempotency_under_way", "idempotency_not_kept"},

@@ -29,6 +29,15 @@ async def who(request: Any) -> str:
     return str(request.headers.get("Authorization", ""))
 
 
+ODD: dict[str, Any] = {"none": None, "empty": "", "long": "x" * 600, "byte": "\udce4", "int": 7}
+"""Owners by which no bucket can be named."""
+
+
+def odd(request: Any) -> Any:
+    """The owner of a request, of these."""
+    return ODD[request.headers["X-Owner"]]
+
+
 def with_starlette(client: aiolock.LockClient) -> Any:
     """Two routes in Starlette."""
 
@@ -40,7 +49,12 @@ def with_starlette(client: aiolock.LockClient) -> Any:
     async def patient(request: StarletteRequest) -> JSONResponse:
         return JSONResponse({})
 
-    app = Starlette(routes=[Route("/quotes", quotes), Route("/patient", patient)])
+    @starlette.rate_limited("quotes", 120, who=odd, **FEW)
+    async def odd_ones(request: StarletteRequest) -> JSONResponse:
+        return JSONResponse({})
+
+    routes = [Route("/quotes", quotes), Route("/patient", patient), Route("/odd", odd_ones)]
+    app = Starlette(routes=routes)
     starlette.setup(app, client)
     return app
 
@@ -66,6 +80,13 @@ def with_fastapi(client: aiolock.LockClient) -> Any:
     async def patient() -> dict[str, Any]:
         return {}
 
+    def odd_user(request: Request) -> Any:
+        return odd(request)
+
+    @app.get("/odd", dependencies=[fastapi.rate_limited("quotes", 120, who=odd_user, **FEW)])
+    async def odd_ones() -> dict[str, Any]:
+        return {}
+
     return app
 
 
@@ -80,7 +101,11 @@ def with_litestar(client: aiolock.LockClient) -> Any:
     async def patient() -> dict[str, Any]:
         return {}
 
-    return Litestar([quotes, patient], plugins=[litestar.Locks(client)])
+    @get("/odd", guards=[litestar.rate_limited("quotes", 120, who=odd, **FEW)])
+    async def odd_ones() -> dict[str, Any]:
+        return {}
+
+    return Litestar([quotes, patient, odd_ones], plugins=[litestar.Locks(client)])
 
 
 def with_aiohttp(client: aiolock.LockClient) -> Any:
@@ -98,6 +123,12 @@ def with_aiohttp(client: aiolock.LockClient) -> Any:
     app = web.Application()
     app.router.add_get("/quotes", quotes)
     app.router.add_view("/patient", Patient)
+
+    @aiohttp.rate_limited("quotes", 120, who=odd, **FEW)
+    async def odd_ones(request: web.Request) -> web.Response:
+        return web.json_response({})
+
+    app.router.add_get("/odd", odd_ones)
     aiohttp.setup(app, client)
     return app
 
@@ -115,6 +146,11 @@ def with_quart(client: aiolock.LockClient) -> Any:
     @app.get("/patient")
     @quart.rate_limited("all", 10, per=1, burst=1, timeout=5)
     async def patient() -> dict[str, Any]:
+        return {}
+
+    @app.get("/odd")
+    @quart.rate_limited("quotes", 120, who=odd, **FEW)
+    async def odd_ones() -> dict[str, Any]:
         return {}
 
     return app
@@ -163,6 +199,19 @@ async def test_request_with_a_timeout_waits_for_its_token(framework: str) -> Non
     async with opened(framework) as http:
         replies = await asyncio.gather(*(http.get("/patient") for _ in range(4)))
         assert [reply.status_code for reply in replies] == [200] * 4
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+async def test_request_without_an_owner_or_with_one_that_is_no_name_is_answered_400(
+    framework: str,
+) -> None:
+    """They share no bucket: one of them could empty it for all. Another type is a mistake."""
+    async with opened(framework) as http:
+        for owner in ODD:
+            reply = await http.get("/odd", headers={"X-Owner": owner})
+            assert reply.status_code == (500 if owner == "int" else 400)
+            if owner in ("none", "empty"):
+                assert reply.json()["detail"] == "The request does not say whose it is."
 
 
 @pytest.mark.parametrize("decorate", [m.rate_limited for m in (starlette, aiohttp, quart)])

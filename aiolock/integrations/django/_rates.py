@@ -37,10 +37,12 @@ def rate_limited(
     :param limit: how many requests may begin in ``per`` seconds; ``burst`` and the other options
         are those of `LockClient.rate_limit`.
     :param who: the owner of a request, given that: the user, the tenant, the address, as a str:
-        ``lambda request: str(request.user.pk)``. It may be async for an asynchronous view; another
-        one is called in Django's thread there. None: one bucket for all requests.
+        ``lambda request: str(request.user.pk)``; no secret, for it is a part of the name. A request
+        for which it gives None or an empty text is answered with 400. It may be async for an
+        asynchronous view; another one is called in Django's thread there. Without it, all requests
+        have one bucket.
     """
-    rate = RequestRate(name, limit, **options)
+    rate = RequestRate(name, limit, owned=who is not None, **options)
 
     def decorate(view: Callable[..., Any]) -> Callable[..., Any]:
         if is_async(view):
