@@ -256,12 +256,19 @@ def _document(app: FastAPI) -> None:
     if getattr(documented, MARK, None) is app:
         return
 
+    last: dict[str, Any] | None = None
+
     @functools.wraps(documented)
     def openapi() -> dict[str, Any]:
+        nonlocal last
         document = documented()
-        ours = answered(app)
+        if document is last:  # FastAPI keeps it
+            return document
+        last, ours = document, answered(app)
         for context in (each for route in app.routes for each in _flat(route)):
-            added = of_marks(_marks_in(getattr(context, "dependant", None)), ours)
+            dependant = getattr(context, "dependant", None)
+            marks = _marks_in(dependant) if isinstance(dependant, Dependant) else ()
+            added = of_marks(marks, ours)
             paths: dict[str, dict[str, dict[str, Any]]] = document.get("paths", {})
             for method, operation in paths.get(context.path_format, {}).items() if added else ():
                 if method.upper() in (getattr(context, "methods", None) or ()):
@@ -272,12 +279,11 @@ def _document(app: FastAPI) -> None:
     app.openapi = openapi  # type: ignore[method-assign]  # as FastAPI says that it is extended
 
 
-def _marks_in(dependant: object) -> Iterator[object]:
+def _marks_in(dependant: Dependant) -> Iterator[object]:
     """The marks of all dependencies of an operation."""
-    if isinstance(dependant, Dependant):
-        for each in dependant.dependencies:
-            yield getattr(each.call, MARK, None)
-            yield from _marks_in(each)
+    for each in dependant.dependencies:
+        yield getattr(each.call, MARK, None)
+        yield from _marks_in(each)
 
 
 def _locks_of(route: BaseRoute) -> Iterator[tuple[RequestLock, str]]:
@@ -286,7 +292,9 @@ def _locks_of(route: BaseRoute) -> Iterator[tuple[RequestLock, str]]:
         if not isinstance(dependant, Dependant):
             continue
         path = str(context.path)
-        for lock in _locks_in(dependant):
+        for lock in _marks_in(dependant):
+            if not isinstance(lock, RequestLock):
+                continue
             route = getattr(context, "original_route", context)
             if (
                 why := NO_HTTP
@@ -307,14 +315,6 @@ def _flat(route: BaseRoute) -> Iterable[Any]:
 
 def _is_lock(dependant: Dependant) -> bool:
     return isinstance(getattr(dependant.call, MARK, None), RequestLock)
-
-
-def _locks_in(dependant: Dependant) -> Iterable[RequestLock]:
-    for each in dependant.dependencies:
-        lock = getattr(each.call, MARK, None)
-        if isinstance(lock, RequestLock):
-            yield lock
-        yield from _locks_in(each)
 
 
 def _unfit(function: Callable[..., Any] | None, lock: RequestLock) -> str | None:

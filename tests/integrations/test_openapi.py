@@ -156,6 +156,24 @@ def test_fastapi_document_has_the_answers_of_each_operation() -> None:
     assert "application/json" in charges["422"]["content"]
 
 
+def test_fastapi_document_that_was_asked_for_before_walks_no_routes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """FastAPI keeps it; of other routes it makes another one."""
+    app = with_fastapi(aiolock.connect("memory://"))
+    document_of(app)
+    with monkeypatch.context() as patch:
+        patch.setattr(fastapi, "of_marks", None)
+        document_of(app)
+
+    @app.get("/more", dependencies=[fastapi.locked("more")])
+    async def more() -> None:
+        """Under a lock."""
+
+    app.openapi_schema = None
+    assert answers(document_of(app), "get", "/more") == {"423": {"lock_busy"}, **HELD}
+
+
 def test_litestar_document_has_the_answers_of_each_handler() -> None:
     """Beside those that it has for other reasons."""
     document = document_of(with_litestar(aiolock.connect("memory://")))
