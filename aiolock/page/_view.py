@@ -152,13 +152,15 @@ def _row(lock: Seen, blocked: bool, growth: int) -> dict[str, Any]:  # noqa: FBT
 def detail(status: Status, history: History, now: float, limits: Limits) -> dict[str, Any]:
     """One lock: its holders and waiters, up to a limit of each."""
     key: Key = (status.kind, status.name)
+    shares = status.shares
     return {
         "kind": status.kind,
         "name": status.name,
         "closed": _short(status.closed),
         "limit": status.limit,
         "interval": status.interval,
-        "shares": [*islice(status.shares.items(), limits.parties)],
+        "shares": [*islice(shares.items(), limits.parties)],
+        "more_shares": max(0, len(shares) - limits.parties),
         "holders": [_party(each, status) for each in status.holders[: limits.parties]],
         "waiters": [_party(each, status) for each in status.waiters[: limits.parties]],
         "more_holders": max(0, len(status.holders) - limits.parties),

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
 import time
 from collections.abc import Iterator
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 import pytest
 from selenium.webdriver import Chrome
@@ -101,6 +102,40 @@ def test_page_shows_a_detached_lease_with_its_label_and_no_process(
     assert "#0" not in shown
     browser.press("Close")
     assert server.do(server.other.discard(token))
+    browser.until(lambda: not browser.names())
+
+
+def test_page_shows_the_shares_of_a_semaphore_and_of_a_rate_limit(
+    browser: Browser, server: Server
+) -> None:
+    """Permits are held; tokens are not."""
+    other = server.other
+    slow: dict[str, Any] = {"per": 3600, "burst": 1}
+
+    async def begin() -> tuple[aiolock.Lease, asyncio.Task[Any]]:
+        lease = await other.semaphore("llm", 5, share="acme").acquire(permits=3)
+        await other.rate_limit("api", 1, **slow).acquire()
+        limit = other.rate_limit("api", 1, share="acme", **slow)
+        return lease, asyncio.create_task(asyncio.wait_for(limit.acquire(), 3600))
+
+    async def end() -> None:
+        await lease.release()
+        waits.cancel()
+
+    def shows(text: str) -> bool:
+        return text in browser.text("#details-facts")
+
+    lease, waits = server.do(begin())
+    browser.open("/read/")
+    browser.until(lambda: sorted(browser.names()) == ["api", "llm"])
+    for name, shown in (
+        ("api", "Shares: acme: 1 waiting."),
+        ("llm", "Shares: acme: 3 held, 0 waiting."),
+    ):
+        browser.open_row(browser.names().index(name))
+        browser.until(partial(shows, shown))
+        browser.press("Close")
+    server.do(end())
     browser.until(lambda: not browser.names())
 
 

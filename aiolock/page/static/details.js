@@ -64,8 +64,12 @@ export class Details {
     const facts = [];
     if (found.interval) facts.push(`A token every ${duration(found.interval)}, ${number(found.limit)} at most.`);
     else if (found.limit !== null) facts.push(`At most ${number(found.limit)} at a time.`);
-    const share = ([name, [held, waiting]]) => `${plain(name)}: ${held} held, ${waiting} waiting`;
-    if (found.shares.length) facts.push(`Shares: ${found.shares.map(share).join("; ")}.`);
+    const shares = found.shares.map(([name, [held, waiting]]) => {
+      const holds = found.kind === "rate_limit" ? "" : `${number(held)} held, `; // tokens are not held
+      return `${plain(name)}: ${holds}${number(waiting)} waiting`;
+    });
+    if (found.more_shares) shares.push(`and ${number(found.more_shares)} more`);
+    if (shares.length) facts.push(`Shares: ${shares.join("; ")}.`);
     if (found.closed) facts.push(`No waiter may enter for ${duration(found.closed)}.`);
     put($("details-facts"), facts.join(" "));
     put($("details-held"), holders.length ? "Held by" : "No holder");
