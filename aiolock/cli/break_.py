@@ -85,8 +85,12 @@ async def _look(client: aiolock.LockClient, arguments: argparse.Namespace) -> in
     print("\n\n".join(texts) or nothing(arguments))
     arguments.grants = _grants(statuses, arguments)
     if not arguments.grants and any(status.holders for status in statuses):
-        print(f"no holder has the fence {arguments.fence}")
+        print(_no_fence(arguments))
     return 0 if arguments.grants else NOBODY
+
+
+def _no_fence(arguments: argparse.Namespace) -> str:
+    return f"no holder has the fence {arguments.fence}"
 
 
 async def _break(client: aiolock.LockClient, arguments: argparse.Namespace) -> int:
@@ -109,7 +113,7 @@ async def _break(client: aiolock.LockClient, arguments: argparse.Namespace) -> i
     if failure is not None:
         raise failure
     if not taken:
-        print("it had no holder")
+        print("it had no holder" if arguments.fence is None else _no_fence(arguments))
     return 0 if taken else NOBODY
 
 

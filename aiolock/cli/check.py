@@ -8,7 +8,6 @@ import json
 import logging
 import secrets
 import statistics
-import sys
 import time
 from collections.abc import Awaitable, Callable
 from typing import Final, NamedTuple
@@ -85,7 +84,6 @@ async def _check(arguments: argparse.Namespace) -> int:
         for text in warnings.texts:
             print(f"warning: {text}")
         print("slow" if slow else "ok")
-    sys.stdout.flush()
     return SLOW if slow else 0
 
 

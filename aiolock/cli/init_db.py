@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import sys
 from collections.abc import Callable
 from typing import Final, Protocol, cast
 
-from aiolock.cli.store import ENVIRONMENT, Commands
+from aiolock.cli.store import ENVIRONMENT, Commands, say
 from aiolock.errors import StoreError
 
 _STORES: Final = {
@@ -69,7 +68,7 @@ def run(arguments: argparse.Namespace) -> int:
             return 0
         where = store.create_schema(url, *roles)
     except (ImportError, StoreError, ValueError) as error:
-        print(error, file=sys.stderr)
+        say(str(error))
         return 1
     print(f"aiolock's schema is in {where}")
     for role in roles:

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import aiolock
 from aiolock.cli.signals import typed_line
-from aiolock.cli.store import ENVIRONMENT, NOBODY, WRONG_USE, Commands, ending
+from aiolock.cli.store import ENVIRONMENT, NOBODY, WRONG_USE, Commands, ending, say
 
 _SCHEMES: Final = ("redis", "rediss", "unix", "valkey", "valkeys")
 
@@ -52,11 +52,8 @@ def add_command(commands: Commands) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Run the command; returns the exit code."""
-    if not arguments.yes and not sys.stdin.isatty():
-        print(
-            "aiolock init-quorum: without a terminal, this cannot ask for confirmation: use --yes",
-            file=sys.stderr,
-        )
+    if not arguments.yes and (sys.stdin is None or not sys.stdin.isatty()):
+        say("aiolock init-quorum: without a terminal, this cannot ask for confirmation: use --yes")
         return WRONG_USE
     return ending(_begin, arguments)
 
@@ -64,9 +61,9 @@ def run(arguments: argparse.Namespace) -> int:
 async def _begin(arguments: argparse.Namespace) -> int:
     quorum = _new_quorum(arguments)
     for address, why in (found := await quorum.why_not()).items():
-        print(f"{address}: {why}", file=sys.stderr)
+        say(f"{address}: {why}")
     if found:
-        print("aiolock init-quorum: this quorum is not new", file=sys.stderr)
+        say("aiolock init-quorum: this quorum is not new")
         return NOBODY
     if not arguments.yes:
         for server in quorum.servers:

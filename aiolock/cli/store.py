@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import errno
 import math
 import os
 import sys
@@ -21,6 +22,8 @@ WRONG_USE: Final = 2
 NO_STORE: Final = 69
 BUSY: Final = 75
 LOST: Final = 76
+_OF_OUTPUT: Final = (errno.EPIPE, errno.ENOSPC, errno.EFBIG, errno.EIO, errno.EBADF)
+"""Errors of output: its reader has ended, or its disk is full. `main` knows what to do."""
 
 ENVIRONMENT: Final = ContextVar[Mapping[str, str]]("aiolock.cli", default=os.environ)
 """The variables that name the store. Those of the process are also given to what ``run`` runs."""
@@ -106,9 +109,9 @@ def ending(
         code, why = BUSY, str(error)
     except aiolock.LeaseLost as error:
         code, why = LOST, str(error)
-    except BrokenPipeError:
-        raise  # the reader of our output has ended
     except (ValueError, TypeError, ImportError, OSError) as error:
+        if isinstance(error, OSError) and error.errno in _OF_OUTPUT:
+            raise
         code, why = WRONG_USE, str(error)
     except Ended as ended:
         return 128 + ended.number

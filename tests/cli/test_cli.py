@@ -410,6 +410,48 @@ async def test_output_that_cannot_be_written_ends_without_a_traceback(
         assert "Exception ignored" not in errors
 
 
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize("args", [("ls", "--json"), ("check",), ("top", "--json")])
+async def test_output_on_a_full_disk_is_told_in_one_line_with_its_own_exit_code(
+    cli: Cli, args: tuple[str, ...], unbuffered: str
+) -> None:
+    """Also where it fails while the command is at work."""
+    cli.env["AIOLOCK_URL"] = "memory://"
+    process = await asyncio.create_subprocess_exec(
+        *("sh", "-c", '"$@" >/dev/full', "sh", sys.executable, "-m", "aiolock", *args),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        env=os.environ | cli.env | {"PYTHONUNBUFFERED": unbuffered},
+    )
+    code, _, errors = await end_of(process)
+    line = "aiolock: the output cannot be written: [Errno 28] No space left on device\n"
+    assert (code, errors) == (74, line)
+
+
+@pytest.mark.parametrize(
+    ("redirection", "args", "code"),
+    [
+        (">&-", ("check",), 0),
+        ("<&-", ("init-quorum", "redis://a", "redis://b", "redis://c"), 2),
+        ("<&-", ("break", "a"), 2),
+    ],
+)
+async def test_command_with_a_closed_stream_ends_without_a_traceback(
+    cli: Cli, redirection: str, args: tuple[str, ...], code: int
+) -> None:
+    """Python has None in its place."""
+    cli.env["AIOLOCK_URL"] = "memory://"
+    process = await asyncio.create_subprocess_exec(
+        *("sh", "-c", f'"$@" {redirection}', "sh", sys.executable, "-m", "aiolock", *args),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        env=os.environ | cli.env,
+    )
+    found, _, errors = await end_of(process)
+    assert found == code
+    assert "Traceback" not in errors
+
+
 async def test_ls_on_a_terminal_cuts_long_names_unless_wide(
     cli: Cli, client: aiolock.LockClient
 ) -> None:
@@ -452,6 +494,9 @@ async def test_break_takes_the_lock_from_one_or_all_holders_and_requires_yes(
     for lease in leases:
         await asyncio.wait_for(lease.lost.wait(), WITHIN)
     assert await cli.here("break", "--yes", "api") == (1, "it had no holder\n", "")
+    async with client.lock("api"):
+        other = await cli.here("break", "--yes", "--fence", "7", "--kind", "lock", "api")
+        assert other == (1, "no holder has the fence 7\n", "")
 
 
 async def test_detached_lease_is_shown_without_its_key_and_broken_by_its_fence(
