@@ -103,5 +103,8 @@ def check_sent_here(request: Request) -> None:
 
 
 def _is_of(origin: str, host: str) -> bool:
-    parts = urlsplit(origin)
+    try:
+        parts = urlsplit(origin)
+    except ValueError:
+        return False
     return bool(host) and parts.scheme in ("http", "https") and parts.netloc == host

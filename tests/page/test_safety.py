@@ -88,6 +88,7 @@ async def test_page_permissions_are_asked_of_the_application_with_the_scope(
         (403, {"Sec-Fetch-Site": "", "Origin": "http://locks.test.evil.test"}),
         (403, {"Sec-Fetch-Site": "", "Origin": "http://locks.test:81"}),
         (403, {"Sec-Fetch-Site": "", "Origin": "null"}),
+        (403, {"Sec-Fetch-Site": "", "Origin": "http://[locks.test"}),
         (403, {"X-Aiolock-Page": ""}),
         (200, {"Cookie": 'prefs={"a":1}; \x80 ='}),  # what other programs of the host have set
         (415, {"Content-Type": "text/plain"}),
