@@ -110,6 +110,10 @@ class RequestLeases:
             finally:
                 self._taken.remove(taken)
 
+    async def wait(self, wait: Callable[[], Awaitable[T]]) -> T:
+        """Wait for what is no lease, as `patient`."""
+        return await patient(wait, self._bodies[-1].reason_to_leave if self._bodies else None)
+
     def _innermost(self, lock: Lock) -> Body:
         if not self._bodies:
             raise RuntimeError(f"the request that is to hold {lock.name!r} has ended")

@@ -7,6 +7,7 @@ from typing import Generic, TypeVar, Unpack
 
 from aiolock import LockClient, Verdict, connect
 from aiolock.integrations._kept import owner
+from aiolock.integrations._leases import RequestLeases
 from aiolock.integrations._names import BAD_NAME, BadName
 from aiolock.options import RateLimitOptions, Seconds
 
@@ -62,9 +63,15 @@ class RequestRate:
         except ValueError as error:  # the options were checked before
             raise BadName(BAD_NAME) from error
 
-    async def admit(self, client: LockClient, whose: str | None) -> Verdict:
-        """Take a token for a request; `AcquireTimeout` and `QueueFull` are answered with 429."""
-        return await self.of(client.rate_limit, whose).acquire()
+    async def admit(
+        self, client: LockClient, whose: str | None, leases: RequestLeases | None = None
+    ) -> Verdict:
+        """Take a token for a request; `AcquireTimeout` and `QueueFull` are answered with 429.
+
+        With the leases of the request, it leaves the queue if its client has gone.
+        """
+        limit = self.of(client.rate_limit, whose)
+        return await (limit.acquire() if leases is None else leases.wait(limit.acquire))
 
 
 class RateOf(Generic[Request_contra]):
@@ -79,7 +86,9 @@ class RateOf(Generic[Request_contra]):
     ) -> None:
         self.rate, self._who = RequestRate(name, limit, owned=who is not None, **options), who
 
-    async def admit(self, client: LockClient, request: Request_contra) -> Verdict:
+    async def admit(
+        self, client: LockClient, request: Request_contra, leases: RequestLeases
+    ) -> Verdict:
         """As `RequestRate.admit`."""
         whose = None if self._who is None else await owner(self._who(request))
-        return await self.rate.admit(client, whose)
+        return await self.rate.admit(client, whose, leases)

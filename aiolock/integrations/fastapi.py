@@ -225,7 +225,8 @@ def rate_limited(
 
     It takes a token before it begins, from a bucket that all processes share: of each owner, if
     ``who`` gives one. A request that finds none is answered with 429 and ``Retry-After``, by
-    `setup`; with ``timeout=2`` it waits for one, in the queue, for two seconds at most.
+    `setup`; with ``timeout=2`` it waits for one, in the queue, for two seconds at most, unless
+    its client closes the connection.
 
     :param name: the name of the rate limit; the owner follows it.
     :param limit: how many requests may begin in ``per`` seconds; ``burst`` and the other options
@@ -238,7 +239,7 @@ def rate_limited(
     rate = RequestRate(name, limit, owned=who is not None, **options)
 
     async def of_request(request: Request, whose: str | None = None) -> Verdict:
-        return await rate.admit(client_of(request), whose)
+        return await rate.admit(client_of(request), whose, leases_of(request.scope))
 
     setattr(of_request, MARK, rate)
     kind = inspect.Parameter.KEYWORD_ONLY

@@ -161,7 +161,8 @@ def rate_limited(
 
     It takes a token before it begins, from a bucket that all processes share: of each owner, if
     ``who`` gives one. A request that finds none is answered with 429 and ``Retry-After``, by
-    `Locks`; with ``timeout=2`` it waits for one, in the queue, for two seconds at most.
+    `Locks`; with ``timeout=2`` it waits for one, in the queue, for two seconds at most, unless
+    its client closes the connection.
 
     :param name: the name of the rate limit; the owner follows it.
     :param limit: how many requests may begin in ``per`` seconds; ``burst`` and the other options
@@ -174,7 +175,7 @@ def rate_limited(
 
     async def guard(connection: ASGIConnection[Any, Any, Any, Any], _: BaseRouteHandler) -> None:
         request: Any = connection
-        await rate.admit(client_of(request), request)
+        await rate.admit(client_of(request), request, leases_of(request.scope))
 
     setattr(guard, _MARK, rate.rate)
     return guard

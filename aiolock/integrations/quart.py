@@ -138,7 +138,8 @@ def rate_limited(
 
         @functools.wraps(view)
         async def call(*args: Any, **kwargs: Any) -> R:
-            await rate.admit(current_client(), request)
+            scope: Any = request.scope  # Hypercorn has its own types of ASGI
+            await rate.admit(current_client(), request, leases_of(scope))
             return await view(*args, **kwargs)
 
         return call

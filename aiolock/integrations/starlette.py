@@ -229,8 +229,8 @@ def rate_limited(
 
     It takes a token before it begins, from a bucket that all processes share: of each owner, if
     ``who`` gives one. A request that finds none is answered with 429 and ``Retry-After``, by
-    `setup`; with ``timeout=2`` it waits for one, in the queue, for two seconds at most. It stands
-    above `locked`.
+    `setup`; with ``timeout=2`` it waits for one, in the queue, for two seconds at most, unless
+    its client closes the connection. It stands above `locked`.
 
     :param name: the name of the rate limit; the owner follows it.
     :param limit: how many requests may begin in ``per`` seconds; ``burst`` and the other options
@@ -249,7 +249,7 @@ def rate_limited(
 
         @functools.wraps(endpoint)
         async def call(request: Request) -> R:
-            await rate.admit(client_of(request), request)
+            await rate.admit(client_of(request), request, leases_of(request.scope))
             return await endpoint(request)
 
         return call

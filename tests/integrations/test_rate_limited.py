@@ -19,6 +19,7 @@ from starlette.routing import Route
 import aiolock
 from aiolock.integrations import aiohttp, fastapi, litestar, quart, starlette
 from tests.support.webapps.servers import serving
+from tests.support.worlds import empty, queued
 
 FEW: dict[str, Any] = {"per": 3600, "burst": 2}
 """Two requests, and no other for half a minute."""
@@ -45,7 +46,7 @@ def with_starlette(client: aiolock.LockClient) -> Any:
     async def quotes(request: StarletteRequest) -> JSONResponse:
         return JSONResponse({})
 
-    @starlette.rate_limited("all", 10, per=1, burst=1, timeout=5)
+    @starlette.rate_limited("all", 10, per=1, burst=1, timeout=30)
     async def patient(request: StarletteRequest) -> JSONResponse:
         return JSONResponse({})
 
@@ -76,7 +77,7 @@ def with_fastapi(client: aiolock.LockClient) -> Any:
         assert verdict.remaining in {0, 1}
         return {}
 
-    @app.get("/patient", dependencies=[fastapi.rate_limited("all", 10, per=1, burst=1, timeout=5)])
+    @app.get("/patient", dependencies=[fastapi.rate_limited("all", 10, per=1, burst=1, timeout=30)])
     async def patient() -> dict[str, Any]:
         return {}
 
@@ -97,7 +98,7 @@ def with_litestar(client: aiolock.LockClient) -> Any:
     async def quotes() -> dict[str, Any]:
         return {}
 
-    @get("/patient", guards=[litestar.rate_limited("all", 10, per=1, burst=1, timeout=5)])
+    @get("/patient", guards=[litestar.rate_limited("all", 10, per=1, burst=1, timeout=30)])
     async def patient() -> dict[str, Any]:
         return {}
 
@@ -116,7 +117,7 @@ def with_aiohttp(client: aiolock.LockClient) -> Any:
         return web.json_response({})
 
     class Patient(web.View):
-        @aiohttp.rate_limited("all", 10, per=1, burst=1, timeout=5)
+        @aiohttp.rate_limited("all", 10, per=1, burst=1, timeout=30)
         async def get(self) -> web.Response:
             return web.json_response({})
 
@@ -144,7 +145,7 @@ def with_quart(client: aiolock.LockClient) -> Any:
         return {}
 
     @app.get("/patient")
-    @quart.rate_limited("all", 10, per=1, burst=1, timeout=5)
+    @quart.rate_limited("all", 10, per=1, burst=1, timeout=30)
     async def patient() -> dict[str, Any]:
         return {}
 
@@ -199,6 +200,26 @@ async def test_request_with_a_timeout_waits_for_its_token(framework: str) -> Non
     async with opened(framework) as http:
         replies = await asyncio.gather(*(http.get("/patient") for _ in range(4)))
         assert [reply.status_code for reply in replies] == [200] * 4
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+async def test_request_whose_client_has_gone_leaves_the_queue_of_a_rate_limit(
+    framework: str,
+) -> None:
+    """No token is spent on it, and nobody behind it waits for that."""
+    client = aiolock.connect("memory://")
+    async with (
+        serving(framework, FRAMEWORKS[framework](client)) as url,
+        httpx.AsyncClient(base_url=url, timeout=30) as http,
+    ):
+        limit = client.rate_limit("all", 10, per=1, burst=1)
+        await limit.acquire()
+        await limit.resize(1, per=3600)
+        gone = asyncio.create_task(http.get("/patient"))
+        await queued(limit, 1)
+        gone.cancel()
+        await asyncio.wait([gone])
+        await empty(limit)
 
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)
