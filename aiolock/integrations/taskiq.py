@@ -19,6 +19,7 @@ import asyncio
 import time
 from collections.abc import Sequence
 from contextvars import ContextVar
+from copy import copy
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
@@ -155,6 +156,8 @@ async def hand(
         kicker = task
 
     async def send(token: LeaseToken) -> AsyncTaskiqTask[Any]:
-        return await kicker.with_labels(**{HANDED: token}).kiq(*args, **kwargs)
+        sent = copy(kicker)  # it may be used again: its other messages are to have no token
+        sent.labels = {**kicker.labels, HANDED: token}
+        return await sent.kiq(*args, **kwargs)
 
     return await hand_by(lease, kicker.task_name, send, ttl=ttl, label=label)

@@ -95,6 +95,29 @@ async def test_hand_of_a_task_adopts_in_its_middleware_and_leaves_no_token() -> 
     await broker.shutdown()
 
 
+async def test_hand_by_a_kicker_leaves_no_token_in_it_for_other_messages() -> None:
+    """A task that came with the token of another one would fail."""
+    memory = MemoryServer()
+    locks = Locks(aiolock.connect(memory))
+    broker = InMemoryBroker().with_middlewares(locks)
+
+    @broker.task("welcome")
+    @locks.locked("user:{user}", timeout=0)
+    async def welcome(user: int) -> int:
+        return user
+
+    await broker.startup()
+    kicker = welcome.kicker().with_labels(kind="warm").with_task_id("first")
+    async with aiolock.connect(memory) as web, web.lock("user:7") as lease:
+        handed = await hand(lease, kicker, 7)
+    other = await kicker.with_task_id("second").kiq(8)
+    for sent, user in ((handed, 7), (other, 8)):
+        result = await sent.wait_result(timeout=60)
+        assert (result.return_value, result.labels["kind"]) == (user, "warm")
+    assert (handed.task_id, other.task_id) == ("first", "second")
+    await broker.shutdown()
+
+
 async def test_hand_of_a_task_that_cannot_be_sent_releases_the_lock() -> None:
     """And one of a task that would not adopt it is refused, while it is held."""
 
