@@ -7,6 +7,7 @@ import asyncio
 import os
 import signal
 from collections.abc import Sequence
+from pathlib import PurePath
 from typing import NoReturn
 
 import aiolock
@@ -105,6 +106,10 @@ async def _run(client: aiolock.LockClient, arguments: argparse.Namespace) -> int
     # Imported only here: Windows lacks some of what it needs.
     from aiolock.cli.child import CannotRun
 
+    task = asyncio.current_task()
+    assert task is not None
+    # Its name is the label of what it holds; not the arguments, which may be secret.
+    task.set_name(PurePath(arguments.argv[0]).name)
     try:
         if arguments.every is not None:
             await _take_part(client, arguments)

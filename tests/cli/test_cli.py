@@ -697,6 +697,22 @@ async def test_run_executes_its_command_under_the_lock_and_returns_its_exit_code
         assert int(fence) < lease.fence
 
 
+@pytest.mark.parametrize("options", [(), ("--limit", "2"), ("--once", "60")])
+async def test_run_has_the_name_of_its_command_as_its_label(
+    cli: Cli, client: aiolock.LockClient, options: tuple[str, ...]
+) -> None:
+    """Without the arguments, which may be secret."""
+    kind = {"--limit": "semaphore", "--once": "once"}.get("".join(options[:1]), "lock")
+    async with cli.started("run", *options, "job", *sh("echo; sleep 60")) as it:
+        await line_of(it)
+        async with asyncio.timeout(WITHIN):
+            while not (label := (await client.status("job", kind=kind)).holders[0].label):  # noqa: ASYNC110  # no event
+                await asyncio.sleep(0.05)
+        assert label == "sh"
+        it.terminate()
+        assert (await end_of(it))[0] == 128 + signal.SIGTERM
+
+
 async def test_run_excludes_others_and_exits_75_if_the_lock_is_held(
     cli: Cli, client: aiolock.LockClient
 ) -> None:
