@@ -87,7 +87,7 @@ class RateOf(Generic[Request_contra]):
         self.rate, self._who = RequestRate(name, limit, owned=who is not None, **options), who
 
     async def admit(
-        self, client: LockClient, request: Request_contra, leases: RequestLeases
+        self, client: LockClient, request: Request_contra, leases: RequestLeases | None
     ) -> Verdict:
         """As `RequestRate.admit`."""
         whose = None if self._who is None else await owner(self._who(request))

@@ -175,7 +175,9 @@ def rate_limited(
 
     async def guard(connection: ASGIConnection[Any, Any, Any, Any], _: BaseRouteHandler) -> None:
         request: Any = connection
-        await rate.admit(client_of(request), request, leases_of(request.scope))
+        # A guard is also for WebSockets, whose client is not watched.
+        leases = leases_of(request.scope) if request.scope["type"] == "http" else None
+        await rate.admit(client_of(request), request, leases)
 
     setattr(guard, _MARK, rate.rate)
     return guard

@@ -9,7 +9,10 @@ import httpx
 import pytest
 from aiohttp import web
 from fastapi import FastAPI, Header, Request
-from litestar import Litestar, get
+from litestar import Litestar, WebSocket, get
+from litestar import websocket as litestar_websocket
+from litestar.exceptions import WebSocketDisconnect
+from litestar.testing import TestClient
 from quart import Quart
 from starlette.applications import Starlette
 from starlette.requests import Request as StarletteRequest
@@ -233,6 +236,26 @@ async def test_request_without_an_owner_or_with_one_that_is_no_name_is_answered_
             assert reply.status_code == (500 if owner == "int" else 400)
             if owner in ("none", "empty"):
                 assert reply.json()["detail"] == "The request does not say whose it is."
+
+
+def test_guard_of_litestar_limits_websockets_too() -> None:
+    """As one of a router, which has both."""
+
+    @litestar_websocket("/quotes")
+    async def quotes(socket: WebSocket[Any, Any, Any]) -> None:
+        await socket.accept()
+        await socket.send_text("quotes")
+        await socket.close()
+
+    guard = litestar.rate_limited("quotes", 120, **FEW)
+    client = aiolock.connect("memory://")
+    app = Litestar([quotes], guards=[guard], plugins=[litestar.Locks(client)])
+    with TestClient(app) as http:
+        for _ in range(2):
+            with http.websocket_connect("/quotes") as socket:
+                assert socket.receive_text() == "quotes"
+        with pytest.raises(WebSocketDisconnect), http.websocket_connect("/quotes"):
+            raise AssertionError
 
 
 @pytest.mark.parametrize("decorate", [m.rate_limited for m in (starlette, aiohttp, quart)])
