@@ -39,8 +39,9 @@ def add_command(commands: Commands) -> None:
         metavar="MS",
         help="the longest that a lock may take to be acquired and released, or handed over",
     )
-    parser.add_argument("--json", action="store_true", help="as JSON")
-    parser.add_argument(
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument("--json", action="store_true", help="as JSON")
+    form.add_argument(
         "--report",
         action="store_true",
         help="print first what a maintainer asks: versions, the kind of the store, its server and"
@@ -56,7 +57,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 async def _check(arguments: argparse.Namespace) -> int:
     check_url(arguments)
-    if arguments.report and not arguments.json:
+    if arguments.report:
         from aiolock.cli import report
 
         # Before the check, which may fail: then a report matters most.

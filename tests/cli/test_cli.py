@@ -921,6 +921,7 @@ async def test_ls_and_check_without_a_store_exit_69_with_one_line() -> None:
 @pytest.mark.parametrize(
     ("args", "says"),
     [
+        (("check", "--json", "--report"), "argument --report: not allowed with argument --json"),
         (("ls", "--url", ""), "no store is named: use --url, or set AIOLOCK_URL"),
         (("ls", "--url", "ftp://here"), "URL of a lock store begins with one of"),
         (("show", ""), "name"),
