@@ -37,6 +37,8 @@ __all__ = ["Locks", "hand"]
 class Locks(TaskLocks):
     """Decorators for arq's functions. A run that is put back is a `Retry`, and costs no try.
 
+    If a program calls the function itself, the lock's error is raised instead.
+
     arq counts each run, and after ``max_tries`` of them the job has failed. A run that did not get
     its lock is taken off that count, even if its worker ended while it waited. A job that is put
     back for longer than a day expires, like any job.
@@ -59,16 +61,24 @@ class Locks(TaskLocks):
         """Close the client: arq's ``on_shutdown``, when all jobs have ended."""
         await self.client.aclose()
 
-    async def _retry(self, _: LockError, args: Sequence[Any]) -> BaseException:
+    async def _retry(self, error: LockError, args: Sequence[Any]) -> BaseException:
+        if _job_of(args) is None:
+            return error
         await _not_counted(args)
         return Retry(defer=self.retry_after)
 
 
 async def _not_counted(args: Sequence[Any]) -> None:
+    if (found := _job_of(args)) is not None:
+        redis, job = found
+        await redis.decr(f"{retry_key_prefix}{job}")
+
+
+def _job_of(args: Sequence[Any]) -> tuple[ArqRedis, str] | None:
+    """The pool and the id of the job that runs; None where a program calls the function itself."""
     ctx: dict[Any, Any] = args[0] if args else {}
     redis, job = ctx.get("redis"), ctx.get("job_id")
-    if isinstance(redis, ArqRedis) and job is not None:
-        await redis.decr(f"{retry_key_prefix}{job}")
+    return (redis, str(job)) if isinstance(redis, ArqRedis) and job is not None else None
 
 
 async def hand(

@@ -7,11 +7,13 @@ import gc
 import importlib
 import logging
 from collections.abc import AsyncGenerator
+from typing import Any
 
 import pytest
 from saq import Job, Status
 
 import aiolock
+from aiolock.integrations import arq, saq
 from aiolock.integrations._tasks import TaskLocks
 from aiolock.integrations.arq import hand as hand_arq
 from aiolock.integrations.saq import Locks as SaqLocks
@@ -326,3 +328,19 @@ async def test_saq_job_loses_no_attempt_to_workers_that_end_while_it_waits(
     async with app.working():
         await app.done(sent)
     assert sent.attempts == 1
+
+
+@pytest.mark.parametrize("module", [arq, saq])
+async def test_locked_task_called_without_a_worker_raises_acquire_timeout(module: Any) -> None:
+    """As in a test of it, or by another task: nobody would put it back."""
+    async with aiolock.connect("memory://") as client:
+        locks = module.Locks(client)
+
+        async def welcome(ctx: dict[str, Any], user: int) -> None:
+            raise AssertionError
+
+        task = locks.locked("user:{user}", timeout=0)(welcome)
+        async with client.lock("user:7"):
+            for ctx in ({}, {"redis": object(), "job_id": "x"}):
+                with pytest.raises(aiolock.AcquireTimeout):  # in a task that does not hold it
+                    await asyncio.create_task(task(ctx, 7))
