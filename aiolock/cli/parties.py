@@ -53,7 +53,7 @@ def _head(status: Status) -> str:
     if status.limit is not None:
         facts.append(f"{'limit' if status.interval is None else 'burst'} {status.limit}")
     if status.interval is not None:
-        facts.append(f"a token every {duration(status.interval)}")
+        facts.append(f"a token every {status.interval:g} s")
     if status.closed:
         facts.append(f"closed for {duration(status.closed)}")
     if status.below:

@@ -158,7 +158,7 @@ def detail(status: Status, history: History, now: float, limits: Limits) -> dict
         "name": status.name,
         "closed": _short(status.closed),
         "limit": status.limit,
-        "interval": status.interval,
+        "interval": status.interval and float(f"{status.interval:g}"),
         "shares": [*islice(shares.items(), limits.parties)],
         "more_shares": max(0, len(shares) - limits.parties),
         "holders": [_party(each, status) for each in status.holders[: limits.parties]],

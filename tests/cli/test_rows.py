@@ -190,10 +190,10 @@ def test_status_of_a_rate_limit_has_its_burst_and_no_share_holds_anything() -> N
     """Tokens are spent, not held."""
     waiter = replace(FIRST, permits=1, shared=True, share="acme")
     status = replace(
-        STATUS, kind="rate_limit", holders=(), waiters=(waiter,), limit=20, interval=0.6
+        STATUS, kind="rate_limit", holders=(), waiters=(waiter,), limit=20, interval=0.000_25
     )
     for lines in (str(status).splitlines(), list(described(status, 200))):
-        assert "burst 20, a token every 0.6 s" in lines[0]
+        assert "burst 20, a token every 0.00025 s" in lines[0]
         assert lines[1].strip() == "share acme: 1 waiting"
 
 

@@ -129,7 +129,7 @@ def test_page_shows_the_shares_of_a_semaphore_and_of_a_rate_limit(
     browser.open("/read/")
     browser.until(lambda: sorted(browser.names()) == ["api", "llm"])
     for name, shown in (
-        ("api", "Shares: acme: 1 waiting."),
+        ("api", "A token every 3600 s, 1 at most. Shares: acme: 1 waiting."),
         ("llm", "Shares: acme: 3 held, 0 waiting."),
     ):
         browser.open_row(browser.names().index(name))

@@ -173,9 +173,9 @@ async def test_lock_route_with_many_shares_says_how_many_more_there_are(
 ) -> None:
     """First those with most waiters."""
     page = Page(client, limits=Limits(parties=2))
-    slow: dict[str, Any] = {"per": 3600, "burst": 1}
-    await client.rate_limit("api", 1, **slow).acquire()
-    limits = [client.rate_limit("api", 1, share=share, **slow) for share in "abcc"]
+    slow: dict[str, Any] = {"per": 1000, "burst": 1}
+    await client.rate_limit("api", 3, **slow).acquire()
+    limits = [client.rate_limit("api", 3, share=share, **slow) for share in "abcc"]
     waits = [asyncio.create_task(asyncio.wait_for(each.acquire(), 60)) for each in limits]
     await queued(limits[0], 4)
     async with Visitor(page) as visitor:
@@ -183,6 +183,7 @@ async def test_lock_route_with_many_shares_says_how_many_more_there_are(
         found = (await visitor.get("/lock", params=query)).json()
         assert found["shares"] == [["c", [0, 2]], ["a", [0, 1]]]
         assert found["more_shares"] == 1
+        assert found["interval"] == 333.333
     for each in waits:
         each.cancel()
     await asyncio.wait(waits)

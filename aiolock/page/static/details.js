@@ -62,7 +62,7 @@ export class Details {
     this.found = found;
     const { holders, waiters, more_holders: moreHolders, more_waiters: moreWaiters } = found;
     const facts = [];
-    if (found.interval) facts.push(`A token every ${duration(found.interval)}, ${number(found.limit)} at most.`);
+    if (found.interval) facts.push(`A token every ${found.interval} s, ${number(found.limit)} at most.`);
     else if (found.limit !== null) facts.push(`At most ${number(found.limit)} at a time.`);
     const shares = found.shares.map(([name, [held, waiting]]) => {
       const holds = found.kind === "rate_limit" ? "" : `${number(held)} held, `; // tokens are not held
