@@ -28,6 +28,12 @@ class RequestRate:
     ) -> None:
         if not isinstance(name, str):
             raise TypeError(f"the name of a rate limit must be a str, not {name!r}")
+        for text in (name, options.get("share") or ""):
+            if "{" in text:  # as in `locked`; here all requests would have one bucket, or share
+                raise ValueError(
+                    f"{text!r} has a field, and in the rate limit of requests none is filled in:"
+                    " give the owner of a request by who="
+                )
         options.setdefault("timeout", 0)  # a client of a web service waits by itself
         options.setdefault("family", name[:100])
         self._name, self._limit, self._options = name, limit, options

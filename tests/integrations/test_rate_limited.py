@@ -265,6 +265,9 @@ def test_rate_limited_with_invalid_arguments_raises_where_it_is_written(decorate
         decorate("quotes", 0, per=1)
     with pytest.raises(TypeError, match="must be a str"):
         decorate(7, 1, per=1)
+    for name, share in (("quotes:{tenant}", None), ("quotes", "{tenant}")):
+        with pytest.raises(ValueError, match=r"has a field.*who="):
+            decorate(name, 1, per=1, share=share)
     with pytest.raises(TypeError, match=r"decorates async functions, .*aiolock\.sync\.connect"):
         decorate("quotes", 1, per=1)(lambda request: None)
 
