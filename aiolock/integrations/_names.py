@@ -49,9 +49,10 @@ class LockOf:
         self._options = options
         if strange := self.query - set(self.fields):
             raise ValueError(f"{template!r} has no {_list(strange)}, which query= names")
-        # This client is never opened, but checks the options as any other does.
+        # This client is never opened, but checks names and options as any other does.
+        self._check = connect("memory://").lock
         example = dict.fromkeys(self.fields, "x")
-        connect("memory://").lock(self.name(example), **self._with_share(example))
+        self._check(self.name(example), **self._with_share(example))
 
     def __repr__(self) -> str:
         return f"<Lock {self.template!r}>"
@@ -98,11 +99,12 @@ class LockOf:
 
     def on(self, lock: Callable[..., L], values: Mapping[str, object]) -> L:
         """The lock itself, by the client's ``lock``; `BadName` for an invalid name, or share."""
-        name = self.name(values)
+        name, options = self.name(values), self._with_share(values)
         try:
-            return lock(name, **self._with_share(values))
+            self._check(name, **options)
         except ValueError as error:  # the options were checked before, so it is one of these
             raise BadName(BAD_NAME) from error
+        return lock(name, **options)  # an option that its store does not take is no fault of theirs
 
     def _with_share(self, values: Mapping[str, object]) -> LockOptions:
         """The options of the lock with these values."""

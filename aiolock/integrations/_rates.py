@@ -39,8 +39,9 @@ class RequestRate:
         self._name, self._limit, self._options = name, limit, options
         self.owned = owned
         """Whether each owner has one."""
-        # This client is never opened, but checks the options as any other does.
-        connect("memory://").rate_limit(f"{name}:x" if owned else name, limit, **options)
+        # This client is never opened, but checks names and options as any other does.
+        self._check = connect("memory://").rate_limit
+        self._check(f"{name}:x" if owned else name, limit, **options)
 
     @property
     def timeout(self) -> Seconds | None:
@@ -64,10 +65,12 @@ class RequestRate:
             raise BadName("The request does not say whose it is.")
         if not isinstance(whose, str):
             raise TypeError(f"the owner of a request must be a str, not {type(whose).__name__}")
+        name = f"{self._name}:{whose}"
         try:
-            return rate_limit(f"{self._name}:{whose}", self._limit, **self._options)
+            self._check(name, self._limit, **self._options)
         except ValueError as error:  # the options were checked before
             raise BadName(BAD_NAME) from error
+        return rate_limit(name, self._limit, **self._options)
 
     async def admit(
         self, client: LockClient, whose: str | None, leases: RequestLeases | None = None

@@ -107,6 +107,17 @@ def test_lock_of_values_that_make_no_name_raises_bad_name(values: dict[str, str]
         LockOf("{a}").on(aiolock.connect("memory://").lock, values)
 
 
+def test_lock_with_an_option_that_the_store_refuses_blames_no_request() -> None:
+    """It is a mistake in the program: an error of the server, whose text names it."""
+    urls = [f"redis://127.0.0.1:{port}" for port in (1, 2, 3)]
+    quorum = aiolock.connect(urls, longest_ttl=60)
+    lock = LockOf("{a}", ttl=120)
+    with pytest.raises(ValueError, match="longest_ttl=60"):
+        lock.on(quorum.lock, {"a": "7"})
+    with pytest.raises(BadName):
+        lock.on(quorum.lock, {"a": "x" * 513})
+
+
 def test_lock_of_has_its_template_as_family_and_a_timeout_of_10_s() -> None:
     """Metrics are by template; who wants others says so."""
     client = aiolock.connect("memory://")
