@@ -231,6 +231,15 @@ def for_adopting(options: LockOptions | SemaphoreOptions) -> AdoptOptions:
     return wanted
 
 
+def describing(
+    make: Callable[..., T], name: str, options: LockOptions | SemaphoreOptions
+) -> Callable[..., T]:
+    """``make`` for all names of this template, with these options and the defaults for tasks."""
+    options.setdefault("timeout", PATIENCE)
+    options.setdefault("family", family_of(name))
+    return describe_each(functools.partial(make, **options), name)
+
+
 async def _nothing(_: Sequence[Any]) -> None:
     """Few frameworks have anything to do then."""
 
@@ -289,12 +298,7 @@ class TaskLocks(Decorators[LockClient, Lease]):
         :param name: formatted with the arguments of the task: ``"user:{user}"``, and so is
             ``share``. `ValueError` for a field that is not a parameter.
         """
-        options.setdefault("timeout", PATIENCE)
-        options.setdefault("family", family_of(name))
-        describe = describe_each(functools.partial(self.client.lock, **options), name)
-        return self._holding(
-            "locked", "lock", name, describe, for_adopting(options), share=options.get("share")
-        )
+        return self._holding("locked", "lock", name, self.client.lock, options)
 
     def limited(
         self, name: str, limit: int, **options: Unpack[SemaphoreOptions]
@@ -305,34 +309,23 @@ class TaskLocks(Decorators[LockClient, Lease]):
         waiting and putting back. With ``min_hold=1`` no more than ``limit`` runs begin in any
         second.
         """
-        options.setdefault("timeout", PATIENCE)
-        options.setdefault("family", family_of(name))
-        describe = describe_each(
-            functools.partial(self.client.semaphore, limit=limit, **options), name
-        )
-        return self._holding(
-            "limited",
-            "semaphore",
-            name,
-            describe,
-            for_adopting(options),
-            share=options.get("share"),
-        )
+        make = functools.partial(self.client.semaphore, limit=limit)
+        return self._holding("limited", "semaphore", name, make, options)
 
     def _holding(
         self,
         decorator: str,
         kind: str,
         name: str,
-        describe: Callable[..., Lock | Semaphore],
-        adopting: AdoptOptions,
-        *,
-        share: str | None,
+        make: Callable[..., Lock | Semaphore],
+        options: LockOptions | SemaphoreOptions,
     ) -> Callable[[Callable[P, Awaitable[R]]], Callable[P, CoroutineType[Any, Any, R]]]:
+        describe, adopting = describing(make, name, options), for_adopting(options)
+
         def decorate(
             function: Callable[P, Awaitable[R]],
         ) -> Callable[P, CoroutineType[Any, Any, R]]:
-            lock_of = describer(describe, name, function, decorator, share=share)
+            lock_of = describer(describe, name, function, decorator, share=options.get("share"))
             innermost = not is_marked(function)
 
             @functools.wraps(function)

@@ -51,10 +51,11 @@ from aiolock.integrations._tasks import (
     Decorators,
     OnceRun,
     can_pass,
+    describing,
     for_adopting,
     log_spent,
 )
-from aiolock.naming import describe_each, describer, family_of, formatter
+from aiolock.naming import describe_each, describer, formatter
 from aiolock.options import LockOptions, OnLost, Seconds, SemaphoreOptions
 from aiolock.sync import Lease, Lock, LockClient, Semaphore
 
@@ -96,12 +97,7 @@ class Locks(Decorators[LockClient, Lease]):
         :param name: formatted with the arguments of the task: ``"user:{user}"``, and so is
             ``share``. `ValueError` for a field that is not a parameter.
         """
-        options.setdefault("timeout", PATIENCE)
-        options.setdefault("family", family_of(name))
-        describe = describe_each(functools.partial(self.client.lock, **options), name)
-        return self._holding(
-            "locked", "lock", name, describe, for_adopting(options), share=options.get("share")
-        )
+        return self._holding("locked", "lock", name, self.client.lock, options)
 
     def limited(
         self, name: str, limit: int, **options: Unpack[SemaphoreOptions]
@@ -112,32 +108,25 @@ class Locks(Decorators[LockClient, Lease]):
         waiting and putting back. With ``min_hold=1`` no more than ``limit`` runs begin in any
         second.
         """
-        options.setdefault("timeout", PATIENCE)
-        options.setdefault("family", family_of(name))
-        describe = describe_each(
-            functools.partial(self.client.semaphore, limit=limit, **options), name
-        )
-        return self._holding(
-            "limited",
-            "semaphore",
-            name,
-            describe,
-            for_adopting(options),
-            share=options.get("share"),
-        )
+        make = functools.partial(self.client.semaphore, limit=limit)
+        return self._holding("limited", "semaphore", name, make, options)
 
     def _holding(
         self,
         decorator: str,
         kind: str,
         name: str,
-        describe: Callable[..., Lock | Semaphore],
-        adopting: AdoptOptions,
-        *,
-        share: str | None,
+        make: Callable[..., Lock | Semaphore],
+        options: LockOptions | SemaphoreOptions,
     ) -> Callable[[Callable[P, R]], Callable[P, R]]:
+        describe, adopting = describing(make, name, options), for_adopting(options)
+
         def decorate(function: Callable[P, R]) -> Callable[P, R]:
-            lock_of = describer(describe, name, function, decorator, share=share, is_async=False)
+            lock_of = describer(
+                *(describe, name, function, decorator),
+                share=options.get("share"),
+                is_async=False,
+            )
             innermost = not is_marked(function)
 
             @functools.wraps(function)
