@@ -238,12 +238,14 @@ def rate_limited(
     """
     rate = RequestRate(name, limit, owned=who is not None, **options)
 
-    async def of_request(request: Request, whose: str | None = None) -> Verdict:
-        return await rate.admit(client_of(request), whose, leases_of(request.scope))
+    async def of_request(connection: HTTPConnection, whose: str | None = None) -> Verdict:
+        # That of a router is also for WebSockets, whose client is not watched.
+        leases = leases_of(connection.scope) if connection.scope["type"] == "http" else None
+        return await rate.admit(client_of(connection), whose, leases)
 
     setattr(of_request, MARK, rate)
     kind = inspect.Parameter.KEYWORD_ONLY
-    parameters = [inspect.Parameter("request", kind, annotation=Request)]
+    parameters = [inspect.Parameter("connection", kind, annotation=HTTPConnection)]
     if who is not None:
         owner = Annotated[str, Depends(who)]
         parameters.append(inspect.Parameter("whose", kind, annotation=owner))

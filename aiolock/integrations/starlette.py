@@ -22,7 +22,7 @@ from collections.abc import (
     Iterable,
     Iterator,
 )
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from datetime import timedelta
 from typing import Any, Final, TypeVar, Unpack
 
@@ -30,6 +30,7 @@ from starlette.applications import Starlette
 from starlette.requests import HTTPConnection, Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Mount, Route, WebSocketRoute, compile_path
+from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 
 from aiolock import Lease, LockClient, connect
 from aiolock.integrations._asgi import Held, Interrupted, leases_of
@@ -45,6 +46,10 @@ from aiolock.options import LockOptions, RateLimitOptions, Seconds
 __all__ = ["client_of", "idempotent", "locked", "rate_limited", "setup"]
 
 R = TypeVar("R")
+
+_TRY_AGAIN: Final = 1013
+_FAILED: Final = 1011
+"""Codes with which a WebSocket is closed after an error."""
 
 MARK: Final = "__aiolock__"
 """Where an endpoint, or a dependency, says what it is under."""
@@ -263,8 +268,15 @@ def answered(app: Starlette) -> set[type[Exception]]:
     return {error for error in ERRORS if handlers.get(error) is _answer}
 
 
-async def _answer(_: Request, error: Exception) -> Response:
+async def _answer(connection: HTTPConnection, error: Exception) -> Any:
     found = problem(error)
+    if (
+        isinstance(connection, WebSocket)
+        and connection.application_state is not WebSocketState.CONNECTING
+    ):  # it was accepted, so it cannot get a response
+        with suppress(WebSocketDisconnect, RuntimeError):  # it is closed already
+            await connection.close(_TRY_AGAIN if found.retry_after else _FAILED, found.code)
+        return None
     return Response(found.body, found.status, found.headers, CONTENT_TYPE)
 
 

@@ -180,6 +180,43 @@ async def test_locked_around_a_websocket_keeps_the_application_from_starting() -
         await start(plain)
 
 
+def test_websocket_with_an_error_of_a_lock_is_refused_or_closed() -> None:
+    """Refused before it is accepted, with the answer of a request; and closed after that."""
+    app = FastAPI()
+    client = aiolock.connect("memory://")
+    fastapi.setup(app, client)
+    slow: dict[str, Any] = {"per": 3600, "burst": 1}
+    limited = APIRouter(dependencies=[fastapi.rate_limited("limited", 1, **slow)])
+
+    @limited.websocket("/limited")
+    async def greet(socket: WebSocket) -> None:
+        await socket.accept()
+        await socket.send_text("welcome")
+        await socket.close()
+
+    @app.websocket("/accepted")
+    async def accepted(socket: WebSocket, locks: fastapi.Client) -> None:
+        await socket.accept()
+        await locks.rate_limit("accepted", 1, **slow).acquire(timeout=0)
+        await socket.close()
+
+    app.include_router(limited)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Starlette would rather have another client
+        from fastapi.testclient import TestClient
+        from starlette.testclient import WebSocketDenialResponse
+    with TestClient(app) as http:
+        with http.websocket_connect("/limited") as connection:
+            assert connection.receive_text() == "welcome"
+        with pytest.raises(WebSocketDenialResponse) as refused, http.websocket_connect("/limited"):
+            raise AssertionError
+        assert (refused.value.status_code, refused.value.json()["code"]) == (429, "rate_limited")
+        for code, reason in ((1000, ""), (1013, "rate_limited")):
+            with http.websocket_connect("/accepted") as connection:
+                message = connection.receive()
+            assert (message["code"], message["reason"]) == (code, reason)
+
+
 def test_client_dependency_of_a_websocket_is_the_open_client() -> None:
     """As a dependency, and the application may be started twice by a test."""
     client = aiolock.connect("memory://")
