@@ -12,7 +12,7 @@ from typing import NoReturn
 
 import aiolock
 from aiolock.backoff import Backoff
-from aiolock.cli.signals import Ended
+from aiolock.cli.signals import Ended, in_main_thread
 from aiolock.cli.store import (
     BUSY,
     LOST,
@@ -95,6 +95,11 @@ def run(arguments: argparse.Namespace) -> int:
         return WRONG_USE
     if os.name != "posix":
         say("aiolock run: commands are run on POSIX systems only")
+        return WRONG_USE
+    if not in_main_thread():
+        say(
+            "aiolock run: commands are run in the main thread only, which gets the signals for them"
+        )
         return WRONG_USE
     if arguments.every is not None and (arguments.no_wait or arguments.timeout is not None):
         say("aiolock run: --every waits for its turn, so it takes no -n and no -t")

@@ -8,6 +8,7 @@ import select
 import signal
 import socket
 import sys
+import threading
 from collections.abc import Callable, Generator
 from typing import Any, Final
 
@@ -45,7 +46,7 @@ class Signals:
             _end(task)
 
         with contextlib.suppress(NotImplementedError):  # Windows has no signal handlers
-            for number in ENDING:
+            for number in ENDING if in_main_thread() else ():
                 if not is_ignored(number):
                     loop.add_signal_handler(number, receive, number)
         try:
@@ -71,7 +72,8 @@ def typed_line() -> str:
     Also if it comes when the line is not yet waited for: Python only notes a signal, and a call
     that begins to wait just after that goes on waiting.
     """
-    if sys.platform == "win32":  # where Ctrl-C ends what waits, and only sockets can be selected
+    # On Windows, Ctrl-C ends what waits, and only sockets can be selected.
+    if sys.platform == "win32" or not in_main_thread():
         return sys.stdin.readline()
     ours, woken = socket.socketpair()
     with ours, woken:
@@ -82,6 +84,11 @@ def typed_line() -> str:
             return sys.stdin.readline()
         finally:
             signal.set_wakeup_fd(before)
+
+
+def in_main_thread() -> bool:
+    """Whether this thread gets signals: a program may run a command of ours in another one."""
+    return threading.current_thread() is threading.main_thread()
 
 
 def is_ignored(number: signal.Signals) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import json
 import os
@@ -183,3 +184,15 @@ def test_call_command_with_arguments_that_are_wrong_raises_and_does_not_exit(
     output = io.StringIO()
     call_command("aiolock", "ls", "--help", stdout=output)
     assert output.getvalue().startswith("usage: aiolock ls")
+
+
+async def test_call_command_in_a_thread_works_but_runs_no_program(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """As in a view: only the main thread gets signals."""
+    output = io.StringIO()
+    await asyncio.to_thread(call_command, "aiolock", "ls", "--json", stdout=output)
+    assert output.getvalue() == "[]\n"
+    with pytest.raises(CommandError, match="exit code 2"):
+        await asyncio.to_thread(call_command, "aiolock", "run", "a", "--", "true")
+    assert "in the main thread only" in capsys.readouterr().err
