@@ -44,7 +44,11 @@ class Command(BaseCommand):
     def handle(self, *_: object, arguments: list[str], **options: Any) -> None:
         """Run one command; `CommandError`, with the exit code, if that is not 0."""
         store = _store_of_settings()
-        with contextlib.redirect_stdout(options.get("stdout") or sys.stdout):
+        output, errors = options.get("stdout"), options.get("stderr")
+        with (
+            contextlib.redirect_stdout(output or sys.stdout),
+            contextlib.redirect_stderr(errors or sys.stderr),
+        ):
             try:
                 code = main(arguments, environment=store)
             except SystemExit as ended:  # argparse has printed why
