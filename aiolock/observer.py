@@ -30,10 +30,10 @@ Loss = Literal["expired", "refused", "broken", "max_hold", "closed", "other"]
 (refused); a client broke it; it was held for as long as ``max_hold`` allows; its client was closed;
 or (other) in a way that only a later version knows."""
 
-LostBody = Literal["cancelled", "goes on", "none"]
-"""The fate of the body of a lost lease: it is cancelled; or it is not, because its lock has
-``on_lost="signal"``; or there is none, for the lease was acquired without ``async with``, or has
-been released."""
+LostBody = Literal["cancelled", "in a thread", "goes on", "none"]
+"""The fate of the body of a lost lease: it is cancelled; or it is not, because it runs in a thread,
+which nothing stops (see `aiolock.sync`), or because its lock has ``on_lost="signal"``; or there is
+none, for the lease was acquired without ``async with``, or has been released."""
 
 Link = Literal["up", "down", "closed"]
 """The state of the connections to the store: up, down, or closed with the client."""

@@ -14,6 +14,7 @@ import pytest
 import redis.exceptions
 
 import aiolock
+import aiolock.sync
 from aiolock import (
     AcquireTimeout,
     ClientClosed,
@@ -272,6 +273,24 @@ async def test_log_of_a_loss_says_if_a_body_is_cancelled_or_goes_on(
         await theirs.lock("a").break_()
         await lease.lost.wait()
         assert ["has no body that" in each.getMessage() for each in caplog.records] == [True]
+
+
+@pytest.mark.parametrize("on_lost", ["cancel", "signal"])
+def test_log_of_a_loss_in_a_thread_says_that_the_body_goes_on(
+    on_lost: Literal["cancel", "signal"], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nothing stops a thread."""
+    told = (
+        "body is in a thread, and goes on" if on_lost == "cancel" else "Its body goes on, for on_"
+    )
+    with (
+        aiolock.sync.connect("memory://") as client,
+        contextlib.suppress(aiolock.LeaseLost),
+        client.lock("a", on_lost=on_lost) as lease,
+    ):
+        assert client.break_("a")
+        assert lease.lost.wait(60)
+    assert [told in record.getMessage() for record in caplog.records] == [True]
 
 
 @virtual

@@ -19,6 +19,8 @@ _LASTING: Final = frozenset({"election"})
 
 _BODIES: Final[dict[LostBody, str]] = {
     "cancelled": "Its body is cancelled",
+    "in a thread": "Its body is in a thread, and goes on until it calls `lease.check()` or waits"
+    " for a lock",
     "goes on": "Its body goes on, for on_lost='signal' only sets `lease.lost`",
     "none": "It has no body that could be cancelled, only `lease.lost`",
 }

@@ -80,6 +80,8 @@ class _Task(asyncio.Task[None]):
     """The task of an agent; a loss does not simply cancel it."""
 
     agent: Agent
+    of_thread = True
+    """For the engine: the body runs elsewhere, and a loss cannot end it."""
 
     def cancel(self, msg: Any | None = None) -> bool:
         """With a message it is a loss: the body must end. Otherwise as any task's."""

@@ -114,8 +114,11 @@ class Events:
         request = self.of_acquisition(hold)
         held = now - hold.since
         body: LostBody = "none"
-        if hold.inside:
-            body = "cancelled" if hold.policy.on_lost == "cancel" else "goes on"
+        if hold.inside and hold.policy.on_lost != "cancel":
+            body = "goes on"
+        elif hold.inside:  # the attribute is that of tasks of `aiolock.sync`
+            of_thread = getattr(hold.inside[0].task, "of_thread", False)
+            body = "in a thread" if of_thread else "cancelled"
         self._notify(wants, request, fence=hold.fence, held=held, reason=word, why=why, body=body)
 
     def link(self, state: Link, error: Exception | None = None) -> None:
