@@ -155,14 +155,17 @@ class Poller:
         locks = await seen(found)
         total = await totals(locks.values())
         await self.history.add(at, total, locks)
-        known = await still(self.look.deadlocks, locks)
+        known = self.look.deadlocks
+        lasting = await still(known, locks)
         # A store that has much to do is spared for a while; what it does grows with our own work.
         rest = max(limits.every - took, min(took, limits.every))
         pause = max(rest, limits.share * (thread_time() - used))
         self._next = self.now() + min(pause, limits.slowest)
         before = self.look
+        if before.deadlocks is not known:  # a search has ended meanwhile
+            lasting = before.deadlocks
         every = self._next - began
-        self._show(Look(before.version + 1, at, took, every, locks, total, known))
+        self._show(Look(before.version + 1, at, took, every, locks, total, lasting))
         await self._renderer.forget(before)
         # One that is cancelled before its first step could not say itself that it has ended.
         searches = self._search is not None and not self._search.done()

@@ -10,7 +10,8 @@ from dataclasses import replace
 import pytest
 
 import aiolock
-from aiolock.page import Page, web
+from aiolock.observer import Blocked
+from aiolock.page import Page, _poller, web
 from aiolock.page._history import History
 from aiolock.page._limits import Limits
 from aiolock.page._look import Totals, seen
@@ -335,6 +336,38 @@ async def test_stream_of_a_store_that_hangs_in_the_search_for_deadlocks_goes_on(
             each.cancel()
         await asyncio.wait(waits)
     assert not lookers()
+
+
+async def test_deadlock_that_is_found_during_a_look_stays_shown(
+    client: aiolock.LockClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A look takes several turns where many wait."""
+    poller = Poller(client, replace(SOON, deadlocks_every=60.0))
+    party = aiolock.Participant("c", "web", 1, 0.0, 1)
+    found = aiolock.Deadlock((Blocked("lock", "a", party, party),))
+    checking = asyncio.Event()
+
+    async def deadlocks(_: object) -> list[aiolock.Deadlock]:
+        await checking.wait()
+        return [found]
+
+    async def slow(*_: object) -> tuple[()]:
+        if poller._search is not None:
+            checking.set()
+            await poller._search
+        return ()
+
+    monkeypatch.setattr(aiolock.LockClient, "deadlocks", deadlocks)
+    monkeypatch.setattr(_poller, "still", slow)
+    async with client.lock("a"):
+        waits = [asking(client.lock("a")), asking(client.lock("a"))]
+        await queued(client.lock("a"), 2)
+        for _ in range(2):
+            await poller._look()
+        assert poller.look.deadlocks == (found,)
+        for each in waits:
+            each.cancel()
+        await asyncio.wait(waits)
 
 
 async def test_search_for_deadlocks_cancelled_before_its_first_step_is_followed_by_others(
