@@ -96,11 +96,6 @@ def run(arguments: argparse.Namespace) -> int:
     if os.name != "posix":
         say("aiolock run: commands are run on POSIX systems only")
         return WRONG_USE
-    if not in_main_thread():
-        say(
-            "aiolock run: commands are run in the main thread only, which gets the signals for them"
-        )
-        return WRONG_USE
     if arguments.every is not None and (arguments.no_wait or arguments.timeout is not None):
         say("aiolock run: --every waits for its turn, so it takes no -n and no -t")
         return WRONG_USE
@@ -199,6 +194,10 @@ async def _under(lease: aiolock.Lease, arguments: argparse.Namespace) -> int:
     """Run the command while the lease is ours; returns its exit code."""
     from aiolock.cli.child import Child, SupervisorLost
 
+    if not in_main_thread():
+        raise ValueError(
+            "commands are run in the main thread only, which gets the signals for them"
+        )
     argv: Sequence[str] = arguments.argv
     env = os.environ | {"AIOLOCK_NAME": arguments.name, "AIOLOCK_FENCE": str(lease.fence)}
     child = Child(argv, env, grace=arguments.grace, remaining=lease.remaining)
