@@ -17,7 +17,7 @@ from aiolock.options import Seconds
 from aiolock.protocol import Status
 from aiolock.sync._body import Bodies, Entrance, Opened, check_function
 from aiolock.sync._lease import Flag, Lease
-from aiolock.sync._portal import Portal
+from aiolock.sync._portal import Portal, process
 from aiolock.sync._thread import caller
 
 
@@ -314,9 +314,16 @@ async def _in_a_thread(body: Body, portal: Portal, shard: aiolock.Shard) -> None
             failure = RuntimeError(f"the body has ended with {error!r}")
         with contextlib.suppress(ClientClosed, RuntimeError):  # the loop has ended
             portal.soon(_end, ended, failure)
+        process().drop(ended)
 
     async with shard:  # so a client that closes waits for it
-        threading.Thread(target=work, name=f"aiolock {shard.name}", daemon=True).start()
+        # Longer than that if its lease ends before: it has to tell the loop of its end.
+        process().keep(portal, ended)
+        try:
+            threading.Thread(target=work, name=f"aiolock {shard.name}", daemon=True).start()
+        except BaseException:
+            process().drop(ended)
+            raise
         cancelled: asyncio.CancelledError | None = None
         while not ended.done():
             try:

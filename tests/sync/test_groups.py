@@ -15,7 +15,7 @@ import pytest
 import aiolock
 import aiolock.sync
 from aiolock import Changed, Joined, LeaseLost, Left, Members
-from aiolock.sync import LockClient
+from aiolock.sync import LockClient, _portal
 from tests.support.procs import Worker
 from tests.support.servers import RedisServer
 
@@ -205,6 +205,40 @@ async def test_run_of_shards_that_is_interrupted_waits_until_its_bodies_have_end
         assert (await child.expect("interrupted"))["done"] == [0]
         await child.send({})
         assert await child.wait() == 0
+
+
+@pytest.mark.parametrize("itself", [False, True])
+def test_client_closes_although_a_body_of_a_shard_outlives_its_lease(itself: bool) -> None:
+    """Then `run` waits on, and no longer than for the body; also if the body closes the client."""
+    client, ended = aiolock.sync.connect("memory://"), list[bool]()
+    entered, leave = threading.Event(), threading.Event()
+
+    def body(_: aiolock.sync.Shard) -> None:
+        entered.set()
+        if itself:
+            client.close()
+        else:
+            assert leave.wait(PATIENCE)
+        ended.append(True)
+
+    def run() -> None:
+        with pytest.raises((LeaseLost, aiolock.ClientClosed)):
+            client.shards("t", 1, ttl=0.3, settle=0).run(body)
+
+    threads = [threading.Thread(target=run, daemon=True)]
+    threads[0].start()
+    assert entered.wait(PATIENCE)
+    if not itself:
+        threads.append(threading.Thread(target=client.close, daemon=True))
+        threads[1].start()
+        threads[1].join(PATIENCE)
+        assert not threads[1].is_alive()
+        assert threads[0].is_alive()
+        leave.set()
+    threads[0].join(PATIENCE)
+    assert not threads[0].is_alive()
+    assert ended == [True]
+    until(lambda: _portal.process().running is None)
 
 
 def test_body_of_a_shard_that_is_lost_is_asked_to_give_up(clients: list[LockClient]) -> None:
