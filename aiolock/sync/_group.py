@@ -49,7 +49,7 @@ class Group(Entrance["aiolock.Membership", "Membership"]):
 
     def watch(self) -> Generator[aiolock.GroupChange, None, None]:
         """Yield the group as it is, then each change of it; as `aiolock.Group.watch`."""
-        return _watched(self._client, self._group.watch)
+        return _watched(self._client, self._group.watch, endless=True)
 
     def status(self) -> Status:
         """The members as holders of the group; as `aiolock.Group.status`."""
@@ -61,7 +61,10 @@ class Group(Entrance["aiolock.Membership", "Membership"]):
 
 
 def _watched(
-    client: Opened, watch: Callable[[], AsyncGenerator[aiolock.GroupChange, None]]
+    client: Opened,
+    watch: Callable[[], AsyncGenerator[aiolock.GroupChange, None]],
+    *,
+    endless: bool,
 ) -> Generator[aiolock.GroupChange, None, None]:
     """The changes that tasks see, for a thread."""
     client.portal()
@@ -74,6 +77,8 @@ def _watched(
     try:
         while (change := client.call(following, waits=True)) is not end:
             yield change
+        if endless:  # the loop has ended, and with it the iteration there
+            raise ClientClosed("this client was closed meanwhile", closed=True)
     finally:
         client.leave(changes.aclose)
 
@@ -141,7 +146,7 @@ class Membership(Uncopyable, instead=aiolock.Membership._instead):
 
     def watch(self) -> Generator[aiolock.GroupChange, None, None]:
         """Yield the group as it is, then each change of it; as `aiolock.Membership.watch`."""
-        return _watched(self._client, self._me.watch)
+        return _watched(self._client, self._me.watch, endless=False)
 
     def update(self, data: Mapping[str, Any] | None) -> None:
         """Replace the data of this member; as `aiolock.Membership.update`."""

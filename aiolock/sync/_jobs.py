@@ -11,7 +11,7 @@ from typing import Final, NoReturn, ParamSpec, TypeVar
 import aiolock
 from aiolock.backoff import Backoff
 from aiolock.copying import CopiedAsItself
-from aiolock.errors import LeaseLost, StoreError
+from aiolock.errors import ClientClosed, LeaseLost, StoreError
 from aiolock.naming import checked_result, formatter
 from aiolock.options import DEFAULT, Default, Seconds
 from aiolock.protocol import Status
@@ -214,7 +214,10 @@ class Election(CopiedAsItself):
         leaders: AsyncGenerator[aiolock.Leader, None] = self._election.observe()
 
         async def following() -> aiolock.Leader:
-            return await anext(leaders)
+            try:
+                return await anext(leaders)
+            except StopAsyncIteration:  # the loop has ended, and with it the iteration there
+                raise ClientClosed("this client was closed meanwhile", closed=True) from None
 
         try:
             while True:

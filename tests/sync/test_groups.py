@@ -207,6 +207,21 @@ async def test_run_of_shards_that_is_interrupted_waits_until_its_bodies_have_end
         assert await child.wait() == 0
 
 
+def test_iterations_of_a_client_that_was_closed_and_opened_meanwhile_raise_client_closed() -> None:
+    """They are without end: they must not seem to have come to one."""
+    client = aiolock.sync.connect("memory://")
+    watch, observe = client.group("w").watch(), client.election("e").observe()
+    with client:
+        assert isinstance(next(watch), Members)
+        with client.election("e").campaign("x"):
+            assert next(observe).value == "x"
+    with client:
+        with pytest.raises(aiolock.ClientClosed, match="closed meanwhile"):
+            next(watch)
+        with pytest.raises(aiolock.ClientClosed, match="closed meanwhile"):
+            next(observe)
+
+
 @pytest.mark.parametrize("itself", [False, True])
 def test_client_closes_although_a_body_of_a_shard_outlives_its_lease(itself: bool) -> None:
     """Then `run` waits on, and no longer than for the body; also if the body closes the client."""
