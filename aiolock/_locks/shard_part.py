@@ -72,7 +72,9 @@ class Part:
 
     async def follow(self) -> NoReturn:
         """Acquire and give up shards, as the group changes."""
-        view = self._member._view
+        view, engine = self._member._view, self._lock._engine
+        # A close by the task that takes part, as in a handler of SIGTERM, cancels nothing here.
+        engine.on_close.add(view.wake)
         try:
             while True:
                 members = await self._settled()
@@ -84,6 +86,7 @@ class Part:
                     await view.changed()
                 self._check()
         finally:
+            engine.on_close.discard(view.wake)
             # First of all: others queue for these shards, and get each as soon as its body ends.
             leaving = None if self._member._left else self._member._serve_no_more(self._name)
             await end([*self._tasks])
@@ -96,6 +99,7 @@ class Part:
     def _check(self) -> None:
         if self._member._left:
             raise self._member._lease._loss()
+        self._lock._engine.check()
 
     async def _settled(self) -> tuple[Member, ...]:
         """The members, once they stand still for a while; at once if one of them leaves in order.

@@ -207,6 +207,32 @@ async def test_run_of_shards_that_is_interrupted_waits_until_its_bodies_have_end
         assert await child.wait() == 0
 
 
+async def test_close_in_a_signal_handler_ends_the_run_of_shards_of_its_thread() -> None:
+    """By the agent of the thread, whose own bodies a close does not cancel."""
+    source = """
+        import signal
+        import aiolock.sync
+        from tests.support.procs import say
+
+        client = aiolock.sync.connect("memory://")
+        signal.signal(signal.SIGTERM, lambda *_: client.close())
+
+        def body(shard):
+            say("begun")
+            shard.giving_up.wait()
+
+        try:
+            client.shards("t", 1, settle=0).run(body)
+        except aiolock.ClientClosed:
+            say("closed")
+    """
+    async with Worker("-c", source) as child:
+        await child.expect("begun")
+        os.kill(child.pid, signal.SIGTERM)
+        await child.expect("closed")
+        assert await child.wait() == 0
+
+
 def test_iterations_of_a_client_that_was_closed_and_opened_meanwhile_raise_client_closed() -> None:
     """They are without end: they must not seem to have come to one."""
     client = aiolock.sync.connect("memory://")
