@@ -16,6 +16,7 @@ STORES = ("redis", "sqlite", "postgres", "mysql", "etcd")
 _NAMED = {
     **{store: store for store in STORES},
     "fakeredis": "redis",
+    "cluster": "redis",
     "sentinel": "redis",
     "replicas": "redis",
     "mariadb": "mysql",
