@@ -81,8 +81,8 @@ def make_due(client: aiolock.LockClient, left: float) -> None:
 
 async def are_renewed(client: aiolock.LockClient) -> None:
     """Return when all leases are renewed."""
-    for hold in list(client._engine.watchdog.holds.values()):
-        async with asyncio.timeout(60):
+    async with asyncio.timeout(60):  # once: ten thousand of them would keep the loop
+        for hold in list(client._engine.watchdog.holds.values()):
             while not (hold.renewals and hold.renewals.confirmed):  # noqa: ASYNC110  # it sets no Event
                 await asyncio.sleep(0.01)
 
