@@ -25,6 +25,8 @@ from tests.support.etcds import EtcdServer
 from tests.support.failures import soon, until
 from tests.support.proxy import Proxy
 
+pytestmark = pytest.mark.alone  # leaders are elected in real time
+
 LONG = 60.0
 HOUR = 3_600_000_000
 PAUSE = 8.0
