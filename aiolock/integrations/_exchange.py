@@ -227,12 +227,17 @@ async def wait_or_end(task: asyncio.Task[Any], *ends: asyncio.Future[Any]) -> No
 
 
 async def end(task: asyncio.Task[Any]) -> None:
-    """Cancel the task, and return when it has ended.
+    """Cancel the task, and return when it has ended, as `ended` does.
 
-    A cancellation of this call meanwhile is raised after that. When a server ends, there are two:
-    by the server, and by the lease, which is lost when the client closes.
+    When a server ends, this call is cancelled twice: by the server, and by the lease, which is lost
+    when the client closes.
     """
     task.cancel()
+    await ended(task)
+
+
+async def ended(task: asyncio.Future[Any]) -> None:
+    """Return when it has ended; a cancellation of this call meanwhile is raised after that."""
     cancelled: asyncio.CancelledError | None = None
     while not task.done():
         try:

@@ -17,6 +17,7 @@ from django.utils.module_loading import import_string
 
 import aiolock.sync
 from aiolock import AcquireTimeout, Lease, LeaseLost, StoreError, connect
+from aiolock.integrations._exchange import ended
 from aiolock.integrations._kept import (
     HEADER,
     LONGEST_BODY,
@@ -37,7 +38,7 @@ from aiolock.integrations._kept import (
 from aiolock.integrations._problems import ERRORS
 from aiolock.integrations.django._clients import open_client, setting, sync_client
 from aiolock.integrations.django._rates import found_by
-from aiolock.integrations.django._views import answer, end_of_thread_work, ended, is_async
+from aiolock.integrations.django._views import answer, end_of_thread_work, is_async
 from aiolock.sync.transactions import refuse_in_transaction
 
 SETTING: Final = "AIOLOCK_IDEMPOTENCY"

@@ -14,6 +14,7 @@ from django.http import HttpResponse
 from django.http.response import HttpResponseBase
 
 from aiolock import Lease, LeaseState
+from aiolock.integrations._exchange import ended
 from aiolock.integrations._functions import LEASE, Locked, Parameters
 from aiolock.integrations._names import LockOf
 from aiolock.integrations._problems import CONTENT_TYPE, ERRORS, problem
@@ -208,15 +209,3 @@ async def end_of_thread_work() -> None:
     finally:
         if not ending.cancelled():
             ending.exception()  # the thread, as that of a middleware, may have ended
-
-
-async def ended(task: asyncio.Future[Any]) -> None:
-    """Return when it has ended; a cancellation of this call meanwhile is raised after that."""
-    cancelled: asyncio.CancelledError | None = None
-    while not task.done():
-        try:
-            await asyncio.wait([task])
-        except asyncio.CancelledError as error:
-            cancelled = error
-    if cancelled is not None:
-        raise cancelled
